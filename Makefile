@@ -1,0 +1,54 @@
+# Two environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything.
+PYTHON ?= python3
+UV_FLAGS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
+PYTEST_FLAGS ?=
+
+EXTRAS_.venv := composer,lightning,accelerate,transformers,demo
+EXTRAS_.venv-latest := all,demo
+CONSTRAINTS_.venv := constraints/torch-2.7.txt
+CONSTRAINTS_.venv-latest := constraints/latest.txt
+
+comma := ,
+extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-latest lint lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.installed ## a job with uneven ranks: drifting, then named by countoff, then mended
+	.venv/bin/countoff demo
+
+test: .venv/.installed ## all tests, with coverage, on torch 2.7 (the frameworks and Composer)
+	.venv/bin/python -m pytest --cov $(PYTEST_FLAGS)
+
+test-latest: .venv-latest/.installed ## all tests, with coverage, on the newest torch and frameworks
+	.venv-latest/bin/python -m pytest --cov $(PYTEST_FLAGS)
+
+lint: .venv/.installed ## ruff, its formatter, pyright
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
+
+lock: .venv/.installed ## compile constraints/*.in again
+	$(call compile,.venv,constraints/torch-2.7.in)
+	$(call compile,.venv-latest,constraints/latest.in)
+
+clean: ## remove the environments, caches and build products
+	rm -rf .venv .venv-latest build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
+define compile
+.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade --no-annotate --no-header \
+	--no-emit-index-url --no-emit-find-links --group dev $(call extras,$(1)) \
+	--output-file $(CONSTRAINTS_$(1)) pyproject.toml $(2)
+endef
+
+.SECONDEXPANSION:
+.venv/.installed .venv-latest/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
+	test -x $*/bin/uv || { $(PYTHON) -m venv $* && $*/bin/python -m pip install --quiet uv; }
+	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
+		--constraints $(CONSTRAINTS_$*) --group dev --editable '.[$(EXTRAS_$*)]'
+	touch $@

@@ -1,0 +1,231 @@
+"""Who wins, what is refused, and that a refusal is one line which says where the value came from."""
+
+import math
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from countoff.core.settings import Settings, SettingsError, factory_enabled
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.startswith("COUNTOFF")]:
+        monkeypatch.delenv(variable)
+
+
+def refusal(**given: object) -> str:
+    """The one line with which these arguments, or the environment, are refused."""
+    with pytest.raises(SettingsError) as caught:
+        Settings.resolve(**given)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert Settings.resolve() == Settings()
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    documented = (True, "raise", "log", "warn", None, 180.0, 3.0, 60.0, 64)
+    assert tuple(vars(Settings()).values()) == documented
+
+
+def test_an_argument_of_none_was_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF_TOTALS", "fix")
+    assert Settings.resolve(totals=None).totals == "fix"
+
+
+def test_the_environment_wins_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF_STALL_SECONDS", "12.5")
+    assert Settings.resolve() == Settings(stall_seconds=12.5)
+
+
+def test_an_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF", "0")
+    monkeypatch.setenv("COUNTOFF_TICK_BATCHES", "8")
+    assert Settings.resolve(enabled=True, tick_batches=16) == Settings(tick_batches=16)
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF", "")
+    monkeypatch.setenv("COUNTOFF_TICK_BATCHES", " ")
+    assert Settings.resolve() == Settings()
+
+
+def test_a_bad_variable_is_refused_even_where_an_argument_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF_TOTALS", "repair")
+    assert "COUNTOFF_TOTALS" in refusal(totals="fix")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("COUNTOFF", "0", "enabled", False),
+        ("COUNTOFF", "1", "enabled", True),
+        ("COUNTOFF", "FALSE", "enabled", False),
+        ("COUNTOFF", "True", "enabled", True),
+        ("COUNTOFF", "Off", "enabled", False),
+        ("COUNTOFF", "on", "enabled", True),
+        ("COUNTOFF", "no", "enabled", False),
+        ("COUNTOFF", " YES ", "enabled", True),
+        ("COUNTOFF_ON_DIVERGENCE", "warn", "on_divergence", "warn"),
+        ("COUNTOFF_TOTALS", "fix", "totals", "fix"),
+        ("COUNTOFF_UNEVEN_EVAL", "allow", "uneven_eval", "allow"),
+        ("COUNTOFF_EVAL_RANKS", "3, 0", "eval_ranks", (0, 3)),
+        ("COUNTOFF_STALL_SECONDS", "1e3", "stall_seconds", 1000.0),
+        ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
+        ("COUNTOFF_DEADLINE_SECONDS", "5", "deadline_seconds", 5.0),
+        ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
+    ],
+)
+def test_every_option_can_be_set_from_outside(
+    variable: str, text: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert getattr(Settings.resolve(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "good"),
+    [
+        ("COUNTOFF", "2", "1, true, on, yes, 0, false, off, no"),
+        ("COUNTOFF_ON_DIVERGENCE", "Raise", "'raise' or 'warn'"),
+        ("COUNTOFF_TOTALS", "1", "'log' or 'fix'"),
+        ("COUNTOFF_UNEVEN_EVAL", "off", "'warn' or 'raise' or 'allow'"),
+        ("COUNTOFF_EVAL_RANKS", "0,,1", "one or more different ranks of at least 0"),
+        ("COUNTOFF_EVAL_RANKS", "0,0", "one or more different ranks of at least 0"),
+        ("COUNTOFF_EVAL_RANKS", "-1", "one or more different ranks of at least 0"),
+        ("COUNTOFF_STALL_SECONDS", "nan", "a finite number of seconds above 0"),
+        ("COUNTOFF_GRACE_SECONDS", "inf", "a finite number of seconds above 0"),
+        ("COUNTOFF_DEADLINE_SECONDS", "0", "a finite number of seconds above 0"),
+        ("COUNTOFF_DEADLINE_SECONDS", "1\nminute", "a finite number of seconds above 0"),
+        ("COUNTOFF_TICK_BATCHES", "0", "a whole number of batches of at least 1"),
+        ("COUNTOFF_TICK_BATCHES", "2.0", "a whole number of batches of at least 1"),
+    ],
+)
+def test_a_bad_variable_is_refused_with_its_name_its_text_and_what_is_good(
+    variable: str, text: str, good: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    line = refusal()
+    assert line.startswith(f"environment variable {variable} must be ")
+    assert good in line
+    assert line.endswith(f"got {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enabled", 1),
+        ("enabled", "on"),
+        ("on_divergence", "ignore"),
+        ("on_divergence", True),
+        ("totals", ["log"]),
+        ("uneven_eval", "WARN"),
+        ("eval_ranks", ()),
+        ("eval_ranks", 0),
+        ("eval_ranks", "0,1"),
+        ("eval_ranks", (0, 0)),
+        ("eval_ranks", (True,)),
+        ("eval_ranks", (-1,)),
+        ("eval_ranks", (0.0,)),
+        ("stall_seconds", True),
+        ("stall_seconds", math.nan),
+        ("stall_seconds", math.inf),
+        ("stall_seconds", 10**400),
+        ("grace_seconds", -1.0),
+        ("deadline_seconds", "60"),
+        ("tick_batches", 0),
+        ("tick_batches", True),
+        ("tick_batches", 64.0),
+    ],
+)
+def test_a_bad_argument_is_refused_by_resolve_and_by_the_class_itself(name: str, value: object) -> None:
+    line = refusal(**{name: value})
+    assert line.startswith(f"argument `{name}` must be ")
+    with pytest.raises(SettingsError, match=name):
+        Settings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_refusal_reads_as_documented() -> None:
+    assert refusal(on_divergence="stop") == "argument `on_divergence` must be 'raise' or 'warn', got 'stop'"
+
+
+def test_a_value_that_shows_itself_on_many_lines_is_refused_in_one() -> None:
+    class Tall:
+        def __repr__(self) -> str:
+            return "Tall(\n  1\n)"
+
+    assert refusal(totals=Tall()).endswith("got Tall( 1 )")
+
+
+def test_a_misspelt_argument_is_refused_with_the_nearest_name() -> None:
+    line = refusal(on_diverge="warn")
+    assert line.startswith("unknown argument `on_diverge`; did you mean on_divergence?; known: enabled, ")
+
+
+def test_an_argument_like_no_other_is_refused_without_a_guess() -> None:
+    assert "did you mean" not in refusal(xyz=1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("COUNTOFF_ON_DIVERGANCE", "COUNTOFF_ON_DIVERGENCE"),
+        ("COUNTOFF_TICKS_BATCHES", "COUNTOFF_TICK_BATCHES"),
+        ("COUNTOFF_ENABLED", "COUNTOFF"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(
+    variable: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert refusal().startswith(f"unknown environment variable {variable}; did you mean {near}?")
+
+
+def test_a_variable_of_another_program_is_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFFICE_HOURS", "9-5")
+    assert Settings.resolve() == Settings()
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 999), min_size=1))
+def test_ranks_read_the_same_from_code_and_from_the_environment(ranks: set[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUNTOFF_EVAL_RANKS", ",".join(map(str, ranks)))
+        assert Settings.resolve() == Settings.resolve(eval_ranks=list(ranks))
+
+
+@settings(deadline=None)
+@given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
+def test_seconds_read_the_same_from_code_and_from_the_environment(seconds: float) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COUNTOFF_STALL_SECONDS", repr(seconds))
+        assert Settings.resolve() == Settings.resolve(stall_seconds=seconds)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(AttributeError):
+        Settings().totals = "fix"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["1", "on", "TRUE", "yes"])
+def test_a_factory_is_on_where_the_flag_is_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF", text)
+    assert factory_enabled()
+
+
+@pytest.mark.parametrize("text", [None, "", " ", "0", "off", "False", "no"])
+def test_a_factory_is_off_where_the_flag_is_off_or_absent(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if text is not None:
+        monkeypatch.setenv("COUNTOFF", text)
+    assert not factory_enabled()
+
+
+def test_a_flag_that_makes_no_sense_reaches_the_adapter_which_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF", "maybe")
+    assert factory_enabled()
+    assert refusal().startswith("environment variable COUNTOFF must be True or False")

@@ -1,0 +1,400 @@
+"""The guard: what an adapter calls. Nothing else of countoff is needed to write one."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from countoff.core import ending
+from countoff.core.ledger import How, Mark, MarkKind
+from countoff.core.rollcall import RollCall
+from countoff.core.settings import Settings
+from countoff.core.state import NEVER, State
+from countoff.core.tally import Tally, chain
+from countoff.core.ticks import tick
+from countoff.core.verdict import Verdict, error_for
+
+if TYPE_CHECKING:
+    from countoff.core.watch import Watch
+
+MARK_SECONDS = 0.05
+"""The longest that a mark may hold up training, whatever the store does."""
+_HOLD_SECONDS = 0.005
+_VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
+_numbers = itertools.count()
+
+
+class Guard:
+    """Counts one rank's batches and steps, and holds them against those of all other ranks.
+
+    An adapter makes one guard per fit (and one per evaluation that stands alone) on **every** rank, in the same
+    order, and translates its framework's hooks::
+
+        guard = Guard(settings, rank=rank, world_size=world_size)
+        guard.fit_start({"batches_per_epoch": len(loader), "batch_size": 32})    # every rank; waits for the others
+        for epoch in range(epochs):
+            guard.train_start(epoch)
+            for batch in loader:
+                guard.batch()                     # before the batch is trained on
+                ...
+                guard.step()                      # after an optimizer step was applied
+            guard.train_end("exhausted")          # or "stopped": a limit, a break, early stopping
+            guard.eval_start("validation")
+            for batch in eval_loader:
+                guard.batch()
+            guard.eval_end("exhausted")
+        guard.fit_end()
+        guard.close()
+
+    An exception that leaves the loop goes through `failed` first, so that the other ranks hear of it. Any method may
+    raise `DivergenceError` (a leaf of it) while the guard is watching; none ever waits for another rank, and none
+    calls the store: `fit_start` waits for the roll call at most `deadline_seconds`, every other method at most 50 ms.
+    With one rank nothing is started and nothing is ever raised.
+
+    Args:
+        settings: The user's choices.
+        rank: This rank.
+        world_size: Ranks in the job.
+        remedies: What to do about each kind of verdict, in the framework's own words.
+        learning_rates: Returns the learning rates in force; asked every `tick_batches` batches.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        rank: int,
+        world_size: int,
+        remedies: Mapping[str, str] | None = None,
+        learning_rates: Callable[[], Sequence[float]] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._learning_rates = learning_rates
+        self._watch: Watch | None = None
+        self._roll_call: RollCall | None = None
+        self._comparing = True
+        self._closed = False
+        self._tally = Tally("before the first span", silent=True)
+        self._state = State(rank, world_size, settings, remedies or {}, self._send, self._say)
+
+    # What the adapter tells ---------------------------------------------------------------------------------------
+
+    def fit_start(self, plan: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
+        """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
+
+        Args:
+            plan: What all ranks must agree on. Known names are `batches_per_epoch` (as this rank's framework believes;
+                None: unknown), `batch_size` (samples per dp_rank and batch), `gradient_accumulation_steps`,
+                `max_epochs`, `max_steps` and `position` (where a resumed run goes on). JSON values.
+            versions: Versions of what computes; a difference is a warning.
+
+        Raises:
+            PlanMismatch: If ranks differ in one of them.
+        """
+        if self._state.world_size > 1:
+            from countoff.core.watch import Watch  # torch is imported only where there is somebody to talk to
+
+            self._watch = Watch(self._state, next(_numbers))
+            self._watch.start()
+            self._roll_call = RollCall(self._state, self._watch.speaker)
+            self._count_off({"plan": dict(plan), "versions": dict(versions or {})})
+        self._pass("fit_start", "the fit")
+
+    def train_start(self, epoch: int, position: int = 0) -> None:
+        """Opens a train epoch.
+
+        Args:
+            epoch: Its number, from 0.
+            position: Batches of it that were trained on before a checkpoint from which this rank resumes.
+        """
+        name = f"train epoch {epoch}"
+        self._open("train_start", Tally(name, started=position, fetched=position, silent=not self._comparing))
+
+    def batch(self, fetched: int = 0, *, last: bool = False) -> None:
+        """Counts a batch that is about to be used, in the innermost open span.
+
+        Args:
+            fetched: Batches of this span that have certainly been taken from this rank's loader, this one included,
+                where the framework looks ahead; 0 where it does not.
+            last: Whether this is known to be the last one, because the loader has been seen to hold no more or the
+                framework will take no more; never because of `len()`.
+
+        Raises:
+            DivergenceError: If ranks are known to be out of step.
+        """
+        tally = self._tally
+        tally.started = started = tally.started + 1
+        if fetched:
+            tally.fetched = fetched
+        if last or started >= self._state.alarm:
+            self._look(last)
+
+    def step(self) -> None:
+        """Counts an optimizer step that has been applied; several optimizers in one batch are one step."""
+        state = self._state
+        train = next((tally for tally in reversed(state.spans) if not tally.evaluation), None)
+        if train is None or train.silent or (moment := (train.opened, train.started)) == state.last_step:
+            return
+        state.last_step = moment
+        state.steps += 1
+        state.chain = chain(state.chain, train.started)
+
+    def waited(self, seconds: float) -> None:
+        """Adds time that the training thread waited for its loader in the innermost open span."""
+        self._tally.loader_seconds += seconds
+
+    def eval_start(self, name: str, *, train_exhausted: bool = False) -> None:
+        """Opens an evaluation, alone or in the middle of a train epoch.
+
+        Args:
+            name: Its name, equal on all ranks: ``validation``.
+            train_exhausted: Whether the train loader around it has been seen to hold no more.
+        """
+        # Where not every rank owes these marks, none is compared.
+        silent = self._settings.eval_ranks is not None or not self._comparing
+        tally = Tally(name, evaluation=True, opened=-1, silent=silent)
+        self._open("eval_start", tally, how="exhausted" if train_exhausted else "")
+
+    def eval_loader(self, index: int) -> None:
+        """Says that the next batches of this evaluation come from its loader number `index`, from 0."""
+        counts = self._tally.counts
+        while len(counts) < index:  # close the loaders before: each holds what the others have not
+            counts.append(self._tally.started - sum(counts))
+
+    def eval_end(self, how: Literal["exhausted", "stopped"]) -> None:
+        """Closes the evaluation.
+
+        Raises:
+            UnevenBatches: If ranks had different numbers of batches and `uneven_eval` is `raise`.
+        """
+        self._close_span("eval_end", how)
+
+    def train_end(self, how: Literal["exhausted", "stopped"]) -> None:
+        """Closes the train epoch: its loader was exhausted, or the pass stopped before that.
+
+        Raises:
+            DivergenceError: If ranks are known to be out of step.
+        """
+        self._close_span("train_end", how)
+
+    def fit_end(self) -> None:
+        """Ends the fit; from here on a lost store or peer is nobody's fault.
+
+        Raises:
+            DivergenceError: If another rank goes on.
+        """
+        self._pass("fit_end", "the fit", hold=MARK_SECONDS)
+        self._state.finished = True
+
+    def failed(self, error: BaseException) -> None:
+        """Tells the others that this rank is about to die of an exception; never raises.
+
+        A rank that fails because it lost a peer waits half a second for the better cause first. The guard stays
+        armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
+        """
+        state = self._state
+        if self._watch is None or self._closed:
+            return
+        state.answered.set()
+        words = f"{type(error).__name__}: {error}"
+        if any(sign in words.lower() for sign in _VICTIMS):
+            state.ended.wait(0.5)
+        if state.end is None:
+            from countoff.core.speaker import lost_rank
+
+            where = f"in batch {self._tally.started} of {self._tally.name}"
+            line = words.splitlines()[0][:160]
+            state.propose(lost_rank(state.rank, f"raised {line} ({where})", "The rank itself said so.", gone=False))
+        state.said.wait(2.0)
+
+    def close(self) -> None:
+        """Leaves. The second time nothing happens."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+
+    # What the adapter may ask -------------------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the roll calls have measured (``countoff/spread_seconds``, …), for the framework's loggers; on rank 0."""
+        return dict(self._roll_call.metrics) if self._roll_call is not None else {}
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What ended this guard, if anything has."""
+        return self._state.end
+
+    @property
+    def notices(self) -> tuple[Verdict, ...]:
+        """What was warned of, on any rank."""
+        return tuple(self._state.notices)
+
+    @property
+    def open_span(self) -> str | None:
+        """Name of the innermost open span."""
+        return self._state.spans[-1].name if self._state.spans else None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps applied since the fit began, on this rank."""
+        return self._state.steps
+
+    @property
+    def batches(self) -> int:
+        """Batches started in the innermost open span, or in the last one, on this rank."""
+        return self._tally.started
+
+    def warn(self, verdict: Verdict) -> None:
+        """Warns of something that ends nothing: rank 0 prints it, once for each kind."""
+        if self._watch is None:
+            ending.say(verdict, self._state.rank)
+        else:
+            self._state.note(verdict)
+
+    def compare_spans(self, comparing: bool) -> None:
+        """Whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.
+
+        Every rank must call it at the same place.
+        """
+        self._comparing = comparing
+
+    # How it is done -----------------------------------------------------------------------------------------------
+
+    def _open(self, kind: MarkKind, tally: Tally, how: How = "") -> None:
+        if tally.silent and tally.evaluation:
+            self._state.spans.append(tally)
+        else:
+            self._pass(kind, tally.name, how=how, opens=tally)
+        self._settle(tally)
+
+    def _close_span(self, kind: MarkKind, how: How) -> None:
+        state, tally = self._state, self._tally
+        if tally.counts:
+            tally.counts.append(tally.started - sum(tally.counts))
+        closed = time.time()
+        if tally.evaluation and tally.silent:
+            state.close_span(how)
+        else:
+            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS)
+        self._settle(state.spans[-1] if state.spans else tally)
+        if self._watch is not None and self._roll_call is not None and not tally.silent:
+            self._roll_call.span_closed(tally, closed)
+
+    def _settle(self, tally: Tally) -> None:
+        with self._state.lock:
+            self._tally = tally
+            self._arm()
+
+    def _pass(
+        self, kind: MarkKind, span: str, *, how: How = "", hold: float = 0.0, opens: Tally | None = None
+    ) -> None:
+        """Passes a mark; holds the first rank there for a moment, so that an objection still finds it in Python."""
+        state, tally = self._state, self._tally
+        inside = bool(state.spans) and not tally.silent
+        mark = Mark(
+            kind=kind,
+            span=span,
+            at=tally.started if inside else 0,
+            how=how if inside else "",
+            steps=state.steps,
+            chain=state.chain,
+            counts=tuple(tally.counts) if kind == "eval_end" else (),
+            rank=state.rank,
+            time=time.time(),
+        )
+        number = state.reach(mark, opens)
+        if self._watch is not None and state.end is None and not state.ledger.stands(number):
+            entry = {"type": "mark", "number": number, "mark": mark.to_json()}
+            self._hand(entry, lambda: state.ledger.stands(number), hold)
+        if state.proposed is not None or state.end is not None:
+            self._meet_the_end()
+
+    def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
+        watch = self._watch
+        assert watch is not None
+        prompt = watch.speaker.idle
+        done = threading.Event()
+        append = watch.speaker.append(dict(entry), redundant)
+        watch.speaker.hand(lambda channel: (append(channel), done.set()))
+        if prompt and done.wait(MARK_SECONDS - hold) and hold:
+            self._state.ended.wait(hold)
+
+    def _look(self, last: bool) -> None:
+        """The slow path of `batch`: a tick is due, others are ahead, the end is known, or this batch is the last."""
+        state, tally = self._state, self._tally
+        if self._watch is None:
+            return
+        state.look()
+        if last and not tally.silent and not state.ledger.announced(tally.opened):
+            self._announce(tally)
+        if not (tally.evaluation or tally.silent) and tally.started % self._settings.tick_batches == 0:
+            rates = self._learning_rates() if self._learning_rates is not None else ()
+            self._watch.speaker.hand(tick(state, tally, rates))
+        if state.proposed is not None or state.end is not None:
+            self._meet_the_end()
+        with state.lock:
+            self._arm()
+
+    def _announce(self, tally: Tally) -> None:
+        state, opened = self._state, tally.opened
+        kind: MarkKind = "eval_end" if tally.evaluation else "train_end"
+        mark = Mark(kind, tally.name, at=tally.started, how="exhausted", rank=state.rank, time=time.time())
+        entry = {"type": "announcement", "opened": opened, "mark": mark.to_json()}
+        self._hand(entry, lambda: state.ledger.announced(opened), _HOLD_SECONDS)
+
+    def _arm(self) -> None:
+        state, tally = self._state, self._tally
+        if self._watch is None:
+            state.alarm = NEVER
+        elif state.end is not None or state.proposed is not None or state.ledger.is_behind(state.spans):
+            state.alarm = 0
+        else:
+            every = self._settings.tick_batches
+            state.alarm = NEVER if tally.evaluation else (tally.started // every + 1) * every
+
+    def _meet_the_end(self) -> None:
+        """Raises the verdict on the training thread, once it has been printed with its table."""
+        state = self._state
+        state.answered.set()
+        if not state.ended.wait(1.0) and state.proposed is not None:
+            state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
+        state.said.wait(2.0)
+        if self._settings.on_divergence == "raise" and state.end is not None:
+            raise error_for(state.end)
+        self._disarm()
+
+    def _disarm(self) -> None:
+        """Stops watching; counting goes on, for the totals."""
+        if self._watch is not None:
+            self._watch.close(goodbye=False)
+            self._watch = None
+        self._state.alarm = NEVER
+
+    def _send(self, entry: dict[str, Any]) -> None:
+        if self._watch is not None:
+            speaker, state = self._watch.speaker, self._state
+            speaker.hand(speaker.append(entry, lambda: entry["type"] == "notice" and state.heard(entry)))
+
+    def _say(self, verdict: Verdict) -> None:
+        if self._watch is not None:
+            self._watch.speaker.hand(lambda _: ending.say(verdict, self._state.rank))
+
+    def _count_off(self, record: dict[str, Any]) -> None:
+        """Holds the roll call of the fit's start; without an answer this rank trains on by itself."""
+        watch, roll_call, state = self._watch, self._roll_call, self._state
+        assert watch is not None
+        assert roll_call is not None
+        answered = roll_call.count_off(record)
+        patience = time.monotonic() + self._settings.deadline_seconds + 1.0
+        while not answered.wait(0.02) and not (state.ended.is_set() or watch.failure or time.monotonic() > patience):
+            pass
+        if state.proposed is not None or state.end is not None:
+            self._meet_the_end()
+        elif not answered.is_set():
+            reason = watch.failure or "the job's store does not answer"
+            ending.say(Verdict("LateRank", f"{reason} (this rank trains on without comparing)"), state.rank)
+            self._disarm()

@@ -1,0 +1,209 @@
+"""The ledger: ranks agree on the order of marks without ever waiting for one another.
+
+All ranks write to one log. Entry *n* exists once and is the same for everybody, because it is written by a
+compare-and-set that lets the first writer win. A rank appends what the log does not say yet (its next mark, the
+count at which its loader will end, a notice, the end), and compares its own marks with those that stand. Nothing
+here does I/O or starts a thread: entries come in through `Ledger.receive`, own marks through `Ledger.reach`, and
+both answer with a `Finding` when the ranks cannot both be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from countoff.core.tally import Tally
+
+MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
+How = Literal["", "exhausted", "stopped"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point that every rank passes, with the counts that must be equal there.
+
+    Attributes:
+        kind: What opens or closes.
+        span: The span it opens or closes, in words.
+        at: Batches started in the span in which the mark stands (for `eval_start`, the train span around it).
+        how: For a closing, whether the loader was `exhausted` or the pass was `stopped` (a limit, a break, early
+            stopping); for `eval_start`, `exhausted` if the train loader is known to hold nothing more.
+        steps: Optimizer steps applied since the fit began.
+        chain: Hash of the batches after which they were applied.
+        counts: Batches per loader of a closed evaluation, if it read more than one.
+        rank: Who wrote it.
+        time: Seconds since the epoch at which that rank passed it, by its own clock.
+    """
+
+    kind: MarkKind
+    span: str
+    at: int = 0
+    how: How = ""
+    steps: int = 0
+    chain: int = 0
+    counts: tuple[int, ...] = ()
+    rank: int = 0
+    time: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The mark as JSON types; `from_json` is its inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Mark:
+        """Reads a mark that another rank wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: If the record is not a mark.
+        """
+        return cls(
+            kind=record["kind"],
+            span=str(record["span"]),
+            at=int(record["at"]),
+            how=record["how"],
+            steps=int(record["steps"]),
+            chain=int(record["chain"]),
+            counts=tuple(int(count) for count in record["counts"]),
+            rank=int(record["rank"]),
+            time=float(record["time"]),
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Two ranks that cannot both be right: the mark that stands, and what this rank counted instead.
+
+    Attributes:
+        kind: `UnevenBatches` or `StepMismatch`.
+        standing: The mark (or announced closing) of the other rank.
+        count: Batches this rank has in hand in that span, or optimizer steps for a `StepMismatch`.
+        own: This rank's own mark in that place, if it has reached it.
+        evaluation: Whether only the lengths of an evaluation differ, which may be legitimate.
+    """
+
+    kind: Literal["UnevenBatches", "StepMismatch"]
+    standing: Mark
+    count: int
+    own: Mark | None = None
+    evaluation: bool = False
+
+
+@dataclass
+class Ledger:
+    """One rank's view of the log.
+
+    Attributes:
+        read: Entries of the log read so far; the next one is entry number `read`.
+        next: This rank's next mark, as a number counted from 0 in the order of passing.
+    """
+
+    read: int = 0
+    next: int = 0
+    _standing: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _pending: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _announced: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _muted: set[int] = field(default_factory=set[int])
+
+    def reach(self, mark: Mark) -> tuple[int, Finding | None]:
+        """Passes this rank's next mark and compares it with what stands there, if anything does yet.
+
+        Returns:
+            The mark's number, and what is wrong.
+        """
+        number = self.next
+        self.next += 1
+        for old in [slot for slot in self._standing if slot < number]:
+            del self._standing[old]
+        self._pending[number] = mark
+        return number, self._settle(number)
+
+    def stands(self, number: int) -> bool:
+        """Whether somebody's mark of this number is known."""
+        return number in self._standing or (number < self.next and number not in self._pending)
+
+    def receive_mark(self, number: int, mark: Mark, spans: Iterable[Tally]) -> Finding | None:
+        """Takes a mark from the log. A later entry for a number that stands already changes nothing.
+
+        Args:
+            number: The mark's number.
+            mark: What the first rank wrote there.
+            spans: This rank's open spans, outermost first.
+        """
+        if number not in self._standing and (number >= self.next or number in self._pending):
+            self._standing[number] = mark
+        return self._settle(number) if number < self.next else self.prove(spans)
+
+    def receive_announcement(self, opened: int, mark: Mark, spans: Iterable[Tally]) -> Finding | None:
+        """Takes the count at which a rank's loader will end, told while its last batch is in hand.
+
+        Args:
+            opened: Number of the mark that opened the span.
+            mark: The closing to come.
+            spans: This rank's open spans, outermost first.
+        """
+        self._announced.setdefault(opened, mark)
+        for old in [slot for slot in self._announced if slot < opened - 8]:
+            del self._announced[old]
+        return self.prove(spans)
+
+    def announced(self, opened: int) -> bool:
+        """Whether the end of the span opened by that mark has been announced."""
+        return opened in self._announced
+
+    def is_behind(self, spans: Iterable[Tally]) -> bool:
+        """Whether others have told of a place that this rank has yet to reach, so that every batch may be a proof."""
+        return self.next in self._standing or any(tally.opened in self._announced for tally in spans)
+
+    def prove(self, spans: Iterable[Tally]) -> Finding | None:
+        """Applies the one rule that needs no time-out.
+
+        A rank whose next mark is still *i* has diverged if it has started more batches than mark *i* stands at,
+        or, where the loader was exhausted there, if it has more than that in hand.
+        """
+        innermost: Tally | None = None
+        for tally in spans:
+            if tally.silent:
+                continue
+            innermost = tally
+            promise = self._announced.get(tally.opened)
+            if promise is not None and tally.in_hand > promise.at and tally.opened not in self._muted:
+                return Finding("UnevenBatches", promise, tally.in_hand, evaluation=tally.evaluation)
+        mark = self._standing.get(self.next)
+        if mark is None or innermost is None or innermost.opened in self._muted:
+            return None
+        held = innermost.in_hand if mark.how == "exhausted" else innermost.started
+        if held <= mark.at:
+            return None
+        return Finding("UnevenBatches", mark, held, evaluation=mark.kind == "eval_end" and innermost.evaluation)
+
+    def mute(self, spans: Iterable[Tally]) -> None:
+        """Accepts that the evaluations open on this rank are uneven, so that each is found once."""
+        self._muted.update(tally.opened for tally in spans if tally.evaluation)
+
+    def _settle(self, number: int) -> Finding | None:
+        standing, own = self._standing.get(number), self._pending.get(number)
+        if standing is None or own is None:
+            return None
+        del self._pending[number]
+        if number < self.next - 1:
+            self._standing.pop(number, None)
+        return compare(standing, own)
+
+
+def compare(standing: Mark, own: Mark) -> Finding | None:
+    """Compares this rank's mark with the one that stands in its place.
+
+    >>> compare(Mark("train_end", "train epoch 0", at=4), Mark("train_end", "train epoch 0", at=4)) is None
+    True
+    >>> compare(Mark("train_end", "train epoch 0", at=4), Mark("train_end", "train epoch 0", at=5)).kind
+    'UnevenBatches'
+    """
+    if standing.kind != own.kind or standing.span != own.span:
+        return Finding("UnevenBatches", standing, own.at, own)
+    if standing.at != own.at or standing.counts != own.counts:
+        return Finding("UnevenBatches", standing, own.at, own, evaluation=own.kind == "eval_end")
+    if (standing.steps, standing.chain) != (own.steps, own.chain):
+        return Finding("StepMismatch", standing, own.steps, own)
+    return None
+

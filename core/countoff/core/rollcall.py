@@ -1,0 +1,238 @@
+"""The roll call: every rank reports, rank 0 gathers and publishes what all need, nobody blocks on anybody.
+
+Records lie under one key per rank. Rank 0 looks whether all are there without waiting (`Gathering.poll`) and
+publishes what all ranks need, so that bytes grow with world_size and not with its square.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from countoff.core import ending
+from countoff.core.state import State
+from countoff.core.tally import Tally
+from countoff.core.verdict import Verdict, names_of
+
+if TYPE_CHECKING:
+    from countoff.core.channel import Channel
+    from countoff.core.speaker import Speaker
+
+_PROOF_FIELDS = (
+    "batches_per_epoch",
+    "proven_batches_per_epoch",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "max_epochs",
+    "max_steps",
+    "position",
+)
+
+Records = dict[int, dict[str, Any]]
+
+
+class Gathering:
+    """Records of many ranks, gathered behind training.
+
+    Args:
+        name: What is gathered; equal on all ranks.
+        ranks: The ranks that owe a record.
+        deadline: When to go on without the missing, by `time.monotonic()`.
+        done: Called once, with the records that came and the ranks that are missing.
+        missed: Called every ten seconds with the ranks that are missing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        deadline: float,
+        done: Callable[[Records, list[int]], None],
+        missed: Callable[[list[int]], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._ranks = list(ranks)
+        self._deadline = deadline
+        self._done = done
+        self._missed = missed
+        self._next_word = time.monotonic() + 10
+
+    def poll(self, channel: Channel) -> bool:
+        """Looks once; True when it has called `done`."""
+        keys = {rank: f"{self._name}/{rank}" for rank in self._ranks}
+        now = time.monotonic()
+        everybody = channel.has(*keys.values()) if keys else True
+        if not everybody and now < self._deadline:
+            if self._missed is not None and now > self._next_word:
+                self._next_word = now + 10
+                self._missed([rank for rank, key in keys.items() if not channel.has(key)])
+            return False
+        present = self._ranks if everybody else [rank for rank, key in keys.items() if channel.has(key)]
+        records = dict(zip(present, channel.get_many([keys[rank] for rank in present]), strict=True))
+        for rank in present:
+            channel.delete(keys[rank])
+        self._done(records, [rank for rank in self._ranks if rank not in records])
+        return True
+
+
+class Awaiting:
+    """One key of another rank, awaited behind training.
+
+    Args:
+        key: The key.
+        deadline: When to give up, by `time.monotonic()`.
+        done: Called once, with the record, or None at the deadline.
+    """
+
+    def __init__(self, key: str, deadline: float, done: Callable[[dict[str, Any] | None], None]) -> None:
+        self._key = key
+        self._deadline = deadline
+        self._done = done
+
+    def poll(self, channel: Channel) -> bool:
+        """Looks once; True when it has called `done`."""
+        if channel.has(self._key):
+            self._done(channel.get(self._key))
+            return True
+        if time.monotonic() < self._deadline:
+            return False
+        self._done(None)
+        return True
+
+
+def parties(records: Mapping[int, Mapping[str, Any]], field: str) -> list[tuple[Any, list[int]]]:
+    """The values of one field with the ranks that hold each, the fewest ranks first.
+
+    >>> parties({0: {"lr": 1}, 1: {"lr": 2}, 2: {"lr": 1}}, "lr")
+    [(2, [1]), (1, [0, 2])]
+    """
+    found: list[tuple[Any, list[int]]] = []
+    for rank, record in sorted(records.items()):
+        value = record.get(field)
+        for known, ranks in found:
+            if known == value:
+                ranks.append(rank)
+                break
+        else:
+            found.append((value, [rank]))
+    return sorted(found, key=lambda party: len(party[1]))
+
+
+def compare_plans(records: Mapping[int, Mapping[str, Any]], fields: Sequence[str]) -> tuple[str, tuple[int, ...]] | None:
+    """The first of `fields` in which ranks differ, in words, with the ranks of the smallest party.
+
+    >>> plan = {"batches_per_epoch": 5}
+    >>> compare_plans({0: plan, 1: {"batches_per_epoch": 4}, 2: plan}, ["batches_per_epoch"])
+    ('batches_per_epoch is 4 on rank 1, 5 on ranks 0, 2', (1,))
+    """
+    for name in fields:
+        found = parties(records, name)
+        if len(found) > 1:
+            words = ", ".join(f"{_value(value)} on {names_of(ranks)}" for value, ranks in found[:4])
+            return f"{name} is {words}", tuple(found[0][1] if len(found[0][1]) < len(found[-1][1]) else sorted(records))
+    return None
+
+
+def judge_plans(records: Mapping[int, Mapping[str, Any]], fields: Sequence[str]) -> Verdict | None:
+    """A `PlanMismatch` if the ranks' plans differ in one of `fields`."""
+    difference = compare_plans(records, fields)
+    if difference is None:
+        return None
+    sentence, ranks = difference
+    return Verdict(
+        "PlanMismatch",
+        f"before the first batch, {sentence}.",
+        ranks,
+        why="Ranks that count to different numbers take different decisions at every limit, schedule and epoch's end.",
+        time=time.time(),
+    )
+
+
+def _value(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+class RollCall:
+    """The roll calls of one guard: the fit's start, which training waits for, and the closed spans, behind it.
+
+    Args:
+        state: This rank's state.
+        speaker: This rank's speaker.
+
+    Attributes:
+        metrics: What the closed spans have shown, on rank 0.
+    """
+
+    def __init__(self, state: State, speaker: Speaker) -> None:
+        self.metrics: dict[str, float] = {}
+        self._state = state
+        self._speaker = speaker
+
+    def count_off(self, record: dict[str, Any]) -> threading.Event:
+        """Reports this rank's plan. Collective: every rank must call it.
+
+        Rank 0 compares; whoever does not answer in time is named, and training goes on.
+
+        Returns:
+            An event that is set once rank 0 has compared.
+        """
+        state, speaker, answered = self._state, self._speaker, threading.Event()
+        patience = time.monotonic() + state.settings.deadline_seconds
+        speaker.hand(lambda channel: channel.set(f"plan/{state.rank}", record))
+
+        def done(records: Records, missing: list[int]) -> None:
+            self._judge(records)
+            if missing:
+                self._say_who_is_missing(missing, "training goes on without comparing with it")
+            speaker.hand(lambda channel: (channel.set("plan", {"compared": len(records)}), answered.set()))
+
+        if state.rank == 0:
+            speaker.poll(Gathering("plan", range(state.world_size), patience, done, self._say_who_is_missing))
+        else:
+            speaker.poll(Awaiting("plan", patience, lambda found: answered.set() if found else None))
+        return answered
+
+    def span_closed(self, tally: Tally, closed: float) -> None:
+        """Reports this rank's times of a closed span, behind training.
+
+        Args:
+            tally: The span.
+            closed: When it closed, in seconds since the epoch.
+        """
+        state, name = self._state, f"span/{tally.opened}"
+        record = {"closed": closed, "loader": tally.loader_seconds}
+        self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
+        if state.rank == 0:
+            patience = time.monotonic() + state.settings.deadline_seconds
+            self._speaker.poll(Gathering(name, range(state.world_size), patience, self._measure))
+
+    def _judge(self, records: Records) -> None:
+        verdict = judge_plans({rank: record["plan"] for rank, record in records.items()}, _PROOF_FIELDS)
+        if verdict is not None:
+            self._state.propose(verdict)
+        versions = {rank: record["versions"] for rank, record in records.items()}
+        difference = compare_plans(versions, sorted({name for version in versions.values() for name in version}))
+        if difference is not None:
+            sentence, ranks = difference
+            self._state.note(Verdict("VersionMismatch", f"{sentence}.", ranks, time=time.time()))
+
+    def _say_who_is_missing(self, missing: list[int], then: str = "waiting") -> None:
+        verb = "has" if len(missing) == 1 else "have"
+        sentence = f"{names_of(missing)} {verb} not counted off: is countoff on there? ({then})"
+        ending.say(Verdict("LateRank", sentence, tuple(missing)), self._state.rank)
+
+    def _measure(self, records: Records, missing: list[int]) -> None:
+        if missing:
+            return
+        closed = {rank: float(record["closed"]) for rank, record in records.items()}
+        loader = {rank: float(record["loader"]) for rank, record in records.items()}
+        late, slow = max(closed, key=closed.__getitem__), max(loader, key=loader.__getitem__)
+        self.metrics = {
+            "countoff/spread_seconds": closed[late] - min(closed.values()),
+            "countoff/late_rank": late,
+            "countoff/loader_seconds": loader[0],
+            "countoff/loader_seconds_max": loader[slow],
+            "countoff/loader_rank": slow,
+        }

@@ -1,0 +1,236 @@
+"""The speaker: the one thread that writes to the store, so that the training thread never has to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from countoff.core import ending
+from countoff.core.liveness import Process, host_id
+from countoff.core.rollcall import Gathering, Records
+from countoff.core.state import State
+from countoff.core.verdict import TABLE_ROWS, Verdict, odd_ranks
+
+if TYPE_CHECKING:
+    from countoff.core.channel import Channel
+
+BEAT_SECONDS = 1.0
+SILENCE_SECONDS = 30.0
+"""Without a beat for so long, a rank on another host is lost; a host that swaps or compiles is heard again sooner."""
+_POLL_SECONDS = 0.005
+_SETTLE_SECONDS = 0.3
+_LOG_MARGIN = 64
+_GATHER_SECONDS = 0.5
+
+Job = Callable[["Channel"], None]
+
+
+class _Pollable(Protocol):
+    def poll(self, channel: Channel) -> bool: ...
+
+
+class Speaker:
+    """Does, one after the other, what the other threads hand it; beats in between.
+
+    Args:
+        state: This rank's state.
+        connect: Opens this thread's channel; may take seconds.
+        lost: Called when the store cannot be reached any more.
+    """
+
+    def __init__(self, state: State, connect: Callable[[], Channel], lost: Callable[[Exception], None]) -> None:
+        self._state = state
+        self._connect = connect
+        self._lost = lost
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._pending: list[_Pollable] = []
+        self._beats: dict[int, tuple[int, float]] = {}
+        self._pruned = 0
+        self._next_beat = 0.0
+        self._beat = 0
+        self._polls = 0
+        self._host = host_id()
+        self.neighbours: dict[int, Process] = {}
+        self.busy_since = 0.0
+        self.channel: Channel | None = None
+        self.thread = threading.Thread(target=self._run, name="countoff speaker", daemon=True)
+
+    def hand(self, job: Job | None) -> None:
+        """Queues a job; None ends the thread after those before it."""
+        self._jobs.put(job)
+
+    def poll(self, pollable: _Pollable) -> None:
+        """Queues something to be looked at until it is done, often at first."""
+
+        def begin(channel: Channel) -> None:
+            del channel
+            self._pending.append(pollable)
+            self._polls = 0
+
+        self.hand(begin)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or under way: the store has answered everything."""
+        return self.busy_since == 0.0 and self._jobs.empty()
+
+    def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
+        """A job that appends to the log, unless the log says it already when its turn comes."""
+
+        def job(channel: Channel) -> None:
+            state = self._state
+            while not redundant() and state.end is None:
+                index = state.ledger.read
+                standing = channel.claim(f"log/{index}", entry)
+                state.receive(index, standing)
+                if standing == entry:
+                    return
+
+        return job
+
+    def _run(self) -> None:
+        try:
+            self.channel = channel = self._connect()
+            self._introduce(channel)
+            while self._turn(channel):
+                self.busy_since = 0.0
+        except Exception as error:  # noqa: BLE001  # whatever the store does, training goes on or hears why not
+            self._lost(error)
+
+    def _turn(self, channel: Channel) -> bool:
+        wait = max(0.0, self._next_beat - time.monotonic())
+        if self._pending:
+            wait = min(wait, _POLL_SECONDS * 2 ** min(self._polls // 20, 6))
+            self._polls += 1
+        try:
+            job = self._jobs.get(timeout=wait)
+        except queue.Empty:
+            job = _nothing
+        self.busy_since = time.monotonic()
+        if job is None:
+            return False
+        job(channel)
+        self._pending = [pollable for pollable in self._pending if not pollable.poll(channel)]
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+            self._do_beat(channel)
+        return True
+
+    def _introduce(self, channel: Channel) -> None:
+        process = Process.own(self._state.rank)
+        place = channel.add(f"host/{self._host}", 1)
+        record = {"rank": process.rank, "pid": process.pid, "began": process.began}
+        channel.set(f"host/{self._host}/{place}", record)
+
+    def _do_beat(self, channel: Channel) -> None:
+        state = self._state
+        self._beat += 1
+        channel.set(f"beat/{state.rank}", {"beat": self._beat, "read": state.ledger.read})
+        known = len(self.neighbours) + 1
+        for place in range(1, channel.add(f"host/{self._host}", 0) + 1) if known <= state.world_size else ():
+            if place > len(self.neighbours) and channel.has(f"host/{self._host}/{place}"):
+                process = Process.from_json(channel.get(f"host/{self._host}/{place}"))
+                self.neighbours[process.rank] = process
+        others = range(1, state.world_size) if state.rank == 0 else (0,)
+        self._hear_beats(channel, others)
+
+    def _hear_beats(self, channel: Channel, others: Sequence[int]) -> None:
+        keys = [f"beat/{rank}" for rank in others]
+        heard = list(others) if channel.has(*keys) else [rank for rank in others if channel.has(f"beat/{rank}")]
+        now = time.monotonic()
+        records = dict(zip(heard, channel.get_many([f"beat/{rank}" for rank in heard]), strict=True))
+        for rank, record in records.items():
+            beat, since = self._beats.get(rank, (-1, now))
+            if record["beat"] != beat:
+                self._beats[rank] = (record["beat"], now)
+            elif now - since > SILENCE_SECONDS and rank not in self.neighbours and not channel.has(f"bye/{rank}"):
+                self._state.propose(lost_rank(rank, f"has not been heard for {SILENCE_SECONDS:.0f} s"))
+        if self._state.rank == 0 and len(records) == len(others):
+            self._prune(channel, min([record["read"] for record in records.values()], default=0))
+
+    def _prune(self, channel: Channel, read_by_all: int) -> None:
+        # A listener may still be on its way to an entry that its own speaker has read: leave it far behind.
+        for index in range(self._pruned, min(read_by_all, self._state.ledger.read) - _LOG_MARGIN):
+            channel.delete(f"log/{index}")
+            self._pruned = index + 1
+
+    def conclude(self, channel: Channel) -> None:
+        """Says the verdict on this rank, with the table of what every rank had counted.
+
+        Every rank posts its row once its training thread has met the verdict or is evidently blocked; rank 0
+        gathers and publishes the table, and all print it.
+        """
+        state = self._state
+        verdict = state.end
+        if verdict is None or state.said.is_set():
+            return
+        state.answered.wait(_SETTLE_SECONDS)
+        channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at})
+        dead = verdict.ranks if verdict.gone else ()
+        if state.rank == 0:
+            owed = [rank for rank in range(state.world_size) if rank not in dead]
+            table: list[Records] = []
+            gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, lambda rows, _: table.append(rows))
+            while not gathering.poll(channel):
+                time.sleep(_POLL_SECONDS)
+            self._publish_table(channel, verdict, table[0], len(owed))
+        elif 0 not in dead:
+            _until(channel, "table", deadline=time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.1)
+        finish(state, with_table(channel, verdict))
+        channel.set(f"told/{state.rank}", {"told": True})
+        if state.rank == 0:  # it may host the store: the others hear before it goes
+            told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in dead]
+            _until(channel, *told, deadline=time.monotonic() + 1.0)
+        state.said.set()
+
+    def _publish_table(self, channel: Channel, verdict: Verdict, rows: Records, owed: int) -> None:
+        odd = odd_ranks(rows.values(), verdict.ranks) if verdict.kind == "UnevenBatches" else verdict.ranks
+        order = sorted(rows, key=lambda rank: (rank not in odd, rank))
+        for place, rank in enumerate(order[:TABLE_ROWS]):
+            channel.set(f"table/{place}", rows[rank])
+        spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
+        known = spread if len(rows) == owed == self._state.world_size and 0 <= spread < SILENCE_SECONDS else None
+        channel.set("table", {"rows": len(order), "odd": list(odd[:8]), "spread": known})
+
+
+def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
+    """The verdict that a rank is gone, stopped or silent, or (not `gone`) that it has failed and says so itself."""
+    return Verdict("LostRank", f"rank {rank} {deed}.", (rank,), why=why, gone=gone, time=time.time())
+
+
+def finish(state: State, verdict: Verdict) -> None:
+    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher."""
+    state.end = verdict
+    if state.settings.on_divergence == "raise":
+        ending.leave_error_file(verdict)
+        ending.say(verdict, state.rank)
+    elif state.rank == 0:
+        ending.say(verdict, state.rank)
+
+
+def with_table(channel: Channel, verdict: Verdict) -> Verdict:
+    """The verdict with the table that rank 0 has published, if it has."""
+    if not channel.has("table"):
+        return verdict
+    header = channel.get("table")
+    shown = min(int(header["rows"]), TABLE_ROWS)
+    rows = channel.get_many([f"table/{place}" for place in range(shown)])
+    odd = tuple(int(rank) for rank in header["odd"])
+    spread = header["spread"]
+    return replace(verdict, ranks=odd, rows=tuple(rows), spread_seconds=None if spread is None else float(spread))
+
+
+def _until(channel: Channel, *keys: str, deadline: float) -> bool:
+    while keys and not channel.has(*keys):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _nothing(channel: Channel) -> None:
+    del channel

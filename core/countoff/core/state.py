@@ -1,0 +1,181 @@
+"""What one rank knows of its own fit, shared by the training thread and the three threads that watch.
+
+The training thread reads one attribute per batch, `alarm`: the number of started batches at which it has to look up.
+Everything else is touched at marks only, under one lock that is never held across I/O.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from countoff.core.ledger import Finding, Ledger, Mark
+from countoff.core.settings import Settings
+from countoff.core.tally import Tally
+from countoff.core.verdict import Verdict, judge, row
+
+NEVER = sys.maxsize
+
+
+@dataclass
+class State:
+    """The shared state of one guard.
+
+    Attributes:
+        rank: This rank.
+        world_size: Ranks in the job.
+        settings: The user's choices.
+        remedies: What to do about each kind of verdict, in the adapter's words.
+        send: Hands an entry for the log to the speaker.
+        say: Prints a warning, off the training thread.
+        spans: Open spans, outermost first.
+        steps: Optimizer steps applied since the fit began.
+        chain: Hash of the batches after which they were applied.
+        alarm: Batches started in the innermost span at which the training thread must look up.
+        end: The verdict that ended the guard.
+        ended: Set once `end` is known here.
+        said: Set once the verdict has been printed here, with its table.
+        answered: Set once the training thread has met the verdict (or has failed by itself).
+        finished: Whether the fit's end has been passed here or read in the log: the store may go from then on.
+        notices: Warnings that did not end anything, of all ranks.
+    """
+
+    rank: int
+    world_size: int
+    settings: Settings
+    remedies: Mapping[str, str]
+    send: Callable[[dict[str, Any]], None]
+    say: Callable[[Verdict], None]
+    ledger: Ledger = field(default_factory=Ledger)
+    lock: Any = field(default_factory=threading.RLock)
+    spans: list[Tally] = field(default_factory=list[Tally])
+    steps: int = 0
+    chain: int = 0
+    last_step: tuple[int, int] = (-1, -1)
+    alarm: int = NEVER
+    end: Verdict | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    said: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
+    finished: bool = False
+    proposed: Verdict | None = None
+    known_at: float = 0.0
+    notices: list[Verdict] = field(default_factory=list[Verdict])
+    _noted: set[str] = field(default_factory=set[str])
+    _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def receive(self, index: int, entry: Mapping[str, Any]) -> None:
+        """Takes entry `index` of the log, from whichever thread met it first; a known one changes nothing.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
+        """
+        with self.lock:
+            if index != self.ledger.read or self.end is not None:
+                return
+            self.ledger.read += 1
+            kind = entry["type"]
+            if kind == "end":
+                self.adopt(Verdict.from_json(entry["verdict"], self.remedies))
+            elif kind == "notice":
+                self._hear(Verdict.from_json(entry["verdict"], self.remedies))
+            elif kind == "mark":
+                mark = Mark.from_json(entry["mark"])
+                self.finished |= mark.kind == "fit_end"
+                self._consider(self.ledger.receive_mark(int(entry["number"]), mark, self.spans))
+            elif kind == "announcement":
+                mark = Mark.from_json(entry["mark"])
+                self._consider(self.ledger.receive_announcement(int(entry["opened"]), mark, self.spans))
+            if self.ledger.is_behind(self.spans):
+                self.alarm = 0
+
+    def reach(self, mark: Mark, opens: Tally | None = None) -> int:
+        """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
+
+        What is wrong with it is proposed as the end, or noted.
+        """
+        with self.lock:
+            number, finding = self.ledger.reach(mark)
+            self._consider(finding)
+            if mark.kind in ("train_end", "eval_end"):
+                self.close_span("ran out" if mark.how == "exhausted" else "stopped")
+            elif opens is not None:
+                opens.opened = number
+                self.spans.append(opens)
+            return number
+
+    def close_span(self, word: str) -> None:
+        """Closes the innermost span, and keeps its counts for the table of a verdict that comes after it."""
+        tally = self.spans.pop()
+        self._last_row = row(self.rank, tally, self.steps, word)
+
+    def look(self) -> None:
+        """Applies the rule to this rank's counters as they are."""
+        with self.lock:
+            self._consider(self.ledger.prove(self.spans))
+
+    def _consider(self, finding: Finding | None) -> None:
+        if finding is None or self.end is not None:
+            return
+        verdict = judge(finding, self.rank)
+        policy = self.settings.uneven_eval
+        if not finding.evaluation or policy == "raise":
+            self.propose(verdict)
+            return
+        self.ledger.mute(self.spans)
+        if policy == "warn":
+            self.note(verdict)
+
+    def note(self, verdict: Verdict) -> None:
+        """Warns of something that ends nothing, once in the whole job for each kind."""
+        with self.lock:
+            if verdict.kind not in self._noted:
+                self._noted.add(verdict.kind)
+                self.send({"type": "notice", "verdict": verdict.to_json()})
+
+    def heard(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a notice of this kind is in the log already."""
+        return any(known.kind == entry["verdict"]["kind"] for known in self.notices)
+
+    def _hear(self, verdict: Verdict) -> None:
+        self._noted.add(verdict.kind)
+        if all(known.kind != verdict.kind for known in self.notices):
+            self.notices.append(verdict)
+            if self.rank == 0:
+                self.say(verdict)
+
+    def propose(self, verdict: Verdict) -> None:
+        """Asks for the end: the first one in the log is the one that every rank says."""
+        with self.lock:
+            if self.proposed is None and self.end is None:
+                self.proposed = verdict
+                self.alarm = 0
+                self.send({"type": "end", "verdict": verdict.to_json()})
+
+    def adopt(self, verdict: Verdict) -> None:
+        """Takes the end as known here; later ones change nothing."""
+        with self.lock:
+            if self.end is None:
+                self.end = verdict
+                self.known_at = time.time()
+                self.alarm = 0
+                self.ended.set()
+
+    def own_row(self) -> dict[str, Any]:
+        """This rank's line in the table of a verdict."""
+        with self.lock:
+            if self.spans:
+                tally = self.spans[-1]
+                return row(self.rank, tally, self.steps, f"in batch {tally.started}")
+            return self._last_row or row(self.rank, None, self.steps, "between spans")
+
+    def progress(self) -> tuple[int, int, int]:
+        """Changes whenever this rank gets on; compared by the watchdog."""
+        with contextlib.suppress(IndexError):  # a span may close on the training thread in between
+            return self.ledger.next, self.spans[-1].started, self.steps
+        return self.ledger.next, -1, self.steps

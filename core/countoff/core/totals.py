@@ -1,0 +1,79 @@
+"""The true totals of a job, from the arithmetic first and from the epochs seen after that."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from countoff.core.plan import BatchPlan, LoaderFacts
+from countoff.core.verdict import Verdict, count_of
+
+
+class Totals:
+    """What an epoch really holds, as far as it is known by now.
+
+    Args:
+        facts: What the adapter read off the train loader of this rank.
+        dp_degree: Number of dp_ranks.
+        framework: Whose report it is, for the message.
+
+    Attributes:
+        plan: The plan as known by now.
+    """
+
+    def __init__(self, facts: LoaderFacts, *, dp_degree: int, framework: str) -> None:
+        self.plan = BatchPlan.of(facts, dp_degree=dp_degree)
+        self._facts = facts
+        self._dp_degree = dp_degree
+        self._framework = framework
+
+    def observe(self, batches: int) -> None:
+        """Learns from an epoch that ended because its loader was exhausted, with so many batches on this rank."""
+        if not self.plan.proven and batches:
+            self._facts = replace(self._facts, known_batches=batches)
+            self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
+
+    @property
+    def proven_batches(self) -> int | None:
+        """Batches per epoch and rank where they are proven: by the arithmetic, or by an epoch that it explains.
+
+        An epoch seen proves nothing about the next, unless the reported length is exactly dp_degree times as long:
+        then the report is the size of the whole data set, and what was seen is this rank's share.
+        """
+        plan = self.plan
+        explained = plan.dp_degree > 1 and plan.wrong_length_factor == plan.dp_degree
+        return plan.batches_per_epoch if plan.proven or explained else None
+
+    @property
+    def shorter_than_reported(self) -> int | None:
+        """The proven batches per epoch, where the framework waits for more than that."""
+        proven, reported = self.proven_batches, self.plan.reported_batches_per_epoch
+        return proven if proven is not None and reported is not None and proven < reported else None
+
+    def progress(self, batches: int) -> float | None:
+        """How much of its epoch a rank has done after so many batches, from 0 to 1; None while nobody can know."""
+        total = self.plan.batches_per_epoch
+        return min(1.0, batches / total) if total else None
+
+    def corrected(self, batches: int) -> None:
+        """Takes note that the framework counts on so many batches per epoch from here on."""
+        self._facts = replace(self._facts, reported_batches=batches, limit_batches=None)
+        self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
+
+    def wrong_length(self) -> Verdict | None:
+        """A `WrongLength` warning, if the loader reports another number of batches than it has."""
+        plan = self.plan
+        true, reported, factor = plan.loader_batches, plan.reported_batches, plan.wrong_length_factor
+        if true is None or reported is None or factor is None:
+            return None
+        why = ""
+        if plan.size_taken_for_length:
+            why = (
+                f"{reported} is the size of the data set over all {self._dp_degree} data ranks (`size`), not one "
+                f"rank's `length`."
+            )
+        sentence = (
+            f"{self._framework} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}. Progress, "
+            f"validation intervals and schedules that depend on it are off by a factor of {factor:g}."
+        )
+        return Verdict("WrongLength", sentence, why=why, time=time.time())

@@ -1,0 +1,256 @@
+"""What was found, and how it is said: the verdict, its exceptions, and the text of every message.
+
+A verdict travels between ranks as JSON and is put into words by each of them, so every rank prints the same text.
+The exceptions are named after what was found; all of them are `DivergenceError`, so one `except` catches any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from countoff.core.ledger import Finding, Mark
+from countoff.core.tally import Tally
+
+TABLE_ROWS = 16
+_COLUMNS = ("rank", "where", "batches", "in hand", "steps", "state")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One finding about the ranks of a job.
+
+    Attributes:
+        kind: `UnevenBatches`, `PlanMismatch`, `StepMismatch`, `LearningRateMismatch`, `LostRank`, `Stalled`,
+            `WrongLength` or `VersionMismatch`.
+        sentence: What happened, with ranks, span and both counts.
+        ranks: The ranks that the proof names, the odd one first.
+        why: The cause, where it can be told.
+        remedy: What to do about it.
+        rows: What each rank had counted when the verdict reached it, the odd ones first.
+        gone: Whether those ranks can no longer speak: nothing is awaited of them.
+        time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
+        spread_seconds: Time from then until the last rank knew; None if not every rank said.
+    """
+
+    kind: str
+    sentence: str
+    ranks: tuple[int, ...] = ()
+    why: str = ""
+    remedy: str = ""
+    rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+    gone: bool = False
+    time: float = 0.0
+    spread_seconds: float | None = None
+
+    @property
+    def headline(self) -> str:
+        """The kind and what happened, in one line."""
+        return f"{self.kind}: {self.sentence}"
+
+    def render(self) -> str:
+        """The whole message: headline, table of ranks, cause, remedy.
+
+        >>> print(Verdict("LostRank", "rank 2 is gone.", why="It was killed.").render())
+        countoff: LostRank: rank 2 is gone.
+          why: It was killed.
+        """
+        lines = [f"countoff: {self.headline}"]
+        if self.rows and self.ranks:
+            lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(len(self.rows), 'rank')}")
+        lines += table(self.rows)
+        if self.spread_seconds is not None:
+            lines.append(f"  known on every rank {self.spread_seconds * 1000:.1f} ms after it could be proved")
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.remedy:
+            lines.append(f"  do:  {self.remedy}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the other ranks need to say the same; the table is gathered afterwards."""
+        return {
+            "kind": self.kind,
+            "sentence": self.sentence[:400],
+            "ranks": list(self.ranks[:8]),
+            "why": self.why[:240],
+            "gone": self.gone,
+            "time": self.time,
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any], remedies: Mapping[str, str]) -> Verdict:
+        """Reads a verdict that another rank wrote, and adds the remedy in this adapter's words.
+
+        Raises:
+            KeyError, TypeError, ValueError: If the record is not a verdict.
+        """
+        kind = str(record["kind"])
+        return cls(
+            kind=kind,
+            sentence=str(record["sentence"]),
+            ranks=tuple(int(rank) for rank in record["ranks"]),
+            why=str(record["why"]),
+            remedy=remedies.get(kind, ""),
+            gone=bool(record["gone"]),
+            time=float(record["time"]),
+        )
+
+
+class DivergenceError(RuntimeError):
+    """Ranks are out of step; raised on every rank that is in Python when it becomes known.
+
+    Attributes:
+        verdict: What was found.
+    """
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+    def __str__(self) -> str:
+        return self.verdict.sentence
+
+
+class PlanMismatch(DivergenceError):
+    """Ranks begin with different lengths, batch sizes, accumulation or positions."""
+
+
+class UnevenBatches(DivergenceError):
+    """Ranks have different numbers of batches, or evaluate at different places."""
+
+
+class StepMismatch(DivergenceError):
+    """Ranks read as many batches but applied optimizer steps at other places."""
+
+
+class LearningRateMismatch(DivergenceError):
+    """Ranks train with different learning rates."""
+
+
+class LostRank(DivergenceError):
+    """A rank failed, was killed, was stopped, or can no longer be heard."""
+
+
+_ERRORS: dict[str, type[DivergenceError]] = {
+    leaf.__name__: leaf for leaf in (PlanMismatch, UnevenBatches, StepMismatch, LearningRateMismatch, LostRank)
+}
+
+
+def error_for(verdict: Verdict) -> DivergenceError:
+    """The exception that says this verdict.
+
+    >>> type(error_for(Verdict("LostRank", "rank 2 is gone."))).__name__
+    'LostRank'
+    """
+    return _ERRORS.get(verdict.kind, DivergenceError)(verdict)
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number and its noun: ``1 batch``, ``4 batches``, ``1 step``.
+
+    >>> count_of(4, "batch"), count_of(1, "step")
+    ('4 batches', '1 step')
+    """
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def names_of(ranks: Sequence[int]) -> str:
+    """Ranks as a person lists them, folded past eight.
+
+    >>> names_of([1]), names_of([0, 2, 3])
+    ('rank 1', 'ranks 0, 2, 3')
+    """
+    listed = ", ".join(str(rank) for rank in ranks[:8])
+    folded = f", … ({len(ranks)} in all)" if len(ranks) > 8 else ""
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed}{folded}"
+
+
+def deed(mark: Mark) -> str:
+    """What the rank did that passed this mark, as the rest of a sentence that begins with its name."""
+    batches = count_of(mark.at, "batch")
+    if mark.kind in ("train_end", "eval_end"):
+        listed = f" ({' + '.join(str(count) for count in mark.counts)})" if len(mark.counts) > 1 else ""
+        verb = "ran out of data" if mark.how == "exhausted" else "stopped"
+        return f"{verb} after {batches}{listed} of {mark.span}"
+    if mark.kind == "eval_start":
+        return f"began {mark.span} after {count_of(mark.at, 'train batch')}"
+    if mark.kind == "train_start":
+        return f"began {mark.span}"
+    return "ended the fit" if mark.kind == "fit_end" else "began the fit"
+
+
+def judge(finding: Finding, rank: int) -> Verdict:
+    """Puts a finding of this rank into a verdict that names both ranks and both counts.
+
+    Args:
+        finding: What the ledger proved.
+        rank: The rank that found it.
+    """
+    standing, own = finding.standing, finding.own
+    if finding.kind == "StepMismatch":
+        theirs, mine = count_of(standing.steps, "optimizer step"), count_of(finding.count, "optimizer step")
+        where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
+        sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
+        sentence += "." if standing.steps != finding.count else ", but after other batches."
+        return Verdict("StepMismatch", sentence, (standing.rank, rank), time=standing.time)
+    if own is None:
+        action = f"has {'batch' if standing.how == 'exhausted' else 'begun batch'} {finding.count}"
+    else:
+        action = deed(own)
+    sentence = f"rank {standing.rank} {deed(standing)}; rank {rank} {action}."
+    return Verdict("UnevenBatches", sentence, (standing.rank, rank), why=_why(finding), time=standing.time)
+
+
+def _why(finding: Finding) -> str:
+    if finding.evaluation:
+        return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
+    if finding.standing.how == "exhausted":
+        return (
+            "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
+            "places, until a collective without a partner hangs."
+        )
+    return "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
+
+
+def row(rank: int, tally: Tally | None, steps: int, state: str) -> dict[str, Any]:
+    """One rank's line in the table, as JSON types."""
+    where, started, in_hand = ("no span", 0, 0) if tally is None else (tally.name, tally.started, tally.in_hand)
+    return {"rank": rank, "where": where, "batches": started, "in hand": in_hand, "steps": steps, "state": state}
+
+
+def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple[int, ...]:
+    """The ranks in the minority: those whose place, batches in hand and state few others share.
+
+    Args:
+        rows: One row per rank that answered.
+        proven: The two ranks of the proof, which are named where no minority can be told.
+
+    >>> rows = [{"rank": r, "where": "train epoch 0", "in hand": 4 if r == 2 else 5, "state": ""} for r in range(4)]
+    >>> odd_ranks(rows, (2, 0))
+    (2,)
+    """
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for line in rows:
+        # A rank that is still in its 4th batch and one that ended with its 4th are not of one mind.
+        key = line.get("where"), line.get("in hand"), str(line.get("state")).startswith("in ")
+        groups.setdefault(key, []).append(int(line["rank"]))
+    parties = [next((group for group in groups.values() if rank in group), [rank]) for rank in proven]
+    smallest = min(parties, key=len, default=[])
+    if any(len(party) > len(smallest) for party in parties):
+        return tuple(sorted(smallest))
+    return tuple(proven)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of ranks as aligned lines, folded past `TABLE_ROWS` rows."""
+    if not rows:
+        return []
+    cells = [_COLUMNS, *(tuple(str(line.get(column, "")) for column in _COLUMNS) for line in rows[:TABLE_ROWS])]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(_COLUMNS))]
+    lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    if len(rows) > TABLE_ROWS:
+        lines.append(f"  … and {count_of(len(rows) - TABLE_ROWS, 'rank')} more")
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,286 @@
+"""The three daemon threads of a guard: the listener hears, the speaker says, the watchdog sees that both can.
+
+The listener blocks in one `wait` on its own client, so news arrive in microseconds and cost nothing until they do.
+The watchdog does no I/O on the store at all: it is the one that still acts when the store's host is frozen.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from typing import Any
+
+from countoff.core import ending, stacks
+from countoff.core.channel import Channel, ChannelError, default_store, meet, sequence_numbers
+from countoff.core.rollcall import Gathering, Records
+from countoff.core.speaker import Speaker, finish, lost_rank
+from countoff.core.state import State
+from countoff.core.verdict import Verdict, names_of
+
+_LOOK_SECONDS = 0.1
+_STOPPED_SECONDS = 2.0
+_STORE_SECONDS = 30.0
+_JOIN_SECONDS = 1.0
+_FINISHED_POLL_SECONDS = 0.02
+
+
+class Watch:
+    """Connects a guard's state to the other ranks, until it is closed.
+
+    Args:
+        state: This rank's state.
+        number: Number of the guard in this process; equal on all ranks.
+    """
+
+    def __init__(self, state: State, number: int) -> None:
+        self.state = state
+        self._number = number
+        self._where: tuple[str, int, str] | None = None
+        self._hosted: Any = None
+        self._met = threading.Event()
+        self._closing = threading.Event()
+        self._connected_at = time.monotonic()
+        self._ears: Channel | None = None
+        self.failure: str = ""
+        self.speaker = Speaker(state, self._connect, self._store_lost)
+        self._listener = threading.Thread(target=self._listen, name="countoff listener", daemon=True)
+        self._watchdog = threading.Thread(target=self._guard, name="countoff watchdog", daemon=True)
+        self._stall = Stall(state, self.speaker)
+
+    def start(self) -> None:
+        """Starts the threads; they connect by themselves."""
+        atexit.register(self.close)
+        for thread in (self.speaker.thread, self._listener, self._watchdog):
+            thread.start()
+
+    def close(self, goodbye: bool = True) -> None:
+        """Ends the threads within a second or so, from any thread, any number of times.
+
+        Args:
+            goodbye: Whether this rank leaves as it should, so that its silence means nothing.
+        """
+        if self._closing.is_set():
+            return
+        state, speaker = self.state, self.speaker
+        if goodbye and state.end is None and speaker.channel is not None:
+            told = threading.Event()
+            speaker.hand(lambda channel: (channel.set(f"bye/{state.rank}", {"bye": True}), told.set()))
+            if not state.finished:  # nobody has told the listeners yet: one entry wakes our own
+                speaker.hand(speaker.append({"type": "goodbye", "rank": state.rank}))
+            told.wait(0.2)
+        self._closing.set()
+        self._met.set()
+        speaker.hand(None)
+        self._join(self._listener, self._ears)
+        self._join(speaker.thread, speaker.channel)
+        self._join(self._watchdog, None)
+        atexit.unregister(self.close)
+
+    def _join(self, thread: threading.Thread, channel: Channel | None) -> None:
+        if thread is threading.current_thread() or thread.ident is None:
+            return
+        thread.join(_JOIN_SECONDS / 4)
+        if thread.is_alive() and channel is not None:  # blocked in the store: a shut socket wakes it
+            channel.shut()
+            thread.join(_JOIN_SECONDS)
+
+    def _connect(self) -> Channel:
+        # On the speaker's thread: the default store's client may be frozen, and every 25th connection takes seconds.
+        store = default_store()
+        if store is None:
+            raise RuntimeError("torch.distributed is not initialised")
+        deadline = time.monotonic() + self.state.settings.deadline_seconds
+        host, port, prefix, self._hosted = meet(store, self._number, rank=self.state.rank, deadline=deadline)
+        self._where = host, port, prefix
+        self._met.set()
+        return Channel(host, port, prefix)
+
+    def _listen(self) -> None:
+        try:
+            self._met.wait()
+            if self._where is None or self._closing.is_set():
+                return
+            self._ears = channel = Channel(*self._where)
+            while not self._closing.is_set():
+                index = self.state.ledger.read
+                if self.state.finished and not channel.has(f"log/{index}"):
+                    self._closing.wait(_FINISHED_POLL_SECONDS)  # a `wait` here would have to be woken to leave
+                    continue
+                self.state.receive(index, channel.wait(f"log/{index}"))
+                if self.state.end is not None:
+                    self.speaker.hand(self.speaker.conclude)
+                    return
+        except (ChannelError, KeyError, TypeError, ValueError) as error:
+            self._go_blind(f"the control channel holds something that is not ours: {error}")
+        except Exception as error:  # noqa: BLE001  # torch names a lost store by several exceptions
+            self._store_lost(error)
+
+    def _store_lost(self, error: Exception) -> None:
+        """The store is out of reach: after the end it may be, before that it is the end."""
+        self._met.set()
+        if self._closing.is_set() or self.state.end is not None or self.state.finished:
+            return
+        if self._where is None or isinstance(error, ChannelError):  # it has never been reached, or is not ours
+            self._go_blind(str(error))
+            return
+        why = f"The job's store went with it: {str(error).splitlines()[0][:120]}"
+        patience = time.monotonic() + 0.5
+        while time.monotonic() < patience and not self._closing.wait(0.02):
+            for rank, process in list(self.speaker.neighbours.items()):
+                if process.state() == "gone":
+                    self._conclude_alone(lost_rank(rank, f"died without a word (pid {process.pid})", why))
+                    return
+        if not (self._closing.is_set() or self.state.finished):
+            self._conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
+
+    def _go_blind(self, reason: str) -> None:
+        self.failure = reason
+        self._met.set()
+
+    def _conclude_alone(self, verdict: Verdict) -> None:
+        """Ends without the store: each rank says what it knows."""
+        self.state.adopt(verdict)
+        if self.state.end is verdict:
+            finish(self.state, verdict)
+            self.state.said.set()
+
+    def _guard(self) -> None:
+        seen_stopped: dict[int, float] = {}
+        while not self._closing.wait(_LOOK_SECONDS):
+            if self.state.end is not None:
+                self._see_it_end()
+                return
+            if self.failure:
+                return
+            self._look_at_neighbours(seen_stopped)
+            self._look_at_speaker()
+            self._stall.look()
+
+    def _look_at_neighbours(self, seen_stopped: dict[int, float]) -> None:
+        for rank, process in list(self.speaker.neighbours.items()):
+            found = process.state() if rank != self.state.rank else "alive"
+            if found == "alive":
+                seen_stopped.pop(rank, None)
+                continue
+            since = seen_stopped.setdefault(rank, time.monotonic())
+            if found == "gone" and not self.state.finished:
+                self._accuse(process.rank, f"died without a word (pid {process.pid})", "It was killed, or it crashed.")
+            elif found == "stopped" and time.monotonic() - since > _STOPPED_SECONDS:
+                self._accuse(process.rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.")
+
+    def _accuse(self, rank: int, deed: str, why: str) -> None:
+        cited = "; ".join(f"before that, {notice.sentence}" for notice in self.state.notices[:1])
+        verdict = lost_rank(rank, deed, f"{why} {cited}".strip())
+        del self.speaker.neighbours[rank]
+
+        heard = threading.Event()
+
+        def accuse(channel: Channel) -> None:
+            if not channel.has(f"bye/{rank}"):
+                self.state.propose(verdict)
+            heard.set()
+
+        self.speaker.hand(accuse)
+        patience = time.monotonic() + 0.5
+        while time.monotonic() < patience and not (heard.is_set() or self._closing.is_set()):
+            if self.state.ended.wait(0.01):
+                return
+        if not (heard.is_set() or self._closing.is_set() or self.state.finished):
+            self._conclude_alone(verdict)
+
+    def _look_at_speaker(self) -> None:
+        since = self.speaker.busy_since
+        if since and self._where and time.monotonic() - max(since, self._stall.moved_at) > _STORE_SECONDS:
+            why = f"Neither the store nor this rank has got on for {_STORE_SECONDS:.0f} s."
+            self._conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
+
+    def _see_it_end(self) -> None:
+        """Sees to it that this process ends with the verdict, whatever its main thread is blocked in."""
+        state, grace = self.state, self.state.settings.grace_seconds
+        began = time.monotonic()
+        token: Any = None
+        while not self._closing.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if not state.said.is_set() and now - began > 2.0 and state.end is not None:  # the speaker is stuck
+                finish(state, state.end)
+                state.said.set()
+            if state.settings.on_divergence == "warn":
+                if state.said.is_set():
+                    return
+                continue
+            place = stacks.main_thread()
+            if state.answered.is_set() and (place.token != token or not place.in_torch):
+                token, began = place.token, now  # it is on its way out, and may take its time
+            elif now - began > max(grace, _LOOK_SECONDS) and state.said.is_set():
+                ending.leave_now()
+
+
+class Stall:
+    """Reports, once, a job in which no rank has got on for `stall_seconds`."""
+
+    def __init__(self, state: State, speaker: Speaker) -> None:
+        self._state = state
+        self._speaker = speaker
+        self._progress: object = None
+        self.moved_at = time.monotonic()
+        self._posted = False
+        self._reported = False
+
+    def look(self) -> None:
+        """Compares this rank's progress with what it was; no I/O."""
+        progress = self._state.progress()
+        now = time.monotonic()
+        if progress != self._progress:
+            self._progress, self.moved_at = progress, now
+            if self._posted:
+                self._posted = False
+                self._speaker.hand(lambda channel: channel.delete(f"stall/{self._state.rank}"))
+        elif now - self.moved_at > self._state.settings.stall_seconds and not self._posted and not self._reported:
+            self._posted = True
+            self._post()
+
+    def _post(self) -> None:
+        state, place = self._state, stacks.main_thread()
+        record = {
+            **state.own_row(),
+            "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
+            "frames": list(place.frames),
+            "collectives": dict(list(sequence_numbers().items())[:4]),
+        }
+        self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
+        if state.rank == 0:
+            patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
+            self._speaker.poll(Gathering("stall", range(state.world_size), patience, self._report))
+
+    def _report(self, records: Records, missing: list[int]) -> None:
+        if missing or not self._posted:  # somebody gets on: slow, not stalled
+            self._posted = False
+            return
+        self._reported = True
+        verdict = judge_stall(records, self._state.settings.stall_seconds)
+        uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
+        if uneven is not None:  # it was warned of, and now nothing moves: that is why
+            self._state.propose(uneven)
+        else:
+            self._state.say(verdict)
+
+
+def judge_stall(records: Records, seconds: float) -> Verdict:
+    """Who keeps the others waiting: ranks in their loaders or their own code, before ranks in a collective."""
+    for state in ("in its loader", "in its code", "in a collective"):
+        ranks = [rank for rank, record in records.items() if record["state"] == state]
+        if ranks:
+            break
+    else:
+        ranks, state = list(records), ""
+    first = records[ranks[0]]
+    frames = " < ".join(first["frames"]) or "no frame of the user's code"
+    numbers = {rank: record["collectives"] for rank, record in records.items()}
+    behind = "" if len({str(value) for value in numbers.values()}) == 1 else f" Collectives issued: {numbers}."
+    sentence = f"no rank has got on for {seconds:g} s; {names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} {state}"
+    why = f"rank {ranks[0]} is at {frames}.{behind[:200]}"
+    order = sorted(records, key=lambda rank: (rank not in ranks, rank))
+    rows = tuple(records[rank] for rank in order)
+    return Verdict("Stalled", f"{sentence}.", tuple(ranks), why=why, rows=rows, time=time.time())
+

@@ -1,0 +1,41 @@
+"""Entry points of Lightning and Fabric: with ``COUNTOFF=1`` every Trainer gets the callback without a line of code.
+
+An exception or a None from a factory breaks every Trainer on the machine, so a factory imports nothing and returns an
+empty list unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from countoff.core.settings import factory_enabled
+
+
+def lightning_callbacks() -> list[Any]:
+    """For ``lightning.pytorch.Trainer``."""
+    if not factory_enabled():
+        return []
+    from countoff.lightning import Countoff
+
+    return [Countoff()]
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """For ``pytorch_lightning.Trainer``."""
+    if not factory_enabled():
+        return []
+    from countoff.pytorch_lightning import Countoff
+
+    return [Countoff()]
+
+
+def fabric_callbacks() -> list[Any]:
+    """For ``lightning.fabric.Fabric`` and ``lightning_fabric.Fabric``."""
+    if not factory_enabled():
+        return []
+    from countoff.fabric import Countoff
+
+    return [Countoff()]
+
+
+lightning_fabric_callbacks = fabric_callbacks

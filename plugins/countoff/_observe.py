@@ -1,0 +1,90 @@
+"""What the adapters for torch-based trainers read off torch's own objects."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from countoff.core import LoaderFacts
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """This rank and the number of ranks; (0, 1) without torch.distributed."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python, torch, countoff and the packages, of which a difference between ranks is worth a warning."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for package in ("countoff", *packages):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def reported_length(loader: Any) -> int | None:
+    """``len(loader)``, or None if it has none (iterable loaders define `__len__` and raise from it)."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, RuntimeError):
+        return None
+
+
+def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
+    """Reads one loader; whatever cannot be known from it stays unknown.
+
+    Args:
+        loader: A torch DataLoader, or anything that is iterated.
+        known: Facts that the framework knows better.
+    """
+    facts: dict[str, Any] = {
+        "reported_batches": reported_length(loader),
+        "batch_size": None,
+        "drop_last": bool(getattr(loader, "drop_last", False)),
+        "samples_per_rank": None,
+    }
+    if isinstance(loader, DataLoader):
+        facts |= _facts_of_data_loader(loader)
+    return LoaderFacts(**(facts | known))
+
+
+def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"batch_size": loader.batch_size}
+    if isinstance(loader.dataset, IterableDataset):
+        return facts
+    batch_sampler = loader.batch_sampler
+    if batch_sampler is not None and isinstance(batch_sampler, BatchSampler):
+        facts |= {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+    sampler = getattr(batch_sampler, "sampler", loader.sampler)
+    size = reported_length(loader.dataset)
+    if isinstance(sampler, DistributedSampler):
+        return facts | {"samples_per_rank": sampler.num_samples, "dataset_size": size, "sampling": "distributed"}
+    if isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement):
+        return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": "replicated"}
+    return facts
+
+
+def learning_rates(optimizers: Iterable[Any]) -> list[float]:
+    """The learning rate of every parameter group."""
+    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def on_optimizer_step(step: Callable[[], None]) -> Any:
+    """Calls `step` after every optimizer step that was really applied; returns a handle with `remove()`."""
+
+    def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
+        del optimizer, args, kwargs
+        step()
+
+    return register_optimizer_step_post_hook(hook)

@@ -1,0 +1,114 @@
+"""countoff for Lightning Fabric: ``Fabric(callbacks=[Countoff()])``, and the hooks that your loop calls anyway.
+
+Fabric has no loop of its own: ``fabric.call("on_train_epoch_start", …)`` calls the method of that name on each
+callback. The callback is duck-typed, so it serves ``lightning.fabric`` and ``lightning_fabric`` and imports neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Optional
+
+from countoff._observe import on_optimizer_step, rank_and_world_size, versions
+from countoff.core import Guard, Settings
+
+__all__ = ["Countoff"]
+
+REMEDIES = {
+    "UnevenBatches": (
+        "give every rank as many batches: let fabric.setup_dataloaders add a DistributedSampler, or cut an iterable "
+        "dataset at the shortest rank; evaluations that may differ: Countoff(uneven_eval='allow')."
+    ),
+    "PlanMismatch": "build the loader from the same configuration on every rank.",
+    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+}
+
+
+class Countoff:
+    """Asserts that all ranks count the same, from the hooks that the loop calls with `fabric.call`.
+
+    Call at least `on_train_epoch_start`, `on_train_batch_start` and `on_train_epoch_end` on every rank, as Lightning's
+    Trainer would; `on_validation_start`, `on_validation_batch_start` and `on_validation_end` where you evaluate;
+    `on_train_end` at the end; `on_exception` if you catch. Arguments of the hooks are ignored. The options are those
+    of `countoff.core.Settings`.
+
+    Raises:
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+    """
+
+    def __init__(
+        self,
+        enabled: Optional[bool] = None,
+        on_divergence: Optional[Literal["raise", "warn"]] = None,
+        uneven_eval: Optional[Literal["warn", "raise", "allow"]] = None,
+        eval_ranks: Optional[list[int]] = None,
+        stall_seconds: Optional[float] = None,
+        grace_seconds: Optional[float] = None,
+        deadline_seconds: Optional[float] = None,
+        tick_batches: Optional[int] = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.settings = Settings.resolve(**given)
+        self._guard: Guard | None = None
+        self._steps: Any = None
+        self._epoch = 0
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of the fit under way."""
+        return self._guard
+
+    def on_train_start(self, *_: Any, **__: Any) -> None:
+        """Counts off. Collective: every rank must call it; called by the first epoch if the loop does not."""
+        if not self.settings.enabled or self._guard is not None:
+            return
+        rank, world_size = rank_and_world_size()
+        self._guard = guard = Guard(self.settings, rank=rank, world_size=world_size, remedies=REMEDIES)
+        self._steps = on_optimizer_step(guard.step)
+        guard.fit_start({"position": [self._epoch]}, versions("lightning", "lightning-fabric"))
+
+    def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
+        """Opens the epoch's span."""
+        self.on_train_start()
+        if self._guard is not None:
+            self._guard.train_start(self._epoch)
+            self._epoch += 1
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Counts the batch."""
+        if self._guard is not None:
+            self._guard.batch()
+
+    def on_train_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Closes the epoch's span."""
+        if self._guard is not None:
+            self._guard.train_end("stopped")
+
+    def on_validation_start(self, *_: Any, **__: Any) -> None:
+        """Opens an evaluation."""
+        self.on_train_start()
+        if self._guard is not None:
+            self._guard.eval_start("validation")
+
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
+        """Counts an evaluation's batch."""
+        if self._guard is not None:
+            self._guard.batch()
+
+    def on_validation_end(self, *_: Any, **__: Any) -> None:
+        """Closes the evaluation."""
+        if self._guard is not None:
+            self._guard.eval_end("stopped")
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Ends the fit and leaves."""
+        if self._guard is not None:
+            self._steps.remove()
+            self._guard.fit_end()
+            self._guard.close()
+            self._guard = None
+
+    def on_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
+        """Tells the other ranks why this one goes."""
+        if self._guard is not None:
+            self._guard.failed(exception)

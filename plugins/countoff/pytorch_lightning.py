@@ -1,0 +1,16 @@
+"""countoff for ``pytorch_lightning``: ``Trainer(callbacks=[Countoff()])``."""
+
+from __future__ import annotations
+
+try:
+    from pytorch_lightning.callbacks import Callback
+except ImportError as error:
+    raise ImportError("countoff.pytorch_lightning needs it: pip install pytorch-lightning") from error
+
+from countoff._lightning import CountoffCallback
+
+__all__ = ["Countoff"]
+
+
+class Countoff(CountoffCallback, Callback):
+    __doc__ = CountoffCallback.__doc__

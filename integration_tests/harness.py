@@ -1,0 +1,374 @@
+"""Run one function on several ranks, each a process of its own, and have every rank's result back.
+
+The ranks start as they do under torchrun: its environment, an agent's store on a port nobody races for, output and
+error file per rank. Unlike torchrun nobody watches over them, so a rank that dies kills no other and a hang shows. They
+are forked from a server that has torch and the frameworks imported (`preload`), which makes four of them cheap.
+
+    def add_up(value):
+        dist.init_process_group("gloo")
+        total = torch.tensor([value])
+        dist.all_reduce(total)
+        return total.item()
+
+    def test_every_rank_gets_the_sum(run_ranks):
+        assert [result.value for result in run_ranks(add_up, 4, 3)] == [12, 12, 12, 12]
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import pytest
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
+
+from integration_tests import rank as rank_process
+from integration_tests.rank import Job
+from integration_tests.rank import tell as tell
+
+Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
+ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
+_SECONDS_TO_PRINT_STACKS: Final = 1.0
+_REPOSITORY: Final = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How one rank ended.
+
+    Attributes:
+        rank: Which one.
+        value: What the function returned, or ABSENT.
+        exit_code: What torchrun would see: negative for a signal, 1 for an uncaught exception; None while it is alive.
+        output: Its stdout and stderr, in the order written.
+        error_file: What was written to its TORCHELASTIC_ERROR_FILE, "" if nothing.
+        seconds: From the start of the run to its end.
+    """
+
+    rank: int
+    value: Any
+    exit_code: int | None
+    output: str
+    error_file: str
+    seconds: float
+
+    def __str__(self) -> str:
+        ending = "alive" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"--- rank {self.rank}: {ending} after {self.seconds:.1f} s, value {self.value!r}\n{self.output}"
+
+
+class RanksFailed(AssertionError):
+    """A run went otherwise than expected: how, every rank's output, and the results as `results`."""
+
+    def __init__(self, how: str, results: Sequence[RankResult]) -> None:
+        self.results = list(results)
+        super().__init__("\n".join([how, *map(str, results)]))
+
+
+class RanksTimedOut(RanksFailed):
+    """Ranks were alive at the deadline; their output ends with the stacks of their threads."""
+
+
+@dataclass
+class _Rank:
+    rank: int
+    process: ForkServerProcess
+    messages: Connection
+    output: Path
+    error_file: Path
+    value: Any = ABSENT
+    told: set[str] = field(default_factory=set)
+    ended_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.ended_at is None
+
+    def read(self) -> None:
+        """Take what the rank has sent. The end of the pipe is not the rank's: that is the process sentinel's to say."""
+        try:
+            while not self.messages.closed and self.messages.poll():
+                kind, content = self.messages.recv()
+                if kind == "told":
+                    self.told.add(content)
+                else:
+                    self.value = content
+        except (EOFError, ConnectionResetError):
+            self.messages.close()
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the rank and to its data loader's workers."""
+        if self.alive and self.process.exitcode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid or 0, number)
+
+    def result(self, started_at: float) -> RankResult:
+        return RankResult(
+            rank=self.rank,
+            value=self.value,
+            exit_code=self.process.exitcode,
+            output=self.output.read_text(errors="replace") if self.output.exists() else "",
+            error_file=self.error_file.read_text() if self.error_file.exists() else "",
+            seconds=(self.ended_at or time.monotonic()) - started_at,
+        )
+
+
+class Watch:
+    """A run under way, as the test's `while_running` sees it."""
+
+    def __init__(self, ranks: Sequence[_Rank], deadline_seconds: float, kill_peers_after: float | None) -> None:
+        self._ranks = ranks
+        self._started_at = time.monotonic()
+        self._deadline = self._started_at + deadline_seconds
+        self._kill_peers_after = kill_peers_after
+        self._peers_killed = False
+
+    def pid(self, rank: int) -> int:
+        """The rank's process id."""
+        return self._ranks[rank].process.pid or 0
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one rank's process alone: SIGKILL, SIGSTOP, SIGCONT, SIGTERM, …"""
+        os.kill(self.pid(rank), number)
+
+    def wait_for(self, rank: int, name: str, timeout: float = 30.0) -> None:
+        """Return when that rank has called `tell(name)`.
+
+        Raises:
+            RanksFailed: If it ends, or `timeout` seconds pass, before it does.
+        """
+        one = self._ranks[rank]
+        self._run_until(lambda: name in one.told or not one.alive, time.monotonic() + timeout)
+        if name not in one.told:
+            raise RanksFailed(f"rank {rank} has not told {name!r} within {timeout:g} s", self.results())
+
+    def wait_for_end(self, rank: int, timeout: float = 30.0) -> int:
+        """Return that rank's exit code, once it has ended."""
+        one = self._ranks[rank]
+        self._run_until(lambda: not one.alive, time.monotonic() + timeout)
+        if one.alive:
+            raise RanksFailed(f"rank {rank} has not ended within {timeout:g} s", self.results())
+        return one.process.exitcode or 0
+
+    def let_run(self, seconds: float) -> None:
+        """Let the ranks go on for a while."""
+        self._run_until(lambda: not self._alive(), time.monotonic() + seconds)
+
+    def results(self) -> list[RankResult]:
+        """What is known of each rank so far."""
+        return [one.result(self._started_at) for one in self._ranks]
+
+    def finish(self) -> None:
+        """Wait for every rank's end.
+
+        Raises:
+            RanksTimedOut: At the deadline, if ranks are still alive; their stacks have then been printed.
+        """
+        self._run_until(lambda: not self._alive(), self._deadline)
+        if late := self._alive():
+            self._print_stacks(late)
+            names = ", ".join(str(one.rank) for one in late)
+            seconds = self._deadline - self._started_at
+            raise RanksTimedOut(f"still alive after {seconds:g} s: ranks {names}", self.results())
+
+    def _alive(self) -> list[_Rank]:
+        return [one for one in self._ranks if one.alive]
+
+    def _run_until(self, done: Callable[[], bool], deadline: float) -> None:
+        """Take in messages and endings until `done` or the deadline (never later than the run's own)."""
+        while not done():
+            until = min(deadline, self._deadline, self._peers_die_at() or self._deadline)
+            if not self._take_in(until - time.monotonic()) and not self._kill_peers_if_due():
+                return
+
+    def _take_in(self, timeout: float) -> bool:
+        """Wait for news of any rank, at most `timeout` seconds; False if there was none."""
+        alive = self._alive()
+        open_pipes = [one.messages for one in alive if not one.messages.closed]
+        news = wait([*open_pipes, *(one.process.sentinel for one in alive)], max(0.0, timeout))
+        for one in alive:
+            if one.process.sentinel in news:
+                one.process.join()
+                one.read()
+                one.ended_at = time.monotonic()
+            elif one.messages in news:
+                one.read()
+        return bool(news)
+
+    def _peers_die_at(self) -> float | None:
+        if self._kill_peers_after is None or self._peers_killed:
+            return None
+        deaths = [one.ended_at for one in self._ranks if one.ended_at is not None and one.process.exitcode]
+        return min(deaths) + self._kill_peers_after if deaths else None
+
+    def _kill_peers_if_due(self) -> bool:
+        due = self._peers_die_at()
+        if due is None or time.monotonic() < due:
+            return False
+        self._peers_killed = True
+        for one in self._alive():
+            one.kill(signal.SIGTERM)
+        return True
+
+    def _print_stacks(self, ranks: Sequence[_Rank]) -> None:
+        for one in ranks:
+            one.kill(signal.SIGCONT)  # a stopped one prints nothing
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.process.pid or 0, signal.SIGUSR1)
+        wait([one.process.sentinel for one in ranks], _SECONDS_TO_PRINT_STACKS)
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._alive():
+            one.kill()
+        for one in self._ranks:
+            one.process.join()
+            one.process.close()
+            one.messages.close()
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    directory: Path,
+    deadline_seconds: float = 60.0,
+    hosted_by: Literal["agent", "rank0"] = "agent",
+    env: Environment | None = None,
+    expect: int | Sequence[int] | None = 0,
+    kill_peers_after: float | None = None,
+    while_running: Callable[[Watch], None] | None = None,
+    finalise: bool = True,
+) -> list[RankResult]:
+    """Run `function(*args)` on `world_size` ranks and return their results, by rank.
+
+    Args:
+        function: Importable by name; it makes the process group itself, or its framework does.
+        world_size: Number of ranks, on this one host.
+        *args: The same for every rank, picklable. A rank knows itself by RANK.
+        directory: Where the run's files go; each run has its own below it, the ranks' working directory.
+        deadline_seconds: Past it every rank's stacks are printed and the ranks are killed.
+        hosted_by: Who hosts the store: pytest's process, as torchrun's agent does, or rank 0.
+        env: More environment, for all ranks or by rank. COUNTOFF variables of pytest's own do not get through.
+        expect: The exit code of every rank, or of each; None for any.
+        kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
+        while_running: Called while the ranks run; it can wait for what they `tell`, and kill or stop them.
+        finalise: False to leave, after threads and atexit, without finalising the interpreter, which is cheaper.
+
+    Raises:
+        RanksTimedOut: If ranks are alive at the deadline.
+        RanksFailed: If the exit codes are not the expected ones.
+    """
+    _forkserver()  # its imports are not on the run's deadline
+    directory = Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=directory))
+    call = pickle.dumps((function, args))
+    with _rendezvous(hosted_by, world_size) as rendezvous, contextlib.ExitStack() as stack:
+        ranks: list[_Rank] = []
+        watch = stack.enter_context(Watch(ranks, deadline_seconds, kill_peers_after))
+        for rank in range(world_size):
+            own = env(rank) if callable(env) else env or {}
+            environment = {**_torchrun_environment(rank, world_size, directory), **rendezvous, **own}
+            ranks.append(_start(rank, call, environment, directory, finalise))
+        if while_running:
+            while_running(watch)
+        watch.finish()
+        results = watch.results()
+    codes = [result.exit_code for result in results]
+    expected = [expect] * world_size if isinstance(expect, int) else expect
+    if expected is not None and codes != list(expected):
+        raise RanksFailed(f"exit codes {codes}, expected {list(expected)}", results)
+    return results
+
+
+def requires_gpus(count: int) -> pytest.MarkDecorator:
+    """A mark that skips the test where there are fewer than `count` GPUs."""
+    found = torch.cuda.device_count()
+    return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs, found {found}")
+
+
+def _start(rank: int, call: bytes, environment: Mapping[str, str], directory: Path, finalise: bool) -> _Rank:
+    output = directory / f"rank{rank}.log"
+    messages, theirs = multiprocessing.Pipe(duplex=False)
+    job = Job(call, environment, directory, output, finalise)
+    process = _forkserver().Process(target=rank_process.main, args=(job, theirs), name=f"rank{rank}")
+    process.start()
+    theirs.close()
+    return _Rank(rank, process, messages, output, Path(environment["TORCHELASTIC_ERROR_FILE"]))
+
+
+@functools.cache
+def _forkserver() -> ForkServerContext:
+    """The server that every rank of this session is forked from."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["integration_tests.preload"])
+    before = dict(os.environ)
+    try:
+        for name in [name for name in os.environ if name.startswith("COUNTOFF")]:
+            del os.environ[name]
+        # One thread per rank, as torchrun has it. The path is for the preload: the server is told of no other.
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path())
+        first = context.Process(target=int)
+        first.start()
+        first.join()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def python_path() -> str:
+    """The PYTHONPATH by which another process finds what this one finds."""
+    return os.pathsep.join(dict.fromkeys([str(_REPOSITORY), *filter(os.path.isabs, sys.path)]))
+
+
+@contextlib.contextmanager
+def _rendezvous(hosted_by: Literal["agent", "rank0"], world_size: int) -> Iterator[dict[str, str]]:
+    """The variables by which ranks find their store, and that store where it is the agent's."""
+    store = None
+    if hosted_by == "agent":
+        store = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+        port = store.port
+    else:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    yield {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(store is not None),
+    }
+    del store
+
+
+def _torchrun_environment(rank: int, world_size: int, directory: Path) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": directory.name,
+        "TORCHELASTIC_ERROR_FILE": str(directory / f"rank{rank}-error.json"),
+    }

@@ -1,0 +1,106 @@
+"""One rank: what runs in a process of the forkserver before, around and after the function under test.
+
+A multiprocessing child is not an ordinary program: it skips atexit and leaves through os._exit. Here the ending matters
+(a daemon thread that is still in a store's `wait` aborts some interpreters), so a rank ends as a script does: uncaught
+exceptions go through sys.excepthook, then the interpreter is really finalised. That last costs 0.3 s of a core for each
+rank, because it touches all that was shared with the forkserver; a test can do without it.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_parent: Connection
+_one_message_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one rank is to do, and with what around it."""
+
+    call: bytes  # a pickled (function, args): read in the rank, so that a failing import is the rank's own failure
+    environment: Mapping[str, str]
+    directory: Path
+    output: Path
+    finalise: bool
+
+
+def tell(name: str) -> None:
+    """Let the test, which may stand in `watch.wait_for(rank, name)`, know that this rank has come this far."""
+    _send("told", name)
+
+
+def main(job: Job, parent: Connection) -> NoReturn:
+    """Run the job in this process, then end it as the interpreter ends a script."""
+    global _parent
+    _parent = parent
+    _redirect(job.output)
+    _belong_to_the_test()
+    os.environ.update(job.environment)
+    os.chdir(job.directory)
+    code = 0
+    try:
+        function, args = pickle.loads(job.call)
+        _send("value", function(*args))
+    except SystemExit as ending:
+        code = _exit_code(ending)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    if job.finalise:
+        # All that ends a script: joins threads, runs atexit, flushes, finalises, runs C++ destructors, exits.
+        ctypes.pythonapi.Py_Exit(code)
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  (the first of these, and the next)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _redirect(path: Path) -> None:
+    """Send all that this process prints to a file, and on SIGUSR1 the stacks of its threads."""
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    os.close(output)
+    faulthandler.enable()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # what it goes back to when the fault handler is finalised
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  (never replaced here)
+
+
+def _belong_to_the_test() -> None:
+    """Make a group of this rank and its data loader's workers, and die, even when stopped, with pytest."""
+    os.setsid()
+    # The forkserver lives as long as somebody holds this descriptor; without ours it ends with pytest, and we with it.
+    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]  (no public way)
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _send(kind: str, content: Any) -> None:
+    with _one_message_at_a_time:
+        _parent.send((kind, content))
+
+
+def _exit_code(ending: SystemExit) -> int:
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1

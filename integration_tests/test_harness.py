@@ -1,0 +1,211 @@
+import atexit
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from integration_tests.harness import ABSENT, RanksFailed, RanksTimedOut, Watch, tell
+from integration_tests.torchrun import TorchrunTimedOut
+
+
+def rank_and_sum(first, second):
+    return int(os.environ["RANK"]), first + second
+
+
+def all_reduced():
+    dist.init_process_group("gloo")
+    total = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
+def leave_each_in_its_own_way(directory):
+    rank = int(os.environ["RANK"])
+    atexit.register((Path(directory) / f"atexit{rank}").touch)
+    print("before the end of", rank)
+    if rank == 1:
+        raise ValueError("the uncaught one")
+    if rank == 2:
+        sys.exit(3)
+    if rank == 3:
+        sys.exit("a reason")
+    if rank == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rank
+
+
+def hang_in_sleep():
+    threading.Thread(target=hang_in_a_thread, daemon=True).start()
+    time.sleep(3600)
+
+
+def hang_in_a_thread():
+    threading.Event().wait()
+
+
+def hang_stopped():
+    threading.Thread(target=hang_in_a_thread, daemon=True).start()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    hang_in_a_thread()
+
+
+def rank_1_does_not_come():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.barrier()
+    else:
+        hang_in_a_thread()
+
+
+def write_error_file():
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"rank": os.environ["RANK"]}))
+
+
+def tell_and_wait_to_be_killed():
+    tell("here")
+    hang_in_a_thread()
+
+
+def rank_0_raises():
+    if os.environ["RANK"] == "0":
+        raise ValueError
+    hang_in_a_thread()
+
+
+def a_thread_that_outlives_main():
+    def finish():
+        threading.main_thread().join()
+        print("the thread ended last")
+
+    threading.Thread(target=finish).start()
+
+
+def state_of_the_interpreter():
+    return "lightning.pytorch" in sys.modules, threading.active_count(), Path.cwd().name
+
+
+def what_is_set():
+    return os.environ.get("COUNTOFF")
+
+
+def test_every_rank_returns_its_value(run_ranks):
+    assert [result.value for result in run_ranks(rank_and_sum, 3, 4, 5)] == [(0, 9), (1, 9), (2, 9)]
+
+
+@pytest.mark.ranks(2, 4, 8)
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_gloo_ranks_meet_at_the_store(run_ranks, ranks, hosted_by):
+    results = run_ranks(all_reduced, ranks, hosted_by=hosted_by)
+    assert [result.value for result in results] == [ranks * (ranks + 1) // 2] * ranks
+
+
+@pytest.mark.parametrize("finalise", [True, False])
+def test_each_way_to_leave_has_its_exit_code_output_and_atexit(run_ranks, tmp_path, finalise):
+    codes = [0, 1, 3, 1, -signal.SIGKILL]
+    results = run_ranks(leave_each_in_its_own_way, 5, str(tmp_path), expect=codes, finalise=finalise)
+    assert [result.value for result in results] == [0, ABSENT, ABSENT, ABSENT, ABSENT]
+    assert all(f"before the end of {rank}\n" in results[rank].output for rank in range(5))
+    assert "Traceback" in results[1].output
+    assert "ValueError: the uncaught one" in results[1].output
+    assert "a reason" in results[3].output
+    assert sorted(path.name for path in tmp_path.glob("atexit*")) == ["atexit0", "atexit1", "atexit2", "atexit3"]
+
+
+def test_an_unexpected_exit_code_fails_with_every_output(run_ranks, tmp_path):
+    with pytest.raises(RanksFailed, match=r"exit codes \[0, 1\], expected \[0, 0\][^$]*the uncaught one"):
+        run_ranks(leave_each_in_its_own_way, 2, str(tmp_path))
+
+
+@pytest.mark.parametrize("finalise", [True, False])
+def test_threads_are_joined_before_the_end(run_ranks, finalise):
+    (result,) = run_ranks(a_thread_that_outlives_main, 1, finalise=finalise)
+    assert "the thread ended last" in result.output
+
+
+@pytest.mark.parametrize("function", [hang_in_sleep, hang_stopped])
+def test_a_hang_ends_with_the_stacks_of_every_thread_of_every_rank(run_ranks, function):
+    with pytest.raises(RanksTimedOut, match="ranks 0, 1") as failure:
+        run_ranks(function, 2, deadline_seconds=1.5)
+    for result in failure.value.results:
+        assert f"in {function.__name__}" in result.output
+        assert "in hang_in_a_thread" in result.output
+
+
+def test_a_rank_blocked_in_a_collective_shows_its_stack(run_ranks):
+    with pytest.raises(RanksTimedOut) as failure:
+        run_ranks(rank_1_does_not_come, 2, deadline_seconds=3)
+    assert "in barrier" in failure.value.results[0].output
+    assert "in hang_in_a_thread" in failure.value.results[1].output
+
+
+def test_each_rank_has_its_own_error_file(run_ranks):
+    results = run_ranks(write_error_file, 2)
+    assert [json.loads(result.error_file) for result in results] == [{"rank": "0"}, {"rank": "1"}]
+
+
+def test_a_rank_can_be_killed_once_it_has_told_where_it_is(run_ranks):
+    def kill_both(watch: Watch):
+        for rank in (1, 0):
+            watch.wait_for(rank, "here")
+            watch.kill(rank)
+            assert watch.wait_for_end(rank) == -signal.SIGKILL
+
+    run_ranks(tell_and_wait_to_be_killed, 2, expect=-signal.SIGKILL, while_running=kill_both)
+
+
+def test_waiting_for_a_rank_that_has_ended_fails_at_once(run_ranks):
+    with pytest.raises(RanksFailed, match="rank 1 has not told 'here'"):
+        run_ranks(write_error_file, 2, while_running=lambda watch: watch.wait_for(1, "here"))
+
+
+def test_a_failure_leaves_the_peers_alone_unless_told_otherwise(run_ranks):
+    with pytest.raises(RanksTimedOut, match="ranks 1"):
+        run_ranks(rank_0_raises, 2, deadline_seconds=3)
+    run_ranks(rank_0_raises, 2, kill_peers_after=0.2, expect=[1, -signal.SIGTERM])
+
+
+def test_ranks_start_with_the_frameworks_loaded_one_thread_and_one_directory(run_ranks):
+    states = [result.value for result in run_ranks(state_of_the_interpreter, 2)]
+    assert states[0] == states[1]
+    assert states[0][:2] == (True, 1)
+
+
+def test_environment_can_differ_by_rank_and_countoff_does_not_leak_in(run_ranks, monkeypatch):
+    monkeypatch.setenv("COUNTOFF", "0")
+    results = run_ranks(what_is_set, 2, env=lambda rank: {"COUNTOFF": "1"} if rank == 0 else {})
+    assert [result.value for result in results] == ["1", None]
+
+
+@pytest.mark.torchrun
+def test_torchrun_reports_its_exit_code_and_every_output(run_torchrun):
+    run = run_torchrun("import os, sys; print('I am', os.environ['RANK']); sys.exit(int(os.environ['RANK']))", 2)
+    assert run.exit_code == 1
+    assert "I am 0" in run.output
+    assert "I am 1" in run.output
+
+
+@pytest.mark.torchrun
+def test_torchrun_past_its_deadline_shows_stacks_and_leaves_nothing_running(run_torchrun, tmp_path):
+    script = "import os, time; open(f'pid{os.getpid()}', 'w').close()\ndef hang(): time.sleep(3600)\nhang()"
+    with pytest.raises(TorchrunTimedOut, match="in hang"):
+        run_torchrun(script, 2, deadline_seconds=20)
+    pids = [int(path.name[3:]) for path in tmp_path.glob("pid*")]
+    assert len(pids) == 2
+    assert all(has_ended(pid) for pid in pids)
+
+
+def has_ended(pid):
+    """Whether it has, or does within 5 s; unlike /proc this is true of one that nobody has reaped."""
+    try:
+        return bool(wait([os.pidfd_open(pid)], 5))
+    except ProcessLookupError:
+        return True

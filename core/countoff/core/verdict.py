@@ -59,7 +59,8 @@ class Verdict:
         lines = [f"countoff: {self.headline}"]
         if self.rows and self.ranks:
             lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(len(self.rows), 'rank')}")
-        lines += table(self.rows)
+        if any(line.get("batches") for line in self.rows):
+            lines += table(self.rows)
         if self.spread_seconds is not None:
             lines.append(f"  known on every rank {self.spread_seconds * 1000:.1f} ms after it could be proved")
         if self.why:

@@ -1,0 +1,229 @@
+"""The training jobs of the integration tests: scikit-learn's digits, real Lightning, as many batches as a test says."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from countoff.lightning import Countoff
+from lightning.pytorch.loggers import CSVLogger
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from integration_tests.harness import RankResult, tell
+
+BATCH_SIZE = 4
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """All images, scaled to 0–1, and their labels."""
+    data = load_digits()
+    return torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+
+
+def own_rank() -> int:
+    """This process's rank, from torchrun's environment."""
+    return int(os.environ["RANK"])
+
+
+class Share(IterableDataset[Any]):
+    """One rank's share of the digits: as many batches as the test says, and perhaps a length of its own opinion.
+
+    `before` is called with the number of the sample that is about to be yielded.
+    """
+
+    def __init__(self, batches: int, before: Callable[[int], None] | None = None) -> None:
+        self._batches = batches
+        self._before = before
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for number in range(self._batches * BATCH_SIZE):
+            if self._before is not None:
+                self._before(number)
+            index = (number * 7 + own_rank() * 31) % len(images)
+            yield images[index], labels[index]
+
+
+class SizedShare(Share):
+    """A share that also reports a length in samples, right or wrong."""
+
+    def __init__(self, batches: int, reported: int, before: Callable[[int], None] | None = None) -> None:
+        super().__init__(batches, before)
+        self._reported = reported
+
+    def __len__(self) -> int:
+        return self._reported * BATCH_SIZE
+
+
+def share_loader(batches: int, reported: int | None = None, before: Callable[[int], None] | None = None) -> Any:
+    """A loader over this rank's share; unsized unless `reported` (batches) is given."""
+    share = Share(batches, before) if reported is None else SizedShare(batches, reported, before)
+    return DataLoader(share, batch_size=BATCH_SIZE)
+
+
+class Classifier(pl.LightningModule):
+    """A linear classifier of digits, with what a test wants to be synchronised."""
+
+    def __init__(self, train_sync: str = "", eval_sync: str = "", stop_at: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layer = torch.nn.Linear(64, 10)
+        self._train_sync = train_sync
+        self._eval_sync = eval_sync
+        self._stop_at = stop_at
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        images, labels = batch
+        loss = torch.nn.functional.cross_entropy(self.layer(images), labels)
+        if self._train_sync:
+            self.log("train", loss, on_step=False, on_epoch=True, sync_dist=True)
+        if self._stop_at is not None and self.global_step >= self._stop_at:
+            self.trainer.should_stop = True
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        images, labels = batch
+        loss = torch.nn.functional.cross_entropy(self.layer(images), labels)
+        if self._eval_sync:
+            step = self._eval_sync == "step"
+            self.log("val", loss, on_step=step, on_epoch=not step, sync_dist=True, add_dataloader_idx=True)
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a test varies. Sequences hold one value per rank.
+
+    Attributes:
+        train: Batches of each rank's train loader.
+        reported: What it reports, or None: unsized.
+        val: Batches of each rank's validation loader, or of several of them.
+        even: Use a map-style dataset of so many samples instead, which Lightning shards.
+        trainer: Arguments of the Trainer.
+        model: Arguments of the Classifier.
+        options: Options of the callback; None: no callback at all.
+        before: Called in a rank's train loader with the number of the sample it is about to yield.
+    """
+
+    train: Sequence[int] = ()
+    reported: Sequence[int] | None = None
+    val: Sequence[int | Sequence[int]] | None = None
+    even: int = 0
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = field(default_factory=dict)
+    before: Callable[[int], None] | None = None
+
+    def train_loader(self) -> Any:
+        if self.even:
+            images, labels = digits()
+            return DataLoader(TensorDataset(images[: self.even], labels[: self.even]), batch_size=BATCH_SIZE)
+        rank = own_rank()
+        return share_loader(self.train[rank], self.reported[rank] if self.reported else None, self.before)
+
+    def val_loaders(self) -> Any:
+        if self.val is None:
+            return None
+        mine = self.val[own_rank()]
+        return share_loader(mine) if isinstance(mine, int) else [share_loader(batches) for batches in mine]
+
+    def callbacks(self) -> list[Any]:
+        return [] if self.options is None else [Countoff(**self.options)]
+
+    def make_trainer(self, **more: Any) -> pl.Trainer:
+        arguments: dict[str, Any] = {
+            "accelerator": "cpu",
+            "devices": int(os.environ["WORLD_SIZE"]),
+            "strategy": "ddp",
+            "max_epochs": 2,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": True,
+        }
+        own = {**self.trainer, **more}
+        callbacks = [*self.callbacks(), *own.pop("callbacks", [])]
+        return pl.Trainer(**{**arguments, **own}, callbacks=callbacks)
+
+
+def quiet() -> None:
+    """Silences what every Trainer says; verdicts come through."""
+    import logging
+    import warnings
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+
+
+def fit(job: Job) -> dict[str, Any]:
+    """Trains on one rank and says what came of it."""
+    quiet()
+    trainer, model = job.make_trainer(), Classifier(**job.model)
+    trainer.fit(model, job.train_loader(), job.val_loaders())
+    return outcome(trainer, model)
+
+
+def outcome(trainer: pl.Trainer, model: torch.nn.Module) -> dict[str, Any]:
+    """Final weights, as a hash of their bits, and the counters."""
+    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    return {"weights": hashlib.sha256(bits).hexdigest(), "steps": trainer.global_step, "epoch": trainer.current_epoch}
+
+
+def logged(directory: Path) -> dict[str, float]:
+    """The last value of every metric that a CSVLogger wrote."""
+    import csv
+
+    values: dict[str, float] = {}
+    with open(next(directory.rglob("metrics.csv")), newline="") as file:
+        for line in csv.DictReader(file):
+            values |= {name: float(value) for name, value in line.items() if value}
+    return values
+
+
+def csv_logger() -> CSVLogger:
+    """A logger into the rank's working directory."""
+    return CSVLogger(os.getcwd(), name="log")
+
+
+def asleep_at(sample: int, seconds: float, rank: int) -> Callable[[int], None]:
+    """A `before` that lets one rank's loader sleep once."""
+
+    def before(number: int) -> None:
+        if number == sample and own_rank() == rank:
+            tell("asleep")
+            time.sleep(seconds)
+
+    return before
+
+
+def verdict_lines(result: RankResult) -> list[str]:
+    """The lines of this rank's output that countoff wrote, without the rank."""
+    prefix = f"[rank {result.rank}] "
+    return [line.removeprefix(prefix) for line in result.output.splitlines() if line.startswith(prefix)]
+
+
+def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str) -> None:
+    """Every rank ended badly, with the same verdict: its kind, the ranks out of step, and `words` in its text."""
+    texts = {"\n".join(verdict_lines(result)) for result in results}
+    everything = "\n".join(map(str, results))
+    assert len(texts) == 1, everything
+    text = texts.pop()
+    assert f"countoff: {kind}: " in text, everything
+    names = ("rank " if len(odd) == 1 else "ranks ") + ", ".join(map(str, odd))
+    assert f"out of step: {names} of" in text, everything
+    for word in words:
+        assert word in text, everything
+    assert all(result.exit_code != 0 for result in results), everything
+    assert all(f"countoff {kind}: " in result.error_file for result in results), everything

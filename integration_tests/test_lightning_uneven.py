@@ -1,0 +1,75 @@
+"""Lightning, one rank a batch short in training: every such job ends with the verdict on every rank."""
+
+from typing import Any
+
+import pytest
+
+from integration_tests.jobs import Job, assert_named, fit
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpoint": {"trainer": {"enable_checkpointing": True, "logger": False}},
+    "sync_on_epoch": {"model": {"train_sync": "epoch"}},
+    "validation_with_sync": {"val": 2, "model": {"eval_sync": "epoch"}},
+    "accumulate_2": {"trainer": {"accumulate_grad_batches": 2}},
+    "accumulate_3": {"trainer": {"accumulate_grad_batches": 3}},
+    "sized_equal_and_wrong": {"reported": 5},
+    "max_steps": {"trainer": {"max_steps": 7, "max_epochs": -1}},
+}
+
+
+def make_job(batches: list[int], case: dict[str, Any]) -> Job:
+    more = dict(case)
+    for name in ("val", "reported"):
+        if name in more:
+            more[name] = [more[name]] * len(batches)
+    return Job(train=batches, **more)
+
+
+def one_short(ranks: int, short: int) -> list[int]:
+    return [4 if rank == short else 5 for rank in range(ranks)]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("short", ["first", "last"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, case, short):
+    rank = 0 if short == "first" else ranks - 1
+    job = make_job(one_short(ranks, rank), CASES[case])
+    results = run_ranks(fit, ranks, job, expect=None, deadline_seconds=40)
+    odd = [rank] if ranks > 2 else [rank, 1 - rank]
+    assert_named(results, "UnevenBatches", odd, f"rank {rank} ran out of data after 4 batches of train epoch 0", "has batch 5")
+
+
+@pytest.mark.parametrize(("world_size", "short"), [(4, 1), (4, 2), (8, 3)])
+def test_a_short_rank_in_the_middle_is_named(run_ranks, world_size, short):
+    job = Job(train=one_short(world_size, short))
+    results = run_ranks(fit, world_size, job, expect=None, deadline_seconds=60)
+    assert_named(results, "UnevenBatches", [short], f"rank {short} ran out of data after 4 batches")
+
+
+@pytest.mark.ranks(4, 8)
+def test_a_rank_one_batch_long_is_the_odd_one(run_ranks, ranks):
+    batches = [6 if rank == 1 else 5 for rank in range(ranks)]
+    results = run_ranks(fit, ranks, Job(train=batches), expect=None, deadline_seconds=60)
+    assert_named(results, "UnevenBatches", [1], "after 5 batches of train epoch 0; rank 1 has batch 6")
+
+
+@pytest.mark.ranks(2, 4)
+def test_lengths_that_differ_are_a_plan_mismatch_before_the_first_batch(run_ranks, ranks):
+    batches = one_short(ranks, 1)
+    results = run_ranks(fit, ranks, Job(train=batches, reported=batches), expect=None, deadline_seconds=40)
+    odd = [1] if ranks > 2 else [0, 1]
+    assert_named(results, "PlanMismatch", odd, "batches_per_epoch is", "4 on rank 1", "5 on rank")
+
+
+def test_a_checkpoint_on_exception_does_not_swallow_the_verdict(run_ranks):
+    results = run_ranks(fit_with_checkpoint_on_exception, 2, expect=None, deadline_seconds=40)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
+
+
+def fit_with_checkpoint_on_exception() -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    checkpoint = ModelCheckpoint(dirpath=".", save_on_exception=True)
+    fit(Job(train=[5, 4], trainer={"callbacks": [checkpoint], "enable_checkpointing": True}))

@@ -8,6 +8,8 @@ import pytest
 
 from integration_tests import harness, torchrun
 
+collect_ignore = ["preload.py"]  # imports every framework, for the forkserver, not for the search for doctests
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes `ranks` once for each count in its `ranks` mark; with no mark, for 2."""

@@ -77,6 +77,10 @@ class Classifier(pl.LightningModule):
         self._train_sync = train_sync
         self._eval_sync = eval_sync
         self._stop_at = stop_at
+        self.validations = 0
+
+    def on_validation_epoch_end(self) -> None:
+        self.validations += 1
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
         images, labels = batch
@@ -197,15 +201,11 @@ def csv_logger() -> CSVLogger:
     return CSVLogger(os.getcwd(), name="log")
 
 
-def asleep_at(sample: int, seconds: float, rank: int) -> Callable[[int], None]:
-    """A `before` that lets one rank's loader sleep once."""
-
-    def before(number: int) -> None:
-        if number == sample and own_rank() == rank:
-            tell("asleep")
-            time.sleep(seconds)
-
-    return before
+def sleep_once(rank: int, sample: int, seconds: float, number: int) -> None:
+    """Lets one rank's loader sleep before one sample: a `before`, with all but the last argument bound."""
+    if number == sample and own_rank() == rank:
+        tell("asleep")
+        time.sleep(seconds)
 
 
 def verdict_lines(result: RankResult) -> list[str]:

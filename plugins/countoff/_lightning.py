@@ -226,6 +226,7 @@ class CountoffCallback:
         length = totals.shorter_than_reported
         if self.settings.totals == "fix" and length and _set_length(trainer, length):
             totals.corrected(length)
+            _log(trainer, totals.plan.metrics())
 
 
 def _finite(number: Union[int, float]) -> int | None:

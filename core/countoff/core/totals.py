@@ -29,6 +29,9 @@ class Totals:
 
     def observe(self, batches: int) -> None:
         """Learns from an epoch that ended because its loader was exhausted, with so many batches on this rank."""
+        limited = self.plan.reported_batches_per_epoch
+        if batches == limited and limited != self.plan.reported_batches:
+            return  # it ended at the user's limit, which says nothing about the loader
         if not self.plan.proven and batches:
             self._facts = replace(self._facts, known_batches=batches)
             self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)

@@ -1,0 +1,58 @@
+"""Lightning, evaluations of unequal length: legitimate where nothing is synchronised per batch, named where it is."""
+
+from typing import Any
+
+import pytest
+
+from integration_tests.jobs import Job, assert_named, fit, verdict_lines
+
+
+def uneven(val: list[Any], sync: str, **options: Any) -> Job:
+    return Job(train=[4] * len(val), val=val, model={"eval_sync": sync}, options=options)
+
+
+@pytest.mark.parametrize("val", [[2, 0], [0, 2], [3, 2], [2, 3]], ids=str)
+def test_an_uneven_evaluation_that_synchronises_every_batch_is_named(run_ranks, val):
+    results = run_ranks(fit, 2, uneven(val, "step", uneven_eval="raise"), expect=None, deadline_seconds=30)
+    short = val.index(min(val))
+    assert_named(results, "UnevenBatches", [short, 1 - short], f"rank {short} ran out of data after {min(val)} batches")
+
+
+@pytest.mark.ranks(4)
+def test_an_uneven_evaluation_on_one_of_four_ranks_is_named(run_ranks, ranks):
+    results = run_ranks(fit, ranks, uneven([3, 3, 2, 3], "step", uneven_eval="raise"), expect=None, deadline_seconds=30)
+    assert_named(results, "UnevenBatches", [2], "rank 2 ran out of data after 2 batches of validation")
+
+
+@pytest.mark.parametrize("val", [[2, 0], [3, 2]], ids=str)
+def test_by_default_it_is_warned_of_and_named_when_nothing_moves_any_more(run_ranks, val):
+    results = run_ranks(fit, 2, uneven(val, "step", stall_seconds=3), expect=None, deadline_seconds=30)
+    output = "".join(result.output for result in results)
+    assert all(result.exit_code != 0 for result in results), output
+    for result in results:
+        assert "ran out of data after" in "\n".join(verdict_lines(result)), output
+
+
+def test_an_uneven_evaluation_without_collectives_is_warned_of_once(run_ranks):
+    results = run_ranks(fit, 2, uneven([3, 2], "epoch"))
+    lines = [line for result in results for line in verdict_lines(result)]
+    assert sum("countoff: UnevenBatches: rank 1 ran out of data after 2 batches of validation" in line for line in lines) == 1
+    assert verdict_lines(results[1]) == []
+
+
+def test_an_uneven_evaluation_can_be_allowed(run_ranks):
+    results = run_ranks(fit, 2, uneven([3, 2], "epoch", uneven_eval="allow"))
+    assert [line for result in results for line in verdict_lines(result)] == []
+
+
+def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
+    results = run_ranks(fit, 2, uneven([3, 2], "epoch", uneven_eval="raise"), expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 2 batches of validation")
+
+
+def test_loaders_of_one_evaluation_are_counted_apart(run_ranks):
+    results = run_ranks(fit, 2, uneven([[2, 3], [3, 2]], "epoch", uneven_eval="raise"), expect=None)
+    for result in results:
+        assert "5 batches (2 + 3)" in result.output
+        assert "5 batches (3 + 2)" in result.output
+        assert result.exit_code != 0

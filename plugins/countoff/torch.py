@@ -169,8 +169,8 @@ class Attached:
         self._steps = on_optimizer_step(self.guard.step)
         self._excepthook = sys.excepthook
         sys.excepthook = self._tell_and_raise
-        atexit.register(self._at_exit)
         self.guard.fit_start(plan, versions())
+        atexit.register(self._at_exit)  # after the guard's own, so that it runs before it
         self._warn_of_length()
 
     def _observe(self, loader: Any, name: str | None) -> None:
@@ -208,9 +208,8 @@ class Attached:
                 if span in self._open:
                     guard.batch()
                 yield batch
-        except GeneratorExit:  # the loop left early, which is a legitimate end; nothing can be raised from here
-            with contextlib.suppress(DivergenceError):
-                self._close_span(span, how)
+        except GeneratorExit:  # the loop left early, which is a legitimate end, or an exception is on its way
+            self._close_span(span, how, may_raise=False)
             raise
         self._close_span(span, how)
 
@@ -231,16 +230,16 @@ class Attached:
         while self._open and (everything or self._open[-1][1]):
             self._close_span(self._open[-1], "stopped")
 
-    def _close_span(self, span: tuple[str, bool], how: Literal["exhausted", "stopped"]) -> None:
-        if self._detached and span not in self._open:
-            return
+    def _close_span(
+        self, span: tuple[str, bool], how: Literal["exhausted", "stopped"], *, may_raise: bool = True
+    ) -> None:
         while span in self._open:
             innermost = self._open.pop()
             ended = how if innermost is span else "stopped"
             if innermost[1]:
-                self.guard.eval_end(ended)
+                self.guard.eval_end(ended, may_raise=may_raise)
             else:
-                self.guard.train_end(ended)
+                self.guard.train_end(ended, may_raise=may_raise)
                 if ended == "exhausted":
                     self._totals.observe(self.guard.batches)
                     self._warn_of_length()

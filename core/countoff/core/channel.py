@@ -118,6 +118,10 @@ class Channel:
                 _shut_socket(descriptor, self._port)
         self._sockets = set()
 
+    def release(self) -> None:
+        """Closes the connection once its thread has ended; nothing may be called after that."""
+        del self._store
+
 
 def _descriptors() -> set[int]:
     def is_open(descriptor: int) -> bool:

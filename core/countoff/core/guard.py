@@ -15,7 +15,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
 from countoff.core.tally import Tally, chain
 from countoff.core.ticks import tick
-from countoff.core.verdict import Verdict, error_for
+from countoff.core.verdict import DivergenceError, Verdict, error_for
 
 if TYPE_CHECKING:
     from countoff.core.watch import Watch
@@ -164,21 +164,30 @@ class Guard:
         while len(counts) < index:  # close the loaders before: each holds what the others have not
             counts.append(self._tally.started - sum(counts))
 
-    def eval_end(self, how: Literal["exhausted", "stopped"]) -> None:
+    def eval_end(self, how: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
         """Closes the evaluation.
+
+        Args:
+            how: Whether its loader was exhausted, or the pass stopped before that.
+            may_raise: False where an exception would be lost or may be under way already, as in a generator's end;
+                what is wrong is then raised by the next call.
 
         Raises:
             UnevenBatches: If ranks had different numbers of batches and `uneven_eval` is `raise`.
         """
-        self._close_span("eval_end", how)
+        self._close_span("eval_end", how, may_raise)
 
-    def train_end(self, how: Literal["exhausted", "stopped"]) -> None:
-        """Closes the train epoch: its loader was exhausted, or the pass stopped before that.
+    def train_end(self, how: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
+        """Closes the train epoch.
+
+        Args:
+            how: Whether its loader was exhausted, or the pass stopped before that.
+            may_raise: As for `eval_end`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
         """
-        self._close_span("train_end", how)
+        self._close_span("train_end", how, may_raise)
 
     def fit_end(self) -> None:
         """Ends the fit; from here on a lost store or peer is nobody's fault.
@@ -198,17 +207,19 @@ class Guard:
         state = self._state
         if self._watch is None or self._closed:
             return
+        words = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
+        if not victim:
+            state.failure = f"raised {words} (in batch {self._tally.started} of {self._tally.name})"
         state.answered.set()
-        words = f"{type(error).__name__}: {error}"
-        if any(sign in words.lower() for sign in _VICTIMS):
+        if victim:
             state.ended.wait(0.5)
         if state.end is None:
             from countoff.core.speaker import lost_rank
 
-            where = f"in batch {self._tally.started} of {self._tally.name}"
-            line = words.splitlines()[0][:160]
-            state.propose(lost_rank(state.rank, f"raised {line} ({where})", "The rank itself said so.", gone=False))
-        state.said.wait(2.0)
+            deed = state.failure or f"raised {words}, as one does whose peer is gone"
+            state.propose(lost_rank(state.rank, deed, gone=False))
+        self._wait_until_said()
 
     def close(self) -> None:
         """Leaves. The second time nothing happens."""
@@ -271,7 +282,7 @@ class Guard:
             self._pass(kind, tally.name, how=how, opens=tally)
         self._settle(tally)
 
-    def _close_span(self, kind: MarkKind, how: How) -> None:
+    def _close_span(self, kind: MarkKind, how: How, may_raise: bool) -> None:
         state, tally = self._state, self._tally
         if tally.counts:
             tally.counts.append(tally.started - sum(tally.counts))
@@ -279,7 +290,7 @@ class Guard:
         if tally.evaluation and tally.silent:
             state.close_span(how)
         else:
-            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS)
+            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS if may_raise else 0.0, may_raise=may_raise)
         self._settle(state.spans[-1] if state.spans else tally)
         if self._watch is not None and self._roll_call is not None and not tally.silent:
             self._roll_call.span_closed(tally, closed)
@@ -290,7 +301,14 @@ class Guard:
             self._arm()
 
     def _pass(
-        self, kind: MarkKind, span: str, *, how: How = "", hold: float = 0.0, opens: Tally | None = None
+        self,
+        kind: MarkKind,
+        span: str,
+        *,
+        how: How = "",
+        hold: float = 0.0,
+        opens: Tally | None = None,
+        may_raise: bool = True,
     ) -> None:
         """Passes a mark; holds the first rank there for a moment, so that an objection still finds it in Python."""
         state, tally = self._state, self._tally
@@ -310,7 +328,7 @@ class Guard:
         if self._watch is not None and state.end is None and not state.ledger.stands(number):
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
             self._hand(entry, lambda: state.ledger.stands(number), hold)
-        if state.proposed is not None or state.end is not None:
+        if may_raise and (state.proposed is not None or state.end is not None):
             self._meet_the_end()
 
     def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
@@ -362,10 +380,21 @@ class Guard:
         state.answered.set()
         if not state.ended.wait(1.0) and state.proposed is not None:
             state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
-        state.said.wait(2.0)
+        self._wait_until_said()
         if self._settings.on_divergence == "raise" and state.end is not None:
             raise error_for(state.end)
         self._disarm()
+
+    def _wait_until_said(self) -> None:
+        """Waits for the table, but says what is known without it if the store takes too long."""
+        state = self._state
+        if state.said.wait(2.0):
+            return
+        from countoff.core.speaker import finish
+
+        verdict = state.end or state.proposed
+        if verdict is not None:
+            finish(state, verdict)
 
     def _disarm(self) -> None:
         """Stops watching; counting goes on, for the totals."""

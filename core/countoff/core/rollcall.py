@@ -186,12 +186,17 @@ class RollCall:
             self._judge(records)
             if missing:
                 self._say_who_is_missing(missing, "training goes on without comparing with it")
-            speaker.hand(lambda channel: (channel.set("plan", {"compared": len(records)}), answered.set()))
+            speaker.hand(lambda channel: channel.set("plan", {"compared": len(records)}))
+            release()
+
+        def release() -> None:
+            speaker.hand(speaker.look_around)  # everybody has introduced itself before reporting
+            speaker.hand(lambda _: answered.set())
 
         if state.rank == 0:
             speaker.poll(Gathering("plan", range(state.world_size), patience, done, self._say_who_is_missing))
         else:
-            speaker.poll(Awaiting("plan", patience, lambda found: answered.set() if found else None))
+            speaker.poll(Awaiting("plan", patience, lambda found: release() if found else None))
         return answered
 
     def span_closed(self, tally: Tally, closed: float) -> None:

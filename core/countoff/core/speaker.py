@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,6 +114,8 @@ class Speaker:
         if job is None:
             return False
         job(channel)
+        if not self._jobs.empty():
+            return True  # marks first
         self._pending = [pollable for pollable in self._pending if not pollable.poll(channel)]
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + BEAT_SECONDS
@@ -130,13 +132,20 @@ class Speaker:
         state = self._state
         self._beat += 1
         channel.set(f"beat/{state.rank}", {"beat": self._beat, "read": state.ledger.read})
-        known = len(self.neighbours) + 1
-        for place in range(1, channel.add(f"host/{self._host}", 0) + 1) if known <= state.world_size else ():
-            if place > len(self.neighbours) and channel.has(f"host/{self._host}/{place}"):
-                process = Process.from_json(channel.get(f"host/{self._host}/{place}"))
-                self.neighbours[process.rank] = process
+        self.look_around(channel)
         others = range(1, state.world_size) if state.rank == 0 else (0,)
         self._hear_beats(channel, others)
+
+    def look_around(self, channel: Channel) -> None:
+        """Learns which processes on this host are ranks, so that the watchdog can see them die."""
+        met = len(self.neighbours)
+        if met == self._state.world_size:
+            return
+        for place in range(met + 1, channel.add(f"host/{self._host}", 0) + 1):
+            if not channel.has(f"host/{self._host}/{place}"):
+                return
+            process = Process.from_json(channel.get(f"host/{self._host}/{place}"))
+            self.neighbours[process.rank] = process
 
     def _hear_beats(self, channel: Channel, others: Sequence[int]) -> None:
         keys = [f"beat/{rank}" for rank in others]
@@ -169,7 +178,7 @@ class Speaker:
         if verdict is None or state.said.is_set():
             return
         state.answered.wait(_SETTLE_SECONDS)
-        channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at})
+        channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at, "failure": state.failure})
         dead = verdict.ranks if verdict.gone else ()
         if state.rank == 0:
             owed = [rank for rank in range(state.world_size) if rank not in dead]
@@ -180,7 +189,7 @@ class Speaker:
             self._publish_table(channel, verdict, table[0], len(owed))
         elif 0 not in dead:
             _until(channel, "table", deadline=time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.1)
-        finish(state, with_table(channel, verdict))
+        finish(state, with_table(channel, verdict, state.remedies))
         channel.set(f"told/{state.rank}", {"told": True})
         if state.rank == 0:  # it may host the store: the others hear before it goes
             told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in dead]
@@ -194,7 +203,8 @@ class Speaker:
             channel.set(f"table/{place}", rows[rank])
         spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
         known = spread if len(rows) == owed == self._state.world_size and 0 <= spread < SILENCE_SECONDS else None
-        channel.set("table", {"rows": len(order), "odd": list(odd[:8]), "spread": known})
+        failed = next(((rank, rows[rank]["failure"]) for rank in sorted(rows) if rows[rank]["failure"]), None)
+        channel.set("table", {"rows": len(order), "odd": list(odd[:8]), "spread": known, "failed": failed})
 
 
 def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
@@ -203,8 +213,11 @@ def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verd
 
 
 def finish(state: State, verdict: Verdict) -> None:
-    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher."""
-    state.end = verdict
+    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher. The second time nothing."""
+    with state.lock:
+        if state.printed:
+            return
+        state.printed, state.end = True, verdict
     if state.settings.on_divergence == "raise":
         ending.leave_error_file(verdict)
         ending.say(verdict, state.rank)
@@ -212,16 +225,23 @@ def finish(state: State, verdict: Verdict) -> None:
         ending.say(verdict, state.rank)
 
 
-def with_table(channel: Channel, verdict: Verdict) -> Verdict:
-    """The verdict with the table that rank 0 has published, if it has."""
+def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[str, str]) -> Verdict:
+    """The verdict with the table that rank 0 has published, if it has.
+
+    A rank that failed by itself is the better cause: what others proved is what its failure looked like to them.
+    """
     if not channel.has("table"):
         return verdict
     header = channel.get("table")
     shown = min(int(header["rows"]), TABLE_ROWS)
-    rows = channel.get_many([f"table/{place}" for place in range(shown)])
+    rows = tuple(channel.get_many([f"table/{place}" for place in range(shown)]))
+    if header["failed"] is not None:
+        rank, deed = header["failed"]
+        failed = lost_rank(int(rank), str(deed), gone=False)
+        return replace(failed, rows=rows, remedy=remedies.get("LostRank", ""))
     odd = tuple(int(rank) for rank in header["odd"])
     spread = header["spread"]
-    return replace(verdict, ranks=odd, rows=tuple(rows), spread_seconds=None if spread is None else float(spread))
+    return replace(verdict, ranks=odd, rows=rows, spread_seconds=None if spread is None else float(spread))
 
 
 def _until(channel: Channel, *keys: str, deadline: float) -> bool:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from countoff.core.ledger import Finding, Ledger, Mark
@@ -41,6 +41,7 @@ class State:
         ended: Set once `end` is known here.
         said: Set once the verdict has been printed here, with its table.
         answered: Set once the training thread has met the verdict (or has failed by itself).
+        failure: What this rank's own exception was, if it has failed by itself.
         finished: Whether the fit's end has been passed here or read in the log: the store may go from then on.
         notices: Warnings that did not end anything, of all ranks.
     """
@@ -62,8 +63,10 @@ class State:
     ended: threading.Event = field(default_factory=threading.Event)
     said: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
+    failure: str = ""
     finished: bool = False
     proposed: Verdict | None = None
+    printed: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     _noted: set[str] = field(default_factory=set[str])
@@ -153,7 +156,7 @@ class State:
         """Asks for the end: the first one in the log is the one that every rank says."""
         with self.lock:
             if self.proposed is None and self.end is None:
-                self.proposed = verdict
+                self.proposed = verdict = replace(verdict, remedy=self.remedies.get(verdict.kind, ""))
                 self.alarm = 0
                 self.send({"type": "end", "verdict": verdict.to_json()})
 

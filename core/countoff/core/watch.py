@@ -42,6 +42,7 @@ class Watch:
         self._closing = threading.Event()
         self._connected_at = time.monotonic()
         self._ears: Channel | None = None
+        self._accused: set[int] = set()
         self.failure: str = ""
         self.speaker = Speaker(state, self._connect, self._store_lost)
         self._listener = threading.Thread(target=self._listen, name="countoff listener", daemon=True)
@@ -75,6 +76,9 @@ class Watch:
         self._join(self._listener, self._ears)
         self._join(speaker.thread, speaker.channel)
         self._join(self._watchdog, None)
+        for channel in (self._ears, speaker.channel):
+            if channel is not None:
+                channel.release()
         atexit.unregister(self.close)
 
     def _join(self, thread: threading.Thread, channel: Channel | None) -> None:
@@ -140,10 +144,11 @@ class Watch:
 
     def _conclude_alone(self, verdict: Verdict) -> None:
         """Ends without the store: each rank says what it knows."""
-        self.state.adopt(verdict)
-        if self.state.end is verdict:
-            finish(self.state, verdict)
-            self.state.said.set()
+        state = self.state
+        state.adopt(state.proposed or verdict)  # what this rank has proved itself is the better cause
+        if state.end is not None:
+            finish(state, state.end)
+            state.said.set()
 
     def _guard(self) -> None:
         seen_stopped: dict[int, float] = {}
@@ -159,7 +164,7 @@ class Watch:
 
     def _look_at_neighbours(self, seen_stopped: dict[int, float]) -> None:
         for rank, process in list(self.speaker.neighbours.items()):
-            found = process.state() if rank != self.state.rank else "alive"
+            found = "alive" if rank == self.state.rank or rank in self._accused else process.state()
             if found == "alive":
                 seen_stopped.pop(rank, None)
                 continue
@@ -172,7 +177,7 @@ class Watch:
     def _accuse(self, rank: int, deed: str, why: str) -> None:
         cited = "; ".join(f"before that, {notice.sentence}" for notice in self.state.notices[:1])
         verdict = lost_rank(rank, deed, f"{why} {cited}".strip())
-        del self.speaker.neighbours[rank]
+        self._accused.add(rank)
 
         heard = threading.Event()
 

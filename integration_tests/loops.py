@@ -1,0 +1,219 @@
+"""Plain PyTorch training loops for the tests of `countoff.torch`."""
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from countoff.torch import attach
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader
+
+
+def model_and_optimizer() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    torch.manual_seed(7)
+    model = DistributedDataParallel(torch.nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train_on(model: Any, optimizer: Any, batch: Any) -> None:
+    images, labels = batch
+    torch.nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def weights(model: Any) -> str:
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+
+
+def even_loader(samples: int = 80) -> DataLoader[Any]:
+    images, labels = digits()
+    dataset = TensorDataset(images[:samples], labels[:samples])
+    return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset))
+
+
+def uneven(batches: list[int], options: dict[str, Any] | None = None) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = share_loader(batches[own_rank()])
+    attach(train=loader, optimizer=optimizer, **(options or {}))
+    for _ in range(3):
+        for batch in loader:
+            train_on(model, optimizer, batch)
+
+
+def uneven_eval(batches: list[int], uneven_eval: str) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader, evals = even_loader(40), share_loader(batches[own_rank()])
+    attach(train=loader, eval=evals, uneven_eval=uneven_eval)
+    for _ in range(2):
+        for batch in loader:
+            train_on(model, optimizer, batch)
+        for images, labels in evals:
+            torch.nn.functional.cross_entropy(model.module(images), labels)
+
+
+def skip_a_step(at: int, tick_batches: int) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader, optimizer=optimizer, tick_batches=tick_batches)
+    for number, (images, labels) in enumerate(loader):
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        if own_rank() == 0 or number != at:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+def shifted_accumulation() -> None:
+    """Equal numbers of batches and steps, but rank 1 steps one batch later than rank 0."""
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=2)
+    for number, (images, labels) in enumerate(loader):
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        if number % 2 == own_rank():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def own_learning_rate() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    optimizer.param_groups[0]["lr"] = 0.1 * (1 + own_rank())
+    loader = even_loader()
+    attach(train=loader, optimizer=optimizer, tick_batches=2)
+    for batch in loader:
+        train_on(model, optimizer, batch)
+
+
+def rank_dependent_break() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader)
+    for number, batch in enumerate(loader):
+        train_on(model, optimizer, batch)
+        if own_rank() == 1 and number == 2:
+            break
+    dist.barrier()
+
+
+def evaluates_early() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader, evals = even_loader(), share_loader(2)
+    attach(train=loader, eval=evals)
+    for number, batch in enumerate(loader):
+        train_on(model, optimizer, batch)
+        if number == 3 + own_rank():
+            for _ in evals:
+                pass
+            dist.all_reduce(torch.zeros(1))
+
+
+def trains_one_epoch_more() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader)
+    for _ in range(1 + own_rank()):
+        for batch in loader:
+            train_on(model, optimizer, batch)
+
+
+def healthy(countoff: bool) -> dict[str, Any]:
+    """A loop with what people do: breaks, evaluations in mid-epoch, nested loops, an iterator by hand."""
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader, evals = even_loader(), share_loader(2)
+    handle = attach(train=loader, eval={"digits": evals}, optimizer=optimizer, enabled=countoff, uneven_eval="raise")
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            train_on(model, optimizer, batch)
+            if number == 2:
+                for images, _ in evals:
+                    model.module(images)
+            if epoch == 1 and number == 4:
+                break
+        for _ in evals:
+            break
+    iterator = iter(loader)
+    train_on(model, optimizer, next(iterator))
+    progress = handle.progress() if countoff else {}
+    steps = handle.guard.steps if countoff else 0
+    handle.detach()
+    handle.detach()
+    assert type(loader) is DataLoader
+    return {"weights": weights(model), "steps": steps, "progress": progress}
+
+
+def joined(batches: list[int]) -> str:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = share_loader(batches[own_rank()])
+    handle = attach(train=loader)
+    for _ in range(2):
+        with handle.uncounted(), model.join():
+            for batch in loader:
+                train_on(model, optimizer, batch)
+    handle.detach()
+    return weights(model)
+
+
+def evaluates_on_rank_0(declared: bool) -> str:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader, evals = even_loader(), share_loader(2)
+    with attach(train=loader, eval=evals, eval_ranks=[0] if declared else None):
+        for _ in range(2):
+            for batch in loader:
+                train_on(model, optimizer, batch)
+            if own_rank() == 0:
+                for _ in evals:
+                    pass
+    return weights(model)
+
+
+def over_file_store(path: str, batches: list[int]) -> None:
+    import os
+
+    rank, world_size = own_rank(), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    model, optimizer = model_and_optimizer()
+    loader = share_loader(batches[rank])
+    attach(train=loader)
+    for batch in loader:
+        train_on(model, optimizer, batch)
+
+
+def exits_quietly() -> None:
+    """Rank 1 leaves the program early with exit code 0; rank 0 trains alone until it blocks."""
+    import sys
+
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader)
+    for number, batch in enumerate(loader):
+        train_on(model, optimizer, batch)
+        if own_rank() == 1 and number == 3:
+            sys.exit(0)
+
+
+def raises_in_the_loop() -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader)
+    for number, batch in enumerate(loader):
+        train_on(model, optimizer, batch)
+        if own_rank() == 1 and number == 3:
+            raise ValueError("loss is not finite")

@@ -1,0 +1,216 @@
+"""Ranks that fail, die, freeze, or lose the store: every survivor ends with a sentence that names the culprit."""
+
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from integration_tests.harness import RankResult, Watch, tell
+from integration_tests.jobs import Job, assert_named, fit, own_rank, verdict_lines
+from integration_tests.slow_store import slow_store
+
+
+def fail_at(rank: int, sample: int, number: int) -> None:
+    if own_rank() == rank and number == sample:
+        raise ValueError("shard 3 is torn")
+
+
+def pace(number: int) -> None:
+    """Trains on for a while, and says when training is well under way."""
+    time.sleep(0.01)
+    if number == 12:
+        tell("training")
+
+
+def long_job(ranks: int, **more: Any) -> Job:
+    return Job(train=[500] * ranks, before=pace, **more)
+
+
+def end_of(results: list[RankResult], culprit: int) -> list[RankResult]:
+    return [result for result in results if result.rank != culprit]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_a_rank_that_raises_in_its_loader_is_named_with_its_error(run_ranks, ranks, hosted_by):
+    culprit = ranks - 1 if hosted_by == "agent" else 0
+    job = Job(train=[5] * ranks, before=partial(fail_at, culprit, 9))
+    results = run_ranks(fit, ranks, job, expect=None, hosted_by=hosted_by, deadline_seconds=40)
+    assert_named(results, "LostRank", [culprit], f"rank {culprit} raised ValueError: shard 3 is torn")
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
+    culprit = ranks - 1 if hosted_by == "agent" else 0
+
+    def kill(watch: Watch) -> None:
+        watch.wait_for(culprit, "training")
+        watch.kill(culprit)
+
+    results = run_ranks(fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=kill, deadline_seconds=40)
+    assert results[culprit].exit_code == -signal.SIGKILL
+    assert_survivors_name(end_of(results, culprit), f"rank {culprit} died without a word")
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
+    culprit = ranks - 1 if hosted_by == "agent" else 0
+
+    def stop(watch: Watch) -> None:
+        watch.wait_for(culprit, "training")
+        watch.kill(culprit, signal.SIGSTOP)
+        for rank in range(ranks):
+            if rank != culprit:
+                watch.wait_for_end(rank, timeout=30)
+        watch.kill(culprit)
+
+    results = run_ranks(fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=stop, deadline_seconds=60)
+    assert_survivors_name(end_of(results, culprit), f"rank {culprit} is stopped")
+
+
+def assert_survivors_name(survivors: list[RankResult], words: str) -> None:
+    for result in survivors:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: LostRank: " in text, result
+        assert words in text, result
+        assert result.exit_code not in (0, None), result
+        assert "countoff LostRank: " in result.error_file, result
+
+
+def test_training_does_not_wait_for_a_store_that_answers_seconds_late(run_ranks):
+    with slow_store() as store:
+
+        def delay(watch: Watch) -> None:
+            watch.wait_for(0, "training")
+            store.delay_seconds = 3.0
+
+        env = {"MASTER_PORT": str(store.port)}
+        job = Job(train=[8, 8], before=pace, trainer={"max_epochs": 12})
+        results = run_ranks(timed_fit, 2, job, env=env, while_running=delay, deadline_seconds=60)
+    for result in results:
+        # 24 marks and as many gatherings were passed; had one in ten waited for its answer, this would not hold.
+        assert result.value["seconds"] < 12 * 8 * 4 * 0.01 + 8, result
+        assert verdict_lines(result) == []
+
+
+def timed_fit(job: Job) -> dict[str, Any]:
+    began = time.monotonic()
+    return {**fit(job), "seconds": time.monotonic() - began}
+
+
+def test_a_store_that_answers_late_makes_the_verdict_late_not_wrong(run_ranks):
+    with slow_store() as store:
+
+        def delay(watch: Watch) -> None:
+            watch.wait_for(0, "training")
+            store.delay_seconds = 0.5
+
+        env = {"MASTER_PORT": str(store.port)}
+        job = Job(train=[40, 39], before=pace, trainer={"max_epochs": 12})
+        results = run_ranks(fit, 2, job, expect=None, env=env, while_running=delay)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, result
+        assert "rank 1 ran out of data after 39 batches of train epoch 0" in text, result
+        assert "40" in text, result
+        assert result.exit_code not in (0, None), result
+
+
+def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run_ranks):
+    def only_on_rank_0(rank: int) -> dict[str, str]:
+        return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank == 0 else {}
+
+    results = run_ranks(fit, 2, Job(train=[5, 5], options=None), env=only_on_rank_0, deadline_seconds=40)
+    assert any("rank 1 has not counted off: is countoff on there?" in line for line in verdict_lines(results[0])), results[0]
+    assert verdict_lines(results[1]) == []
+
+
+def test_a_guard_on_every_rank_but_the_first_says_so_too(run_ranks):
+    def not_on_rank_0(rank: int) -> dict[str, str]:
+        return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank else {}
+
+    results = run_ranks(fit, 2, Job(train=[5, 5], options=None), env=not_on_rank_0, deadline_seconds=40)
+    assert any("rank 0 has not counted off: is countoff on there?" in line for line in verdict_lines(results[1])), results[1]
+
+
+def test_a_flag_in_the_environment_is_enough(run_ranks):
+    results = run_ranks(fit, 2, Job(train=[5, 4], options=None), env={"COUNTOFF": "1"}, expect=None, deadline_seconds=40)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
+
+
+def test_a_flag_in_the_environment_turns_it_off(run_ranks):
+    results = run_ranks(count_threads, 2, Job(even=40), env={"COUNTOFF": "0"})
+    assert [result.value for result in results] == [[], []]
+
+
+def count_threads(job: Job) -> list[str]:
+    import threading
+
+    fit(job)
+    return [thread.name for thread in threading.enumerate() if "countoff" in thread.name]
+
+
+def test_a_bad_value_in_the_environment_is_one_clear_line(run_ranks):
+    env = {"COUNTOFF_ON_DIVERGENCE": "explode"}
+    results = run_ranks(fit, 2, Job(even=40), env=env, expect=1, deadline_seconds=40)
+    for result in results:
+        assert "COUNTOFF_ON_DIVERGENCE" in result.output.splitlines()[-1], result
+
+
+def test_warn_mode_says_it_once_and_ends_nothing_by_itself(run_ranks):
+    results = run_ranks(epochs_by_hand, 2, expect=0, deadline_seconds=40)
+    lines = [line for result in results for line in verdict_lines(result)]
+    assert sum("countoff: UnevenBatches: " in line for line in lines) == 1, results[0].output + results[1].output
+    assert verdict_lines(results[1]) == []
+    assert [result.value for result in results] == [8, 10]
+
+
+def epochs_by_hand() -> int:
+    """Two epochs in which nothing is synchronised, so that only the counts differ."""
+    import torch.distributed as dist
+    from countoff.core import Guard, Settings
+
+    dist.init_process_group("gloo")
+    rank = own_rank()
+    guard = Guard(Settings(on_divergence="warn"), rank=rank, world_size=2)
+    guard.fit_start({})
+    batches = 0
+    for epoch in range(2):
+        guard.train_start(epoch)
+        for _ in range(4 if rank == 0 else 5):
+            guard.batch()
+            batches += 1
+        guard.train_end("exhausted")
+    guard.fit_end()
+    guard.close()
+    dist.barrier()
+    return batches
+
+
+def test_every_rank_leaves_no_thread_and_no_descriptor_behind(run_ranks):
+    for result in run_ranks(leftovers, 2):
+        assert result.value == (0, 0)
+
+
+def leftovers() -> tuple[int, int]:
+    import threading
+
+    import torch.distributed as dist
+    from countoff.core import Guard, Settings
+
+    dist.init_process_group("gloo")
+    for fit_number in range(3):
+        if fit_number == 1:  # the first connection may bring what stays
+            threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
+        guard = Guard(Settings(), rank=own_rank(), world_size=2)
+        guard.fit_start({})
+        guard.fit_end()
+        guard.close()
+        guard.close()
+        del guard
+    return threading.active_count() - threads, len(os.listdir("/dev/fd")) - descriptors

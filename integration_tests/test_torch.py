@@ -1,0 +1,130 @@
+"""A plain PyTorch loop with one line added, on real ranks."""
+
+import pytest
+
+from integration_tests import loops
+from integration_tests.jobs import assert_named, verdict_lines
+
+
+def one_short(ranks: int, short: int) -> list[int]:
+    return [4 if rank == short else 5 for rank in range(ranks)]
+
+
+@pytest.mark.ranks(2, 4, 8)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
+    short = 0 if place == "first" else ranks - 1
+    results = run_ranks(loops.uneven, ranks, one_short(ranks, short), expect=None, deadline_seconds=40)
+    odd = [short] if ranks > 2 else [short, 1 - short]
+    words = f"rank {short} ran out of data after 4 batches of train epoch 0"
+    assert_named(results, "UnevenBatches", odd, words, "has batch 5")
+
+
+def test_rank_0_may_host_the_store(run_ranks):
+    results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0")
+    assert_named(results, "UnevenBatches", [0, 1], "rank 0 ran out of data after 4 batches")
+
+
+def test_a_job_without_a_tcp_store_is_served_by_one_of_ours(run_ranks, tmp_path):
+    results = run_ranks(loops.over_file_store, 2, str(tmp_path / "store"), [5, 4], expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
+
+
+def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
+    for result in run_ranks(loops.skip_a_step, 2, 3, 64, expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: StepMismatch: after 10 batches of train epoch 0" in text, result
+        assert "10 optimizer steps" in text
+        assert "9 optimizer steps" in text
+        assert result.exit_code != 0
+
+
+def test_a_skipped_step_is_found_within_the_epoch(run_ranks):
+    for result in run_ranks(loops.skip_a_step, 2, 3, 2, expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: StepMismatch: at batch 6 of train epoch 0" in text, result
+        assert result.exit_code != 0
+
+
+def test_steps_after_other_batches_are_found_though_their_number_is_equal(run_ranks):
+    for result in run_ranks(loops.shifted_accumulation, 2, expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: StepMismatch: " in text, result
+        assert "but after other batches" in text, result
+        assert result.exit_code != 0
+
+
+def test_a_learning_rate_of_its_own_is_found(run_ranks):
+    for result in run_ranks(loops.own_learning_rate, 2, expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: LearningRateMismatch: at batch 2 of train epoch 0" in text, result
+        assert "[0.1]" in text
+        assert "[0.2]" in text
+
+
+def test_a_break_on_one_rank_only_is_named(run_ranks):
+    results = run_ranks(loops.rank_dependent_break, 2, expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 3 batches of train epoch 0")
+
+
+def test_an_evaluation_one_step_early_is_named(run_ranks):
+    results = run_ranks(loops.evaluates_early, 2, expect=None)
+    assert_named(results, "UnevenBatches", [0, 1], "rank 0 began evaluation after 4 train batches; rank 1 has begun batch 5")
+
+
+def test_a_rank_that_trains_on_when_another_has_ended_is_found(run_ranks):
+    results = run_ranks(loops.trains_one_epoch_more, 2, expect=None)
+    assert results[1].exit_code != 0
+    assert "rank 0 ended the fit" in results[1].output
+
+
+def test_a_rank_that_leaves_early_is_named(run_ranks):
+    results = run_ranks(loops.exits_quietly, 2, expect=None)
+    assert "rank 1 stopped after 4 batches of train epoch 0" in results[0].output, results[0]
+    assert results[0].exit_code != 0
+
+
+def test_a_rank_that_raises_in_the_loop_is_named_with_its_error(run_ranks):
+    results = run_ranks(loops.raises_in_the_loop, 2, expect=None)
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 4 of train epoch 0)")
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_healthy_loop_trains_to_the_same_bits_without_a_word(run_ranks, ranks):
+    plain = run_ranks(loops.healthy, ranks, False)
+    counted = run_ranks(loops.healthy, ranks, True)
+    assert {result.value["weights"] for result in counted} == {result.value["weights"] for result in plain}
+    assert [line for result in counted for line in verdict_lines(result)] == []
+    batches = 20 // ranks
+    breaks_at = min(5, batches)
+    assert [result.value["steps"] for result in counted] == [2 * batches + breaks_at + 1] * ranks
+    assert counted[0].value["progress"]["countoff/batches_per_epoch"] == batches
+
+
+def test_counting_is_off_inside_join(run_ranks):
+    results = run_ranks(loops.joined, 2, [5, 4])
+    assert [line for result in results for line in verdict_lines(result)] == []
+
+
+def test_an_evaluation_on_rank_0_alone_is_healthy_when_declared(run_ranks):
+    results = run_ranks(loops.evaluates_on_rank_0, 2, True)
+    assert [line for result in results for line in verdict_lines(result)] == []
+
+
+def test_an_evaluation_on_rank_0_alone_is_explained_when_not_declared(run_ranks):
+    results = run_ranks(loops.evaluates_on_rank_0, 2, False, expect=None)
+    for result in results:
+        assert "rank 0 began evaluation" in result.output, result
+        assert "attach(eval_ranks=[0])" in result.output, result
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])
+def test_an_uneven_evaluation_without_collectives_is_legitimate(run_ranks, mode, warnings):
+    results = run_ranks(loops.uneven_eval, 2, [3, 2], mode)
+    lines = [line for result in results for line in verdict_lines(result)]
+    assert sum("countoff: UnevenBatches: " in line for line in lines) == warnings
+
+
+def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
+    results = run_ranks(loops.uneven_eval, 2, [3, 2], "raise", expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 2 batches of evaluation")

@@ -1,0 +1,114 @@
+"""The job of the demo, as somebody might have written it: digits in shards, an iterable dataset, Lightning with DDP."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
+
+from countoff.core import DivergenceError
+from countoff.demo.data import Data
+from countoff.demo.witness import Witness
+from countoff.lightning import Countoff
+
+EPOCHS = 6
+CHECKPOINT_EPOCHS = 3
+
+
+class Shards(IterableDataset[Any]):
+    """Deals whole shards out to the ranks: some get one more than others."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = sorted(directory.glob("shard-*.npz"))
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from _samples(self._paths[dist.get_rank() :: dist.get_world_size()])
+
+
+class EvenShards(Shards):
+    """Deals samples out in whole rounds, one for each rank: all get as many, and at most one round is left out."""
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = [_samples(self._paths)] * dist.get_world_size()
+        for one_round in zip(*samples, strict=False):
+            yield one_round[dist.get_rank()]
+
+
+def _samples(paths: list[Path]) -> Iterator[Any]:
+    for path in paths:
+        with np.load(path) as shard:
+            yield from zip(shard["images"], shard["labels"], strict=True)
+
+
+class Classifier(pl.LightningModule):
+    """A small network that reads digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        """The loss of one batch."""
+        images, labels = batch
+        return functional.cross_entropy(self.layers(images), labels)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def accuracy(self, path: Path) -> float:
+        """The share of the held-out digits that it reads rightly."""
+        with np.load(path) as held_out, torch.no_grad():
+            guesses = self.layers(torch.from_numpy(held_out["images"])).argmax(dim=1)
+            return (guesses == torch.from_numpy(held_out["labels"])).double().mean().item()
+
+
+def train(data: Data, directory: Path, *, mended: bool, guarded: bool) -> None:
+    """Trains on this rank, and leaves what came of it in its files.
+
+    Args:
+        data: What to train on.
+        directory: Where the files go: the logger's, the checkpoints, and one of each rank.
+        mended: Whether every rank gets as many samples.
+        guarded: Whether countoff is there.
+
+    Raises:
+        DivergenceError: If countoff is there and has to.
+    """
+    shards = EvenShards(data.directory) if mended else Shards(data.directory)
+    loader = DataLoader(shards, batch_size=data.batch_size)
+    model, witness = Classifier(), Witness(directory)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=data.ranks,
+        strategy="ddp",
+        max_epochs=EPOCHS,
+        logger=CSVLogger(str(directory), name="", version="log"),
+        callbacks=[
+            ModelCheckpoint(directory / "checkpoints", every_n_epochs=CHECKPOINT_EPOCHS),
+            witness,
+            *([Countoff()] if guarded else []),
+        ],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    result = directory / f"rank{trainer.global_rank}.json"
+    try:
+        trainer.fit(model, loader)
+    except DivergenceError as error:
+        result.write_text(json.dumps({"verdict": asdict(error.verdict)}))
+        raise
+    result.write_text(json.dumps({"accuracy": model.accuracy(data.directory / "held-out.npz")}))

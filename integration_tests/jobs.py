@@ -10,11 +10,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from countoff.lightning import Countoff
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from countoff.lightning import Countoff
 from integration_tests.harness import RankResult, tell
 
 BATCH_SIZE = 4
@@ -22,8 +22,8 @@ BATCH_SIZE = 4
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
     """All images, scaled to 0–1, and their labels."""
-    data = load_digits()
-    return torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
 
 
 def own_rank() -> int:

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from countoff.torch import attach
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff.torch import attach
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader
 
 
@@ -135,6 +135,7 @@ def healthy(countoff: bool) -> dict[str, Any]:
     loader, evals = even_loader(), share_loader(2)
     handle = attach(train=loader, eval={"digits": evals}, optimizer=optimizer, enabled=countoff, uneven_eval="raise")
     for epoch in range(3):
+        assert isinstance(loader.sampler, DistributedSampler)
         loader.sampler.set_epoch(epoch)
         for number, batch in enumerate(loader):
             train_on(model, optimizer, batch)

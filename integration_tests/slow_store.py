@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 class SlowStore:

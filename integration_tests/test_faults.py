@@ -51,7 +51,9 @@ def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         watch.wait_for(culprit, "training")
         watch.kill(culprit)
 
-    results = run_ranks(fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=kill, deadline_seconds=40)
+    results = run_ranks(
+        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=kill, deadline_seconds=40
+    )
     assert results[culprit].exit_code == -signal.SIGKILL
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} died without a word")
 
@@ -69,7 +71,9 @@ def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
                 watch.wait_for_end(rank, timeout=30)
         watch.kill(culprit)
 
-    results = run_ranks(fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=stop, deadline_seconds=60)
+    results = run_ranks(
+        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=stop, deadline_seconds=60
+    )
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} is stopped")
 
 
@@ -126,7 +130,9 @@ def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank == 0 else {}
 
     results = run_ranks(fit, 2, Job(train=[5, 5], options=None), env=only_on_rank_0, deadline_seconds=40)
-    assert any("rank 1 has not counted off: is countoff on there?" in line for line in verdict_lines(results[0])), results[0]
+    assert any("rank 1 has not counted off: is countoff on there?" in line for line in verdict_lines(results[0])), (
+        results[0]
+    )
     assert verdict_lines(results[1]) == []
 
 
@@ -135,11 +141,15 @@ def test_a_guard_on_every_rank_but_the_first_says_so_too(run_ranks):
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank else {}
 
     results = run_ranks(fit, 2, Job(train=[5, 5], options=None), env=not_on_rank_0, deadline_seconds=40)
-    assert any("rank 0 has not counted off: is countoff on there?" in line for line in verdict_lines(results[1])), results[1]
+    assert any("rank 0 has not counted off: is countoff on there?" in line for line in verdict_lines(results[1])), (
+        results[1]
+    )
 
 
 def test_a_flag_in_the_environment_is_enough(run_ranks):
-    results = run_ranks(fit, 2, Job(train=[5, 4], options=None), env={"COUNTOFF": "1"}, expect=None, deadline_seconds=40)
+    results = run_ranks(
+        fit, 2, Job(train=[5, 4], options=None), env={"COUNTOFF": "1"}, expect=None, deadline_seconds=40
+    )
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
 
 
@@ -173,6 +183,7 @@ def test_warn_mode_says_it_once_and_ends_nothing_by_itself(run_ranks):
 def epochs_by_hand() -> int:
     """Two epochs in which nothing is synchronised, so that only the counts differ."""
     import torch.distributed as dist
+
     from countoff.core import Guard, Settings
 
     dist.init_process_group("gloo")
@@ -201,12 +212,12 @@ def leftovers() -> tuple[int, int]:
     import threading
 
     import torch.distributed as dist
+
     from countoff.core import Guard, Settings
 
     dist.init_process_group("gloo")
-    for fit_number in range(3):
-        if fit_number == 1:  # the first connection may bring what stays
-            threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
+    threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
+    for _ in range(3):
         guard = Guard(Settings(), rank=own_rank(), world_size=2)
         guard.fit_start({})
         guard.fit_end()

@@ -36,7 +36,10 @@ def test_by_default_it_is_warned_of_and_named_when_nothing_moves_any_more(run_ra
 def test_an_uneven_evaluation_without_collectives_is_warned_of_once(run_ranks):
     results = run_ranks(fit, 2, uneven([3, 2], "epoch"))
     lines = [line for result in results for line in verdict_lines(result)]
-    assert sum("countoff: UnevenBatches: rank 1 ran out of data after 2 batches of validation" in line for line in lines) == 1
+    assert (
+        sum("countoff: UnevenBatches: rank 1 ran out of data after 2 batches of validation" in line for line in lines)
+        == 1
+    )
     assert verdict_lines(results[1]) == []
 
 
@@ -46,8 +49,12 @@ def test_an_uneven_evaluation_can_be_allowed(run_ranks):
 
 
 def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
-    results = run_ranks(fit, 2, uneven([3, 2], "epoch", uneven_eval="raise"), expect=None)
-    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 2 batches of validation")
+    for result in run_ranks(fit, 2, uneven([3, 2], "epoch", uneven_eval="raise"), expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, result
+        assert "rank 1 ran out of data after 2 batches of validation" in text, result
+        assert "rank 0 " in text, result
+        assert result.exit_code != 0
 
 
 def test_loaders_of_one_evaluation_are_counted_apart(run_ranks):

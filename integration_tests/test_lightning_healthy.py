@@ -1,4 +1,4 @@
-"""Lightning jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without countoff."""
+"""Lightning jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without."""
 
 import os
 import time
@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Classifier, Job, csv_logger, fit, logged, outcome, own_rank, quiet, sleep_once, verdict_lines
+from integration_tests.jobs import (
+    Classifier,
+    Job,
+    csv_logger,
+    fit,
+    logged,
+    outcome,
+    own_rank,
+    quiet,
+    sleep_once,
+    verdict_lines,
+)
 
 EVEN = 80
 
@@ -28,7 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def healthy_job(case: dict[str, Any], ranks: int) -> Job:
-    more = {name: [value] * ranks if name in ("val", "train", "reported") else value for name, value in case.items()}
+    per_rank = ("val", "train", "reported")
+    more: dict[str, Any] = {name: [value] * ranks if name in per_rank else value for name, value in case.items()}
     return Job(**more)
 
 
@@ -105,7 +117,9 @@ def test_a_rank_three_times_slower_is_only_slow(run_ranks):
 
 
 def test_a_rank_asleep_in_its_loader_is_reported_once_and_then_goes_on(run_ranks):
-    job = Job(train=[5, 5], trainer={"max_epochs": 1}, options={"stall_seconds": 2}, before=partial(sleep_once, 1, 8, 20))
+    job = Job(
+        train=[5, 5], trainer={"max_epochs": 1}, options={"stall_seconds": 2}, before=partial(sleep_once, 1, 8, 20)
+    )
     results = run_ranks(fit, 2, job, deadline_seconds=60)
     lines = verdict_lines(results[0])
     assert sum("countoff: Stalled: " in line for line in lines) == 1, results[0].output

@@ -38,7 +38,9 @@ def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, case, s
     job = make_job(one_short(ranks, rank), CASES[case])
     results = run_ranks(fit, ranks, job, expect=None, deadline_seconds=40)
     odd = [rank] if ranks > 2 else [rank, 1 - rank]
-    assert_named(results, "UnevenBatches", odd, f"rank {rank} ran out of data after 4 batches of train epoch 0", "has batch 5")
+    assert_named(
+        results, "UnevenBatches", odd, f"rank {rank} ran out of data after 4 batches of train epoch 0", "has batch 5"
+    )
 
 
 @pytest.mark.parametrize(("world_size", "short"), [(4, 1), (4, 2), (8, 3)])

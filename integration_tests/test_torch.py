@@ -69,7 +69,9 @@ def test_a_break_on_one_rank_only_is_named(run_ranks):
 
 def test_an_evaluation_one_step_early_is_named(run_ranks):
     results = run_ranks(loops.evaluates_early, 2, expect=None)
-    assert_named(results, "UnevenBatches", [0, 1], "rank 0 began evaluation after 4 train batches; rank 1 has begun batch 5")
+    assert_named(
+        results, "UnevenBatches", [0, 1], "rank 0 began evaluation after 4 train batches; rank 1 has begun batch 5"
+    )
 
 
 def test_a_rank_that_trains_on_when_another_has_ended_is_found(run_ranks):
@@ -126,5 +128,9 @@ def test_an_uneven_evaluation_without_collectives_is_legitimate(run_ranks, mode,
 
 
 def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
-    results = run_ranks(loops.uneven_eval, 2, [3, 2], "raise", expect=None)
-    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 2 batches of evaluation")
+    for result in run_ranks(loops.uneven_eval, 2, [3, 2], "raise", expect=None):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, result
+        assert "rank 1 ran out of data after 2 batches of evaluation" in text, result
+        assert "rank 0 " in text, result
+        assert result.exit_code != 0

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from countoff.core import LoaderFacts
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+    from torch.utils.data.distributed import DistributedSampler
+except ImportError as error:
+    raise ImportError("countoff's adapters need PyTorch: pip install 'countoff[torch]'") from error
 
 
 def rank_and_world_size() -> tuple[int, int]:

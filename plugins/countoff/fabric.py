@@ -6,7 +6,7 @@ callback. The callback is duck-typed, so it serves ``lightning.fabric`` and ``li
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 from countoff._observe import on_optimizer_step, rank_and_world_size, versions
 from countoff.core import Guard, Settings
@@ -38,14 +38,14 @@ class Countoff:
 
     def __init__(
         self,
-        enabled: Optional[bool] = None,
-        on_divergence: Optional[Literal["raise", "warn"]] = None,
-        uneven_eval: Optional[Literal["warn", "raise", "allow"]] = None,
-        eval_ranks: Optional[list[int]] = None,
-        stall_seconds: Optional[float] = None,
-        grace_seconds: Optional[float] = None,
-        deadline_seconds: Optional[float] = None,
-        tick_batches: Optional[int] = None,
+        enabled: bool | None = None,
+        on_divergence: Literal["raise", "warn"] | None = None,
+        uneven_eval: Literal["warn", "raise", "allow"] | None = None,
+        eval_ranks: list[int] | None = None,
+        stall_seconds: float | None = None,
+        grace_seconds: float | None = None,
+        deadline_seconds: float | None = None,
+        tick_batches: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.settings = Settings.resolve(**given)

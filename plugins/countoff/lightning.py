@@ -12,5 +12,5 @@ from countoff._lightning import CountoffCallback
 __all__ = ["Countoff"]
 
 
-class Countoff(CountoffCallback, Callback):
+class Countoff(CountoffCallback, Callback):  # noqa: D101  # one text for both packages
     __doc__ = CountoffCallback.__doc__

@@ -11,14 +11,13 @@ import atexit
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from countoff._observe import learning_rates, loader_facts, on_optimizer_step, rank_and_world_size, versions
-from countoff.core import DivergenceError, Guard, Settings, Verdict
-from countoff.core import ending as _ending
+from countoff._passes import Passes
+from countoff.core import DivergenceError, Guard, Settings, ending
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -39,7 +38,7 @@ REMEDIES = {
 def attach(
     *,
     train: Any,
-    eval: Any = None,  # noqa: A002  # the name that every adapter uses
+    eval: Any = None,  # the name that every adapter uses
     optimizer: Any = None,
     gradient_accumulation_steps: int = 1,
     start_epoch: int = 0,
@@ -113,9 +112,7 @@ class Attached:
         self.guard = guard
         self._totals = totals
         self._settings = settings
-        self._epoch = epoch
-        self._observed: list[tuple[Any, type]] = []
-        self._open: list[tuple[str, bool]] = []
+        self._passes = Passes(guard, epoch=epoch, exhausted=self._learn_length)
         self._steps: Any = None
         self._excepthook: Any = None
         self._detached = True
@@ -126,9 +123,14 @@ class Attached:
         done = self._totals.progress(self.guard.batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
 
-    def uncounted(self) -> Uncounted:
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
         """A context in which passes are not compared: around `Join`, or what else may legitimately be uneven."""
-        return Uncounted(self)
+        self.guard.compare_spans(False)
+        try:
+            yield
+        finally:
+            self.guard.compare_spans(True)
 
     def detach(self) -> None:
         """Ends the fit and gives the loaders back as they were. The second time nothing happens.
@@ -142,10 +144,9 @@ class Attached:
         atexit.unregister(self._at_exit)
         sys.excepthook = self._excepthook
         self._steps.remove()
-        for loader, original in self._observed:
-            loader.__class__ = original
+        self._passes.release()
         try:
-            self._close_stale(everything=True)
+            self._passes.close_stale(everything=True)
             self.guard.fit_end()
         finally:
             self.guard.close()
@@ -163,9 +164,9 @@ class Attached:
 
     def _begin(self, plan: dict[str, Any], train: Any, evals: Mapping[str, Any]) -> None:
         self._detached = False
-        self._observe(train, None)
+        self._passes.observe(train, None)
         for name, loader in evals.items():
-            self._observe(loader, name)
+            self._passes.observe(loader, name)
         self._steps = on_optimizer_step(self.guard.step)
         self._excepthook = sys.excepthook
         sys.excepthook = self._tell_and_raise
@@ -173,79 +174,12 @@ class Attached:
         atexit.register(self._at_exit)  # after the guard's own, so that it runs before it
         self._warn_of_length()
 
-    def _observe(self, loader: Any, name: str | None) -> None:
-        original = type(loader)
-
-        def observed(this: Any) -> Iterator[Any]:
-            return self._passes(original.__iter__(this), name)
-
-        try:
-            loader.__class__ = type(original.__name__, (original,), {"__iter__": observed, "__module__": original.__module__})
-        except (TypeError, AttributeError):
-            place = "train" if name is None else "eval"
-            raise TypeError(
-                f"attach({place}=…) cannot observe a loader of type {original.__name__}: expected a DataLoader or an "
-                "iterable object whose class is written in Python"
-            ) from None
-        self._observed.append((loader, original))
-
-    def _passes(self, batches: Iterator[Any], name: str | None) -> Iterator[Any]:
-        """One pass: the generator that the loop's `for` really iterates."""
-        guard, span = self.guard, self._open_span(name)
-        how: Literal["exhausted", "stopped"] = "stopped"
-        try:
-            while True:
-                began = time.perf_counter()
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    how = "exhausted"
-                    break
-                except Exception as error:
-                    guard.failed(error)
-                    raise
-                guard.waited(time.perf_counter() - began)
-                if span in self._open:
-                    guard.batch()
-                yield batch
-        except GeneratorExit:  # the loop left early, which is a legitimate end, or an exception is on its way
-            self._close_span(span, how, may_raise=False)
-            raise
-        self._close_span(span, how)
-
-    def _open_span(self, name: str | None) -> tuple[str, bool]:
-        self._close_stale(everything=name is None)
-        if name is None:
-            self.guard.train_start(self._epoch)
-            span = (f"train epoch {self._epoch}", False)
-            self._epoch += 1
-        else:
-            self.guard.eval_start(name)
-            span = (name, True)
-        self._open.append(span)
-        return span
-
-    def _close_stale(self, everything: bool) -> None:
-        """Closes passes whose iterator is still around though the program has gone on."""
-        while self._open and (everything or self._open[-1][1]):
-            self._close_span(self._open[-1], "stopped")
-
-    def _close_span(
-        self, span: tuple[str, bool], how: Literal["exhausted", "stopped"], *, may_raise: bool = True
-    ) -> None:
-        while span in self._open:
-            innermost = self._open.pop()
-            ended = how if innermost is span else "stopped"
-            if innermost[1]:
-                self.guard.eval_end(ended, may_raise=may_raise)
-            else:
-                self.guard.train_end(ended, may_raise=may_raise)
-                if ended == "exhausted":
-                    self._totals.observe(self.guard.batches)
-                    self._warn_of_length()
+    def _learn_length(self) -> None:
+        self._totals.observe(self.guard.batches)
+        self._warn_of_length()
 
     def _warn_of_length(self) -> None:
-        wrong: Verdict | None = self._totals.wrong_length()
+        wrong = self._totals.wrong_length()
         if wrong is not None:
             self.guard.warn(wrong)
 
@@ -260,18 +194,5 @@ class Attached:
         verdict = self.guard.verdict
         raised = getattr(sys, "last_value", None) is not None
         if verdict is not None and not raised and self._settings.on_divergence == "raise":
-            _ending.leave_now()  # found after the last line of the program: nothing else can say it by an exit code
+            ending.leave_now()  # found after the last line of the program: nothing else can say it by an exit code
         self.guard.close()
-
-
-class Uncounted:
-    """The context that `Attached.uncounted` returns."""
-
-    def __init__(self, attached: Attached) -> None:
-        self._attached = attached
-
-    def __enter__(self) -> None:
-        self._attached.guard.compare_spans(False)
-
-    def __exit__(self, *_: object) -> None:
-        self._attached.guard.compare_spans(True)

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
 RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
@@ -69,7 +70,7 @@ class Channel:
     def __init__(self, host: str, port: int, prefix: str) -> None:
         with _connecting:  # the descriptors that appear meanwhile are this connection's
             before = _descriptors()
-            self._store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
+            self._store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
             self._sockets = _descriptors() - before
         self._port = port
         self._pid = os.getpid()
@@ -140,14 +141,14 @@ def _shut_socket(descriptor: int, port: int) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def default_store() -> dist.Store | None:
+def default_store() -> Store | None:
     """The store of the job's default process group, or None without torch.distributed."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
-def meet(store: dist.Store, number: int, *, rank: int, deadline: float) -> tuple[str, int, str, Any]:
+def meet(store: Any, number: int, *, rank: int, deadline: float) -> tuple[str, int, str, Any]:
     """Agrees on where to talk. Collective: every rank must call it, but none waits past its own deadline.
 
     Rank 0 publishes a nonce that no earlier run can have used; over a store that is no TCPStore it hosts one.
@@ -179,13 +180,13 @@ def meet(store: dist.Store, number: int, *, rank: int, deadline: float) -> tuple
     return str(where["host"]), int(where["port"]), f"countoff/{where['nonce']}/{number}/", hosted
 
 
-def _place(store: dist.Store) -> tuple[dict[str, Any], dist.TCPStore | None]:
-    while isinstance(store, dist.PrefixStore):
+def _place(store: Store) -> tuple[dict[str, Any], TCPStore | None]:
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
+    if isinstance(store, TCPStore):
         return {"host": store.host, "port": store.port}, None
     host = socket.gethostname()
-    hosted = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return {"host": host, "port": hosted.port}, hosted
 
 
@@ -194,5 +195,5 @@ def sequence_numbers() -> dict[str, int]:
     numbers: dict[str, int] = {}
     with contextlib.suppress(Exception):  # evidence only, read through names that torch does not promise
         for group, name in dist.distributed_c10d._world.pg_names.items():  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-            numbers[str(name)] = int(group._get_sequence_number_for_group())
+            numbers[str(name)] = int(group._get_sequence_number_for_group())  # pyright: ignore[reportAttributeAccessIssue]
     return numbers

@@ -14,8 +14,11 @@ import os
 import sys
 import time
 
-from countoff.core.verdict import Verdict
+from countoff.core.state import State
+from countoff.core.verdict import DivergenceError, Verdict, error_for, lost_rank
 
+_VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
+"""What an exception says that a rank gets because it lost a peer."""
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
@@ -51,3 +54,61 @@ def leave_now(code: int = EXIT_CODE) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def finish(state: State, verdict: Verdict) -> None:
+    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher. The second time nothing."""
+    with state.lock:
+        if state.printed:
+            return
+        state.printed, state.end = True, verdict
+    if state.settings.on_divergence == "raise":
+        leave_error_file(verdict)
+    if state.settings.on_divergence == "raise" or state.rank == 0:
+        say(verdict, state.rank)
+
+
+def meet(state: State) -> None:
+    """Meets the end on the training thread: raises it, once it has been printed with its table; warns in passing.
+
+    Raises:
+        DivergenceError: Unless `on_divergence` is `warn`.
+    """
+    state.answered.set()
+    if state.settings.on_divergence == "warn":
+        return
+    if not state.ended.wait(1.0) and state.proposed is not None:
+        state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
+    wait_until_said(state)
+    if state.end is not None:
+        raise error_for(state.end)
+
+
+def fail(state: State, error: BaseException, where: str) -> None:
+    """Makes this rank's exception known to all; one that looks like a lost peer waits for the better cause first.
+
+    Args:
+        state: This rank's state.
+        error: The exception that is about to end this rank.
+        where: Its batch and span, in words.
+    """
+    words = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
+    if not victim:
+        state.failure = f"raised {words} ({where})"
+    state.answered.set()
+    if victim:
+        state.ended.wait(0.5)
+    if state.end is None:
+        deed = state.failure or f"raised {words}, as one does whose peer is gone"
+        state.propose(lost_rank(state.rank, deed, gone=False))
+    wait_until_said(state)
+
+
+def wait_until_said(state: State) -> None:
+    """Waits for the verdict and its table, but says what is known without it if the store takes too long."""
+    if state.said.wait(2.0):
+        return
+    verdict = state.end or state.proposed
+    if verdict is not None:
+        finish(state, verdict)

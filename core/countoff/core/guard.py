@@ -15,7 +15,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
 from countoff.core.tally import Tally, chain
 from countoff.core.ticks import tick
-from countoff.core.verdict import DivergenceError, Verdict, error_for
+from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.watch import Watch
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _HOLD_SECONDS = 0.005
-_VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 _numbers = itertools.count()
 
 
@@ -99,8 +98,7 @@ class Guard:
 
             self._watch = Watch(self._state, next(_numbers))
             self._watch.start()
-            self._roll_call = RollCall(self._state, self._watch.speaker)
-            self._count_off({"plan": dict(plan), "versions": dict(versions or {})})
+            self._count_off({"plan": dict(plan), "versions": dict(versions or {})}, self._watch)
         self._pass("fit_start", "the fit")
 
     def train_start(self, epoch: int, position: int = 0) -> None:
@@ -207,19 +205,7 @@ class Guard:
         state = self._state
         if self._watch is None or self._closed:
             return
-        words = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-        victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
-        if not victim:
-            state.failure = f"raised {words} (in batch {self._tally.started} of {self._tally.name})"
-        state.answered.set()
-        if victim:
-            state.ended.wait(0.5)
-        if state.end is None:
-            from countoff.core.speaker import lost_rank
-
-            deed = state.failure or f"raised {words}, as one does whose peer is gone"
-            state.propose(lost_rank(state.rank, deed, gone=False))
-        self._wait_until_said()
+        ending.fail(state, error, f"in batch {self._tally.started} of {self._tally.name}")
 
     def close(self) -> None:
         """Leaves. The second time nothing happens."""
@@ -231,7 +217,7 @@ class Guard:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the roll calls have measured (``countoff/spread_seconds``, …), for the framework's loggers; on rank 0."""
+        """What the roll calls have measured, for the framework's loggers: ``countoff/spread_seconds``, …; on rank 0."""
         return dict(self._roll_call.metrics) if self._roll_call is not None else {}
 
     @property
@@ -329,7 +315,7 @@ class Guard:
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
             self._hand(entry, lambda: state.ledger.stands(number), hold)
         if may_raise and (state.proposed is not None or state.end is not None):
-            self._meet_the_end()
+            ending.meet(state)
 
     def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
         watch = self._watch
@@ -353,7 +339,7 @@ class Guard:
             rates = self._learning_rates() if self._learning_rates is not None else ()
             self._watch.speaker.hand(tick(state, tally, rates))
         if state.proposed is not None or state.end is not None:
-            self._meet_the_end()
+            ending.meet(state)
         with state.lock:
             self._arm()
 
@@ -366,42 +352,13 @@ class Guard:
 
     def _arm(self) -> None:
         state, tally = self._state, self._tally
-        if self._watch is None:
+        if self._watch is None or (state.end is not None and state.settings.on_divergence == "warn"):
             state.alarm = NEVER
         elif state.end is not None or state.proposed is not None or state.ledger.is_behind(state.spans):
             state.alarm = 0
         else:
             every = self._settings.tick_batches
             state.alarm = NEVER if tally.evaluation else (tally.started // every + 1) * every
-
-    def _meet_the_end(self) -> None:
-        """Raises the verdict on the training thread, once it has been printed with its table."""
-        state = self._state
-        state.answered.set()
-        if not state.ended.wait(1.0) and state.proposed is not None:
-            state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
-        self._wait_until_said()
-        if self._settings.on_divergence == "raise" and state.end is not None:
-            raise error_for(state.end)
-        self._disarm()
-
-    def _wait_until_said(self) -> None:
-        """Waits for the table, but says what is known without it if the store takes too long."""
-        state = self._state
-        if state.said.wait(2.0):
-            return
-        from countoff.core.speaker import finish
-
-        verdict = state.end or state.proposed
-        if verdict is not None:
-            finish(state, verdict)
-
-    def _disarm(self) -> None:
-        """Stops watching; counting goes on, for the totals."""
-        if self._watch is not None:
-            self._watch.close(goodbye=False)
-            self._watch = None
-        self._state.alarm = NEVER
 
     def _send(self, entry: dict[str, Any]) -> None:
         if self._watch is not None:
@@ -412,18 +369,17 @@ class Guard:
         if self._watch is not None:
             self._watch.speaker.hand(lambda _: ending.say(verdict, self._state.rank))
 
-    def _count_off(self, record: dict[str, Any]) -> None:
+    def _count_off(self, record: dict[str, Any], watch: Watch) -> None:
         """Holds the roll call of the fit's start; without an answer this rank trains on by itself."""
-        watch, roll_call, state = self._watch, self._roll_call, self._state
-        assert watch is not None
-        assert roll_call is not None
-        answered = roll_call.count_off(record)
+        state, self._roll_call = self._state, RollCall(self._state, watch.speaker)
+        answered = self._roll_call.count_off(record)
         patience = time.monotonic() + self._settings.deadline_seconds + 1.0
-        while not answered.wait(0.02) and not (state.ended.is_set() or watch.failure or time.monotonic() > patience):
+        while not (answered.wait(0.02) or state.ended.is_set() or watch.failure or time.monotonic() > patience):
             pass
         if state.proposed is not None or state.end is not None:
-            self._meet_the_end()
+            ending.meet(state)
         elif not answered.is_set():
             reason = watch.failure or "the job's store does not answer"
             ending.say(Verdict("LateRank", f"{reason} (this rank trains on without comparing)"), state.rank)
-            self._disarm()
+            self._watch = None
+            watch.close(goodbye=False)

@@ -206,4 +206,3 @@ def compare(standing: Mark, own: Mark) -> Finding | None:
     if (standing.steps, standing.chain) != (own.steps, own.chain):
         return Finding("StepMismatch", standing, own.steps, own)
     return None
-

@@ -120,7 +120,9 @@ def parties(records: Mapping[int, Mapping[str, Any]], field: str) -> list[tuple[
     return sorted(found, key=lambda party: len(party[1]))
 
 
-def compare_plans(records: Mapping[int, Mapping[str, Any]], fields: Sequence[str]) -> tuple[str, tuple[int, ...]] | None:
+def compare_plans(
+    records: Mapping[int, Mapping[str, Any]], fields: Sequence[str]
+) -> tuple[str, tuple[int, ...]] | None:
     """The first of `fields` in which ranks differ, in words, with the ranks of the smallest party.
 
     >>> plan = {"batches_per_epoch": 5}

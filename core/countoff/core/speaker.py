@@ -13,7 +13,7 @@ from countoff.core import ending
 from countoff.core.liveness import Process, host_id
 from countoff.core.rollcall import Gathering, Records
 from countoff.core.state import State
-from countoff.core.verdict import TABLE_ROWS, Verdict, odd_ranks
+from countoff.core.verdict import TABLE_ROWS, Verdict, lost_rank, odd_ranks
 
 if TYPE_CHECKING:
     from countoff.core.channel import Channel
@@ -26,7 +26,7 @@ _SETTLE_SECONDS = 0.3
 _LOG_MARGIN = 64
 _GATHER_SECONDS = 0.5
 
-Job = Callable[["Channel"], None]
+Job = Callable[["Channel"], object]
 
 
 class _Pollable(Protocol):
@@ -98,7 +98,7 @@ class Speaker:
             self._introduce(channel)
             while self._turn(channel):
                 self.busy_since = 0.0
-        except Exception as error:  # noqa: BLE001  # whatever the store does, training goes on or hears why not
+        except Exception as error:  # whatever the store does, training goes on or hears why not
             self._lost(error)
 
     def _turn(self, channel: Channel) -> bool:
@@ -189,7 +189,7 @@ class Speaker:
             self._publish_table(channel, verdict, table[0], len(owed))
         elif 0 not in dead:
             _until(channel, "table", deadline=time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.1)
-        finish(state, with_table(channel, verdict, state.remedies))
+        ending.finish(state, with_table(channel, verdict, state.remedies))
         channel.set(f"told/{state.rank}", {"told": True})
         if state.rank == 0:  # it may host the store: the others hear before it goes
             told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in dead]
@@ -205,24 +205,6 @@ class Speaker:
         known = spread if len(rows) == owed == self._state.world_size and 0 <= spread < SILENCE_SECONDS else None
         failed = next(((rank, rows[rank]["failure"]) for rank in sorted(rows) if rows[rank]["failure"]), None)
         channel.set("table", {"rows": len(order), "odd": list(odd[:8]), "spread": known, "failed": failed})
-
-
-def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
-    """The verdict that a rank is gone, stopped or silent, or (not `gone`) that it has failed and says so itself."""
-    return Verdict("LostRank", f"rank {rank} {deed}.", (rank,), why=why, gone=gone, time=time.time())
-
-
-def finish(state: State, verdict: Verdict) -> None:
-    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher. The second time nothing."""
-    with state.lock:
-        if state.printed:
-            return
-        state.printed, state.end = True, verdict
-    if state.settings.on_divergence == "raise":
-        ending.leave_error_file(verdict)
-        ending.say(verdict, state.rank)
-    elif state.rank == 0:
-        ending.say(verdict, state.rank)
 
 
 def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[str, str]) -> Verdict:

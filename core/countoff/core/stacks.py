@@ -34,7 +34,7 @@ def main_thread() -> Place:
     >>> main_thread().state
     'code'
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  # the documented way
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # the documented way
     if frame is None:
         return Place("code", (), (0, 0), False)
     token = (id(frame), frame.f_lasti)

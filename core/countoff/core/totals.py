@@ -76,7 +76,7 @@ class Totals:
                 f"rank's `length`."
             )
         sentence = (
-            f"{self._framework} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}. Progress, "
-            f"validation intervals and schedules that depend on it are off by a factor of {factor:g}."
+            f"{self._framework} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}. "
+            f"Progress, validation intervals and schedules that depend on it are off by a factor of {factor:g}."
         )
         return Verdict("WrongLength", sentence, why=why, time=time.time())

@@ -6,6 +6,7 @@ The exceptions are named after what was found; all of them are `DivergenceError`
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -205,6 +206,11 @@ def judge(finding: Finding, rank: int) -> Verdict:
     return Verdict("UnevenBatches", sentence, (standing.rank, rank), why=_why(finding), time=standing.time)
 
 
+def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
+    """The verdict that a rank is gone, stopped or silent, or (not `gone`) that it has failed and says so itself."""
+    return Verdict("LostRank", f"rank {rank} {deed}.", (rank,), why=why, gone=gone, time=time.time())
+
+
 def _why(finding: Finding) -> str:
     if finding.evaluation:
         return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
@@ -239,7 +245,7 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
         key = line.get("where"), line.get("in hand"), str(line.get("state")).startswith("in ")
         groups.setdefault(key, []).append(int(line["rank"]))
     parties = [next((group for group in groups.values() if rank in group), [rank]) for rank in proven]
-    smallest = min(parties, key=len, default=[])
+    smallest: list[int] = min(parties, key=len, default=[])
     if any(len(party) > len(smallest) for party in parties):
         return tuple(sorted(smallest))
     return tuple(proven)

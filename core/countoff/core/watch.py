@@ -14,9 +14,9 @@ from typing import Any
 from countoff.core import ending, stacks
 from countoff.core.channel import Channel, ChannelError, default_store, meet, sequence_numbers
 from countoff.core.rollcall import Gathering, Records
-from countoff.core.speaker import Speaker, finish, lost_rank
+from countoff.core.speaker import Speaker
 from countoff.core.state import State
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.verdict import Verdict, lost_rank, names_of
 
 _LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
@@ -64,6 +64,8 @@ class Watch:
         if self._closing.is_set():
             return
         state, speaker = self.state, self.speaker
+        if self._where is not None and (state.end is not None or state.proposed is not None):
+            ending.wait_until_said(state)
         if goodbye and state.end is None and speaker.channel is not None:
             told = threading.Event()
             speaker.hand(lambda channel: (channel.set(f"bye/{state.rank}", {"bye": True}), told.set()))
@@ -117,7 +119,7 @@ class Watch:
                     return
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             self._go_blind(f"the control channel holds something that is not ours: {error}")
-        except Exception as error:  # noqa: BLE001  # torch names a lost store by several exceptions
+        except Exception as error:  # torch names a lost store by several exceptions
             self._store_lost(error)
 
     def _store_lost(self, error: Exception) -> None:
@@ -147,7 +149,7 @@ class Watch:
         state = self.state
         state.adopt(state.proposed or verdict)  # what this rank has proved itself is the better cause
         if state.end is not None:
-            finish(state, state.end)
+            ending.finish(state, state.end)
             state.said.set()
 
     def _guard(self) -> None:
@@ -208,7 +210,7 @@ class Watch:
         while not self._closing.wait(_LOOK_SECONDS):
             now = time.monotonic()
             if not state.said.is_set() and now - began > 2.0 and state.end is not None:  # the speaker is stuck
-                finish(state, state.end)
+                ending.finish(state, state.end)
                 state.said.set()
             if state.settings.on_divergence == "warn":
                 if state.said.is_set():
@@ -288,4 +290,3 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
     rows = tuple(records[rank] for rank in order)
     return Verdict("Stalled", f"{sentence}.", tuple(ranks), why=why, rows=rows, time=time.time())
-

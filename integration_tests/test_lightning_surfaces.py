@@ -1,0 +1,181 @@
+"""The ways to turn countoff on in Lightning: either package, LightningCLI, entry points, Fabric; and real torchrun."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from integration_tests.jobs import Job, assert_named, own_rank, quiet, share_loader, verdict_lines
+
+
+def fit_with_pytorch_lightning(batches: list[int], by_flag: bool) -> int:
+    import pytorch_lightning
+    import torch
+
+    from countoff.pytorch_lightning import Countoff
+
+    class Model(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            images, labels = batch
+            return torch.nn.functional.cross_entropy(self.layer(images), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet()
+    trainer = pytorch_lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[] if by_flag else [Countoff()],
+    )
+    trainer.fit(Model(), share_loader(batches[own_rank()]))
+    return trainer.global_step
+
+
+@pytest.mark.parametrize("by_flag", [False, True], ids=["callback", "flag"])
+def test_pytorch_lightning_is_served_too(run_ranks, by_flag):
+    env = {"COUNTOFF": "1"} if by_flag else {}
+    results = run_ranks(fit_with_pytorch_lightning, 2, [5, 4], by_flag, env=env, expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
+
+
+def test_pytorch_lightning_trains_on_even_data(run_ranks):
+    assert [result.value for result in run_ranks(fit_with_pytorch_lightning, 2, [5, 5], False)] == [10, 10]
+
+
+def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bool]]:
+    from countoff._lightning import CountoffCallback
+
+    quiet()
+    trainer = Job(options=options).make_trainer(devices=1, strategy="auto")
+    found = [each for each in trainer.callbacks if isinstance(each, CountoffCallback)]
+    for each in found:
+        each.setup(trainer, None, "fit")
+    return [(type(each).__module__, each._active) for each in found]
+
+
+def test_the_entry_point_adds_nothing_unless_the_flag_is_on(run_ranks):
+    assert run_ranks(callbacks_of_a_trainer, 1, None)[0].value == []
+    assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "0"})[0].value == []
+    assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "1"})[0].value == [("countoff.lightning", True)]
+
+
+def test_the_users_own_callback_comes_before_that_of_the_entry_point(run_ranks):
+    found = run_ranks(callbacks_of_a_trainer, 1, {"totals": "fix"}, env={"COUNTOFF": "1"})[0].value
+    assert found == [("countoff.lightning", True), ("countoff.lightning", False)]
+
+
+def configure_by_yaml(path: str) -> tuple[str, float]:
+    from lightning.pytorch.cli import LightningCLI
+
+    from countoff.lightning import Countoff
+    from integration_tests.jobs import Classifier
+
+    quiet()
+    sys.argv = ["train.py"]
+    cli = LightningCLI(Classifier, run=False, args=["--config", path], save_config_callback=None)
+    found = next(each for each in cli.trainer.callbacks if isinstance(each, Countoff))
+    return found.settings.uneven_eval, found.settings.grace_seconds
+
+
+def test_lightning_cli_configures_it(run_ranks, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "trainer:\n  accelerator: cpu\n  logger: false\n  callbacks:\n    - class_path: countoff.lightning.Countoff\n"
+        "      init_args: {uneven_eval: allow, grace_seconds: 7}\n"
+    )
+    assert run_ranks(configure_by_yaml, 1, str(config))[0].value == ("allow", 7.0)
+
+
+def fabric_loop(batches: list[int], by_flag: bool) -> int:
+    import torch
+    from lightning.fabric import Fabric
+
+    from countoff.fabric import Countoff
+
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", callbacks=[] if by_flag else [Countoff()])
+    fabric.launch()
+    torch.manual_seed(7)
+    layer = torch.nn.Linear(64, 10)
+    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    loader = share_loader(batches[own_rank()])
+    for _ in range(2):
+        fabric.call("on_train_epoch_start")
+        for number, (images, labels) in enumerate(loader):
+            fabric.call("on_train_batch_start", (images, labels), number)
+            fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+        fabric.call("on_train_epoch_end")
+        fabric.call("on_validation_start")
+        fabric.call("on_validation_end")
+    fabric.call("on_train_end")
+    return 2 * batches[own_rank()]
+
+
+@pytest.mark.parametrize("by_flag", [False, True], ids=["callback", "flag"])
+def test_fabric_is_served_through_its_calls(run_ranks, by_flag):
+    env = {"COUNTOFF": "1"} if by_flag else {}
+    results = run_ranks(fabric_loop, 2, [5, 4], by_flag, env=env, expect=None)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 4 batches of train epoch 0")
+
+
+def test_fabric_trains_on_even_data(run_ranks):
+    results = run_ranks(fabric_loop, 2, [5, 5], False)
+    assert [line for result in results for line in verdict_lines(result)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "command"),
+    [
+        ("countoff.lightning", "lightning", "pip install 'countoff[lightning]'"),
+        ("countoff.pytorch_lightning", "pytorch_lightning", "pip install pytorch-lightning"),
+        ("countoff.torch", "torch", "pip install 'countoff[torch]'"),
+        ("countoff.fabric", "torch", "pip install 'countoff[torch]'"),
+    ],
+)
+def test_a_missing_framework_is_one_line_with_the_command(module, missing, command):
+    script = f"import sys; sys.modules[{missing!r}] = None\ntry:\n import {module}\nexcept ImportError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert command in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+UNDER_TORCHRUN = """
+import os, sys
+from integration_tests.jobs import Job, fit
+fit(Job(train=[5, 4] if sys.argv[1] == "uneven" else [5, 5], val=[2, 2]))
+print("rank", os.environ["RANK"], "is done")
+"""
+
+
+@pytest.mark.torchrun
+def test_torchruns_root_cause_is_the_verdict(run_torchrun):
+    run = run_torchrun(UNDER_TORCHRUN, 2, "uneven", deadline_seconds=240)
+    assert run.exit_code != 0
+    assert "Root Cause" in run.output, run.output
+    cause = run.output[run.output.index("Root Cause") :]
+    assert "countoff: UnevenBatches: rank 1 ran out of data after 4 batches of train epoch 0" in cause, run.output
+    for rank in range(2):
+        assert f"[rank {rank}] countoff: UnevenBatches: rank 1 ran out of data after 4 batches" in run.output
+
+
+@pytest.mark.torchrun
+def test_a_healthy_job_under_torchrun_says_nothing(run_torchrun):
+    run = run_torchrun(UNDER_TORCHRUN, 2, "even", deadline_seconds=240)
+    assert run.exit_code == 0, run.output
+    assert "countoff:" not in run.output
+    assert run.output.count("is done") == 2
+    assert os.environ.get("COUNTOFF") is None

@@ -1,0 +1,93 @@
+"""Lightning's own objects, read and (one of them) set; names that it does not promise are asked for with care."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from countoff._observe import loader_facts
+from countoff.core import Guard, LoaderFacts
+
+REMEDIES = {
+    "UnevenBatches": (
+        "give every rank as many batches: a map-style dataset (Lightning adds a DistributedSampler), an iterable that "
+        "cuts all ranks at the shortest, or Trainer(limit_train_batches=N) with N batches that every rank has; "
+        "evaluations that may differ: Countoff(uneven_eval='allow')."
+    ),
+    "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
+    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
+    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+    "WrongLength": "make len(loader) one rank's number of batches, or let Countoff(totals='fix') set what is proven.",
+}
+
+
+def finite(number: int | float) -> int | None:
+    """A number of batches; None for Lightning's infinity, which means that there is no length."""
+    return None if math.isinf(number) else int(number)
+
+
+def train_facts(trainer: Any) -> LoaderFacts:
+    """What the train loader and the Trainer's limits say."""
+    loader = trainer.train_dataloader
+    limit = trainer.limit_train_batches
+    known = {
+        "gradient_accumulation_steps": trainer.accumulate_grad_batches,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
+    }
+    return loader_facts(loader, **known)
+
+
+def fetcher_of(loop: Any, name: str) -> Any:
+    """An attribute of the loop's data fetcher; None where another version of Lightning has it no more."""
+    return getattr(getattr(loop, "_data_fetcher", None), name, None)
+
+
+def _hands_out_its_iterator(loop: Any) -> bool:
+    # With training_step(dataloader_iter) the module fetches by itself, and what was fetched says nothing.
+    return fetcher_of(loop, "iterator_wrapper") is not None
+
+
+def exhausted_by_looking(loop: Any) -> bool:
+    """Whether the loop's fetcher will hand out no more than it has."""
+    return bool(fetcher_of(loop, "done")) and not _hands_out_its_iterator(loop)
+
+
+def count(guard: Guard, loop: Any) -> None:
+    """Counts the batch that the loop is about to use, with what its fetcher has taken and knows."""
+    fetcher = getattr(loop, "_data_fetcher", None)
+    if fetcher is None or hasattr(fetcher, "iterator_wrapper"):
+        guard.batch()
+    else:
+        guard.batch(fetcher.fetched, last=fetcher.done)
+
+
+def eval_loop(trainer: Any) -> Any:
+    """The loop that evaluates now."""
+    return {"fit": trainer.fit_loop.epoch_loop.val_loop, "validate": trainer.validate_loop}.get(
+        trainer.state.fn, trainer.test_loop
+    )
+
+
+def log(trainer: Any, metrics: dict[str, Any]) -> None:
+    """Logs what is known to all loggers, from rank 0; `self.log` would be refused in some of the hooks."""
+    if not trainer.is_global_zero:
+        return
+    known = {name: value for name, value in metrics.items() if value is not None}
+    step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    for logger in trainer.loggers:
+        logger.log_metrics(known, step=step)
+
+
+def set_length(trainer: Any, batches: int) -> bool:
+    """Sets the epoch's length that Lightning counts on; it is also a cap, so never below the truth."""
+    loop = trainer.fit_loop
+    if getattr(loop, "max_batches", 0) <= batches:
+        return False
+    loop.max_batches = batches
+    interval = trainer.val_check_interval
+    if isinstance(interval, float) and getattr(trainer, "val_check_batch", None) is not None:
+        trainer.val_check_batch = max(1, int(batches * interval))
+    return True

@@ -7,7 +7,6 @@ counted by torch's own hook.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -115,6 +114,7 @@ class Attached:
         self._passes = Passes(guard, epoch=epoch, exhausted=self._learn_length)
         self._steps: Any = None
         self._excepthook: Any = None
+        self._stay: Any = None
         self._detached = True
 
     def progress(self) -> dict[str, float]:
@@ -141,7 +141,7 @@ class Attached:
         if self._detached:
             return
         self._detached = True
-        atexit.unregister(self._at_exit)
+        self._stay()
         sys.excepthook = self._excepthook
         self._steps.remove()
         self._passes.release()
@@ -171,7 +171,7 @@ class Attached:
         self._excepthook = sys.excepthook
         sys.excepthook = self._tell_and_raise
         self.guard.fit_start(plan, versions())
-        atexit.register(self._at_exit)  # after the guard's own, so that it runs before it
+        self._stay = ending.at_exit(self._at_exit)  # after the guard's own, so that it runs before it
         self._warn_of_length()
 
     def _learn_length(self) -> None:

@@ -7,15 +7,18 @@ the end of its process (signals, async exceptions, `abort` and `destroy_process_
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
+import multiprocessing.util
 import os
 import sys
 import time
+from collections.abc import Callable
 
 from countoff.core.state import State
-from countoff.core.verdict import DivergenceError, Verdict, error_for, lost_rank
+from countoff.core.verdict import DivergenceError, Verdict, clip, error_for, lost_rank
 
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 """What an exception says that a rank gets because it lost a peer."""
@@ -92,7 +95,7 @@ def fail(state: State, error: BaseException, where: str) -> None:
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
     """
-    words = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+    words = clip(f"{type(error).__name__}: {error}".splitlines()[0], 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if not victim:
         state.failure = f"raised {words} ({where})"
@@ -112,3 +115,22 @@ def wait_until_said(state: State) -> None:
     verdict = state.end or state.proposed
     if verdict is not None:
         finish(state, verdict)
+
+
+def at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Calls `function` before the interpreter ends, also in a child of multiprocessing, which skips `atexit`.
+
+    Args:
+        function: Called once or twice.
+
+    Returns:
+        Takes it back.
+    """
+    atexit.register(function)
+    finalizer = multiprocessing.util.Finalize(None, function, exitpriority=100)
+
+    def cancel() -> None:
+        atexit.unregister(function)
+        finalizer.cancel()
+
+    return cancel

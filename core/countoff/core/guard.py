@@ -15,7 +15,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
 from countoff.core.tally import Tally, chain
 from countoff.core.ticks import tick
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import Verdict, clip
 
 if TYPE_CHECKING:
     from countoff.core.watch import Watch
@@ -152,6 +152,7 @@ class Guard:
             train_exhausted: Whether the train loader around it has been seen to hold no more.
         """
         # Where not every rank owes these marks, none is compared.
+        name = clip(name, 60)
         silent = self._settings.eval_ranks is not None or not self._comparing
         tally = Tally(name, evaluation=True, opened=-1, silent=silent)
         self._open("eval_start", tally, how="exhausted" if train_exhausted else "")
@@ -297,6 +298,7 @@ class Guard:
         may_raise: bool = True,
     ) -> None:
         """Passes a mark; holds the first rank there for a moment, so that an objection still finds it in Python."""
+        self._leave_if_blind()
         state, tally = self._state, self._tally
         inside = bool(state.spans) and not tally.silent
         mark = Mark(
@@ -330,6 +332,7 @@ class Guard:
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: a tick is due, others are ahead, the end is known, or this batch is the last."""
         state, tally = self._state, self._tally
+        self._leave_if_blind()
         if self._watch is None:
             return
         state.look()
@@ -379,7 +382,11 @@ class Guard:
         if state.proposed is not None or state.end is not None:
             ending.meet(state)
         elif not answered.is_set():
-            reason = watch.failure or "the job's store does not answer"
-            ending.say(Verdict("LateRank", f"{reason} (this rank trains on without comparing)"), state.rank)
+            if not watch.failure:
+                watch.go_blind("the job's store does not answer")
+            self._leave_if_blind()
+
+    def _leave_if_blind(self) -> None:
+        if self._watch is not None and self._watch.failure:
+            self._watch.close(goodbye=False)
             self._watch = None
-            watch.close(goodbye=False)

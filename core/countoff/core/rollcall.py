@@ -42,6 +42,7 @@ class Gathering:
         deadline: When to go on without the missing, by `time.monotonic()`.
         done: Called once, with the records that came and the ranks that are missing.
         missed: Called every ten seconds with the ranks that are missing.
+        keep: Whether the records stay in the store, to be gathered again.
     """
 
     def __init__(
@@ -51,7 +52,10 @@ class Gathering:
         deadline: float,
         done: Callable[[Records, list[int]], None],
         missed: Callable[[list[int]], None] | None = None,
+        *,
+        keep: bool = False,
     ) -> None:
+        self._keep = keep
         self._name = name
         self._ranks = list(ranks)
         self._deadline = deadline
@@ -71,7 +75,7 @@ class Gathering:
             return False
         present = self._ranks if everybody else [rank for rank, key in keys.items() if channel.has(key)]
         records = dict(zip(present, channel.get_many([keys[rank] for rank in present]), strict=True))
-        for rank in present:
+        for rank in () if self._keep else present:
             channel.delete(keys[rank])
         self._done(records, [rank for rank in self._ranks if rank not in records])
         return True
@@ -186,6 +190,7 @@ class RollCall:
 
         def done(records: Records, missing: list[int]) -> None:
             self._judge(records)
+            state.present = sorted(records)
             if missing:
                 self._say_who_is_missing(missing, "training goes on without comparing with it")
             speaker.hand(lambda channel: channel.set("plan", {"compared": len(records)}))
@@ -213,7 +218,7 @@ class RollCall:
         self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
         if state.rank == 0:
             patience = time.monotonic() + state.settings.deadline_seconds
-            self._speaker.poll(Gathering(name, range(state.world_size), patience, self._measure))
+            self._speaker.poll(Gathering(name, state.present, patience, self._measure))
 
     def _judge(self, records: Records) -> None:
         verdict = judge_plans({rank: record["plan"] for rank, record in records.items()}, _PROOF_FIELDS)

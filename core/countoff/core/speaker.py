@@ -181,7 +181,7 @@ class Speaker:
         channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at, "failure": state.failure})
         dead = verdict.ranks if verdict.gone else ()
         if state.rank == 0:
-            owed = [rank for rank in range(state.world_size) if rank not in dead]
+            owed = [rank for rank in state.present or range(state.world_size) if rank not in dead]
             table: list[Records] = []
             gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, lambda rows, _: table.append(rows))
             while not gathering.poll(channel):

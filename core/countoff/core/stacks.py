@@ -19,13 +19,11 @@ class Place:
         state: `loader`, `collective` or `code`.
         frames: The innermost frames of the user's own code, innermost first, as ``file:line in function``.
         token: Equal for two samples of a thread that has not moved.
-        in_torch: Whether the innermost Python frame belongs to torch.
     """
 
     state: str
     frames: tuple[str, ...]
     token: tuple[int, int]
-    in_torch: bool
 
 
 def main_thread() -> Place:
@@ -36,10 +34,9 @@ def main_thread() -> Place:
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # the documented way
     if frame is None:
-        return Place("code", (), (0, 0), False)
+        return Place("code", (), (0, 0))
     token = (id(frame), frame.f_lasti)
-    summary = traceback.extract_stack(frame)
-    summary.reverse()
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
     own = [line for line, file in zip(summary, files, strict=True) if not any(part in file for part in _TORCH)]
     if any("/torch/utils/data/" in file for file in files):
@@ -49,4 +46,4 @@ def main_thread() -> Place:
     else:
         state = "code"
     frames = tuple(f"{line.filename.rsplit('/', 1)[-1]}:{line.lineno} in {line.name}" for line in own[:3])
-    return Place(state, frames, token, bool(files) and "/torch/" in files[0])
+    return Place(state, frames, token)

@@ -41,6 +41,7 @@ class State:
         ended: Set once `end` is known here.
         said: Set once the verdict has been printed here, with its table.
         answered: Set once the training thread has met the verdict (or has failed by itself).
+        present: The ranks that have counted off; the others owe nothing. Known on rank 0.
         failure: What this rank's own exception was, if it has failed by itself.
         finished: Whether the fit's end has been passed here or read in the log: the store may go from then on.
         notices: Warnings that did not end anything, of all ranks.
@@ -63,6 +64,7 @@ class State:
     ended: threading.Event = field(default_factory=threading.Event)
     said: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
+    present: list[int] = field(default_factory=list[int])
     failure: str = ""
     finished: bool = False
     proposed: Verdict | None = None

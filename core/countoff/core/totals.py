@@ -23,7 +23,7 @@ class Totals:
 
     def __init__(self, facts: LoaderFacts, *, dp_degree: int, framework: str) -> None:
         self.plan = BatchPlan.of(facts, dp_degree=dp_degree)
-        self._facts = facts
+        self._facts: LoaderFacts = facts
         self._dp_degree = dp_degree
         self._framework = framework
 

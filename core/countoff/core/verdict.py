@@ -6,6 +6,7 @@ The exceptions are named after what was found; all of them are `DivergenceError`
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,9 +75,9 @@ class Verdict:
         """What the other ranks need to say the same; the table is gathered afterwards."""
         return {
             "kind": self.kind,
-            "sentence": self.sentence[:400],
+            "sentence": clip(self.sentence, 420),
             "ranks": list(self.ranks[:8]),
-            "why": self.why[:240],
+            "why": clip(self.why, 280),
             "gone": self.gone,
             "time": self.time,
         }
@@ -147,6 +148,19 @@ def error_for(verdict: Verdict) -> DivergenceError:
     'LostRank'
     """
     return _ERRORS.get(verdict.kind, DivergenceError)(verdict)
+
+
+def clip(text: str, length: int) -> str:
+    """Shortens a text until it takes at most `length` characters as JSON, so that a record fits into the store.
+
+    >>> clip("shard 3 is torn", 100), clip("ä" * 50, 20)
+    ('shard 3 is torn', 'ää…')
+    """
+    if len(json.dumps(text)) <= length:
+        return text
+    while text and len(json.dumps(text + "…")) > length:
+        text = text[: len(text) * 9 // 10]
+    return text + "…"
 
 
 def count_of(number: int, noun: str) -> str:

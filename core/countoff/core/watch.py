@@ -6,7 +6,6 @@ The watchdog does no I/O on the store at all: it is the one that still acts when
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from typing import Any
@@ -16,7 +15,7 @@ from countoff.core.channel import Channel, ChannelError, default_store, meet, se
 from countoff.core.rollcall import Gathering, Records
 from countoff.core.speaker import Speaker
 from countoff.core.state import State
-from countoff.core.verdict import Verdict, lost_rank, names_of
+from countoff.core.verdict import Verdict, clip, lost_rank, names_of
 
 _LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
@@ -51,7 +50,7 @@ class Watch:
 
     def start(self) -> None:
         """Starts the threads; they connect by themselves."""
-        atexit.register(self.close)
+        self._stay = ending.at_exit(self.close)
         for thread in (self.speaker.thread, self._listener, self._watchdog):
             thread.start()
 
@@ -81,7 +80,7 @@ class Watch:
         for channel in (self._ears, speaker.channel):
             if channel is not None:
                 channel.release()
-        atexit.unregister(self.close)
+        self._stay()
 
     def _join(self, thread: threading.Thread, channel: Channel | None) -> None:
         if thread is threading.current_thread() or thread.ident is None:
@@ -117,8 +116,6 @@ class Watch:
                 if self.state.end is not None:
                     self.speaker.hand(self.speaker.conclude)
                     return
-        except (ChannelError, KeyError, TypeError, ValueError) as error:
-            self._go_blind(f"the control channel holds something that is not ours: {error}")
         except Exception as error:  # torch names a lost store by several exceptions
             self._store_lost(error)
 
@@ -127,8 +124,11 @@ class Watch:
         self._met.set()
         if self._closing.is_set() or self.state.end is not None or self.state.finished:
             return
-        if self._where is None or isinstance(error, ChannelError):  # it has never been reached, or is not ours
-            self._go_blind(str(error))
+        if isinstance(error, (ChannelError, KeyError, TypeError, ValueError)):
+            self.go_blind(f"the control channel holds something that countoff has not written: {error!r}")
+            return
+        if self._where is None:  # it has never been reached
+            self.go_blind(str(error))
             return
         why = f"The job's store went with it: {str(error).splitlines()[0][:120]}"
         patience = time.monotonic() + 0.5
@@ -140,9 +140,11 @@ class Watch:
         if not (self._closing.is_set() or self.state.finished):
             self._conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
 
-    def _go_blind(self, reason: str) -> None:
+    def go_blind(self, reason: str) -> None:
+        """This rank trains on without comparing, and says so."""
         self.failure = reason
         self._met.set()
+        ending.say(Verdict("LateRank", f"{reason} (this rank trains on without comparing)"), self.state.rank)
 
     def _conclude_alone(self, verdict: Verdict) -> None:
         """Ends without the store: each rank says what it knows."""
@@ -217,7 +219,7 @@ class Watch:
                     return
                 continue
             place = stacks.main_thread()
-            if state.answered.is_set() and (place.token != token or not place.in_torch):
+            if state.answered.is_set() and (place.token != token or place.state != "collective"):
                 token, began = place.token, now  # it is on its way out, and may take its time
             elif now - began > max(grace, _LOOK_SECONDS) and state.said.is_set():
                 ending.leave_now()
@@ -252,13 +254,13 @@ class Stall:
         record = {
             **state.own_row(),
             "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
-            "frames": list(place.frames),
-            "collectives": dict(list(sequence_numbers().items())[:4]),
+            "frames": [clip(frame, 120) for frame in place.frames],
+            "collectives": {clip(name, 32): count for name, count in list(sequence_numbers().items())[:4]},
         }
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.rank == 0:
             patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
-            self._speaker.poll(Gathering("stall", range(state.world_size), patience, self._report))
+            self._speaker.poll(Gathering("stall", state.present, patience, self._report, keep=True))
 
     def _report(self, records: Records, missing: list[int]) -> None:
         if missing or not self._posted:  # somebody gets on: slow, not stalled

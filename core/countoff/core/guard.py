@@ -20,8 +20,7 @@ from countoff.core.verdict import Verdict, clip
 if TYPE_CHECKING:
     from countoff.core.watch import Watch
 
-MARK_SECONDS = 0.05
-"""The longest that a mark may hold up training, whatever the store does."""
+_MARK_SECONDS = 0.05  # the longest that a mark may hold up training, whatever the store does
 _HOLD_SECONDS = 0.005
 _numbers = itertools.count()
 
@@ -194,7 +193,7 @@ class Guard:
         Raises:
             DivergenceError: If another rank goes on.
         """
-        self._pass("fit_end", "the fit", hold=MARK_SECONDS)
+        self._pass("fit_end", "the fit", hold=_MARK_SECONDS - _HOLD_SECONDS)
         self._state.finished = True
 
     def failed(self, error: BaseException) -> None:
@@ -322,11 +321,11 @@ class Guard:
     def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
         watch = self._watch
         assert watch is not None
-        prompt = watch.speaker.idle
+        prompt = watch.speaker.prompt
         done = threading.Event()
         append = watch.speaker.append(dict(entry), redundant)
         watch.speaker.hand(lambda channel: (append(channel), done.set()))
-        if prompt and done.wait(MARK_SECONDS - hold) and hold:
+        if prompt and done.wait(_MARK_SECONDS - hold) and hold:
             self._state.ended.wait(hold)
 
     def _look(self, last: bool) -> None:

@@ -218,7 +218,18 @@ class RollCall:
         self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
         if state.rank == 0:
             patience = time.monotonic() + state.settings.deadline_seconds
-            self._speaker.poll(Gathering(name, state.present, patience, self._measure))
+
+            def done(records: Records, missing: list[int]) -> None:
+                if not missing:
+                    self._measure(records)
+                    self._speaker.hand(forget_ticks)
+
+            def forget_ticks(channel: Channel) -> None:
+                every = state.settings.tick_batches
+                for at in range(every, tally.started + 1, every):
+                    channel.delete(f"tick/{tally.opened}/{at}")
+
+            self._speaker.poll(Gathering(name, state.present, patience, done))
 
     def _judge(self, records: Records) -> None:
         verdict = judge_plans({rank: record["plan"] for rank, record in records.items()}, _PROOF_FIELDS)
@@ -235,9 +246,7 @@ class RollCall:
         sentence = f"{names_of(missing)} {verb} not counted off: is countoff on there? ({then})"
         ending.say(Verdict("LateRank", sentence, tuple(missing)), self._state.rank)
 
-    def _measure(self, records: Records, missing: list[int]) -> None:
-        if missing:
-            return
+    def _measure(self, records: Records) -> None:
         closed = {rank: float(record["closed"]) for rank, record in records.items()}
         loader = {rank: float(record["loader"]) for rank, record in records.items()}
         late, slow = max(closed, key=closed.__getitem__), max(loader, key=loader.__getitem__)

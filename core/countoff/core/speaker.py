@@ -22,6 +22,7 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
 """Without a beat for so long, a rank on another host is lost; a host that swaps or compiles is heard again sooner."""
 _POLL_SECONDS = 0.005
+_PROMPT_SECONDS = 0.05
 _SETTLE_SECONDS = 0.3
 _LOG_MARGIN = 64
 _GATHER_SECONDS = 0.5
@@ -74,9 +75,10 @@ class Speaker:
         self.hand(begin)
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is queued or under way: the store has answered everything."""
-        return self.busy_since == 0.0 and self._jobs.empty()
+    def prompt(self) -> bool:
+        """Whether the store answers at once: nothing has been under way for longer than a mark may wait."""
+        since = self.busy_since
+        return since == 0.0 or time.monotonic() - since < _PROMPT_SECONDS
 
     def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
         """A job that appends to the log, unless the log says it already when its turn comes."""

@@ -259,9 +259,9 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
         key = line.get("where"), line.get("in hand"), str(line.get("state")).startswith("in ")
         groups.setdefault(key, []).append(int(line["rank"]))
     parties = [next((group for group in groups.values() if rank in group), [rank]) for rank in proven]
-    smallest: list[int] = min(parties, key=len, default=[])
-    if any(len(party) > len(smallest) for party in parties):
-        return tuple(sorted(smallest))
+    fewest = min((len(party) for party in parties), default=0)
+    if any(len(party) > fewest for party in parties):
+        return tuple(sorted(next(party for party in parties if len(party) == fewest)))
     return tuple(proven)
 
 

@@ -39,7 +39,6 @@ class Watch:
         self._hosted: Any = None
         self._met = threading.Event()
         self._closing = threading.Event()
-        self._connected_at = time.monotonic()
         self._ears: Channel | None = None
         self._accused: set[int] = set()
         self.failure: str = ""

@@ -22,6 +22,8 @@ from countoff.core.verdict import DivergenceError, Verdict, clip, error_for, los
 
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 """What an exception says that a rank gets because it lost a peer."""
+SAY_SECONDS = 4.0
+"""After so long a verdict is said without its table: longer than gathering the table takes at worst."""
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
@@ -110,7 +112,7 @@ def fail(state: State, error: BaseException, where: str) -> None:
 
 def wait_until_said(state: State) -> None:
     """Waits for the verdict and its table, but says what is known without it if the store takes too long."""
-    if state.said.wait(2.0):
+    if state.said.wait(SAY_SECONDS):
         return
     verdict = state.end or state.proposed
     if verdict is not None:

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.005
 _PROMPT_SECONDS = 0.05
 _SETTLE_SECONDS = 0.3
 _LOG_MARGIN = 64
-_GATHER_SECONDS = 0.5
+_GATHER_SECONDS = 1.5
 
 Job = Callable[["Channel"], object]
 
@@ -190,7 +190,7 @@ class Speaker:
                 time.sleep(_POLL_SECONDS)
             self._publish_table(channel, verdict, table[0], len(owed))
         elif 0 not in dead:
-            _until(channel, "table", deadline=time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.1)
+            _until(channel, "table", deadline=time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2)
         ending.finish(state, with_table(channel, verdict, state.remedies))
         channel.set(f"told/{state.rank}", {"told": True})
         if state.rank == 0:  # it may host the store: the others hear before it goes

@@ -210,7 +210,7 @@ class Watch:
         token: Any = None
         while not self._closing.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            if not state.said.is_set() and now - began > 2.0 and state.end is not None:  # the speaker is stuck
+            if not state.said.is_set() and now - began > ending.SAY_SECONDS and state.end is not None:  # the speaker is stuck
                 ending.finish(state, state.end)
                 state.said.set()
             if state.settings.on_divergence == "warn":

@@ -48,7 +48,8 @@ def main(descriptor: int) -> None:
     """Runs orders until the other end of the connection is closed; every rank returns from here, too."""
     parent = Connection(descriptor)
     began = time.monotonic()
-    from countoff.demo import job  # noqa: F401  # for the ranks
+    from countoff.core import watch  # noqa: F401  # this and the next are for the ranks
+    from countoff.demo import job  # noqa: F401
 
     gc.freeze()  # else every rank's collector visits, and so copies, all that has been imported
     parent.send(("ready", time.monotonic() - began))
@@ -96,7 +97,8 @@ def _watch(ranks: dict[int, int], parent: Connection) -> None:
             if ended:
                 del ranks[rank]
                 parent.send(("ended", rank, os.waitstatus_to_exitcode(status)))
-        if parent.poll(_POLL_SECONDS):
+        # Not once all have ended: what comes then is the next order.
+        if ranks and parent.poll(_POLL_SECONDS):
             number = _receive(parent)
             for pid in ranks.values():
                 os.kill(pid, int(str(number)))

@@ -15,6 +15,7 @@ from pathlib import Path
 from countoff.demo.agent import Order
 
 _TAIL_LINES = 15
+_SECONDS_TO_DIE = 2.0
 
 
 class DemoFailed(Exception):
@@ -105,7 +106,7 @@ class Agent:
                 stdout=log,
                 stderr=log,
                 cwd=directory,
-                env=_environment(),
+                env=_environment(directory),
                 start_new_session=True,  # a Ctrl-C is ours alone, and the group can be killed as a whole
             )
 
@@ -141,6 +142,14 @@ class Agent:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
+        # The ranks are not our children: they are gone when their group is, and until then may hold their files.
+        patience = time.monotonic() + _SECONDS_TO_DIE
+        while time.monotonic() < patience:
+            try:
+                os.killpg(self._process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.01)
 
 
 @contextlib.contextmanager
@@ -153,13 +162,13 @@ def agent(directory: Path) -> Iterator[Agent]:
         one.close()
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment: countoff findable, not switched on or off, and one thread per rank as torchrun has it."""
+def _environment(directory: Path) -> dict[str, str]:
+    """This process's environment: countoff found and not switched on or off, one thread per rank as under torchrun."""
     import countoff
 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     roots = [str(Path(part).resolve().parent) for part in countoff.__path__]
     path = os.pathsep.join([*roots, *filter(None, [inherited.get("PYTHONPATH")])])
-    return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
+    # torch leaves directories of its own among the temporary ones.
+    own = {"PYTHONPATH": path, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**inherited, **own}

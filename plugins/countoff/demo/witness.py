@@ -49,7 +49,10 @@ class Witness(Callback):
         self._met.write(json.dumps({"own": self._place, "met": met}) + "\n")
 
 
-def average_with_place(state: Witness, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average_with_place(
+    state: Witness,
+    bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]  # public in torch's documentation
+) -> torch.futures.Future[torch.Tensor]:
     """Averages the gradients over the ranks, as DDP does, with the witness's numbers behind them."""
     gradients = bucket.buffer()
     message = torch.cat([gradients / dist.get_world_size(), state.places(gradients)])

@@ -1,0 +1,115 @@
+"""`countoff demo` shows what it says, with real ranks, and leaves nothing behind; and it says so when it does not."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from countoff.demo.meetings import Meeting, telling
+from countoff.demo.stacks import innermost
+from integration_tests.harness import python_path
+
+DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy machine
+
+
+@contextlib.contextmanager
+def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
+    """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0"}
+    command = [sys.executable, "-m", "countoff.core.cli", "demo", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Processes whose temporary files go into or below this directory: the demo's, all of them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            # A zombie, which waits for somebody else to take note of its end, has no environment.
+            variables = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(variable.startswith(f"TMPDIR={directory}".encode()) for variable in variables):
+            found.append(int(process.name))
+    return found
+
+
+def assert_nothing_left(directory: Path) -> None:
+    patience = time.monotonic() + 5
+    while processes_of(directory) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert processes_of(directory) == []
+    assert list(directory.iterdir()) == []
+
+
+def test_two_ranks_drift_are_named_and_train_when_mended(tmp_path):
+    with running(tmp_path, "--ranks", "2", "--seconds-before-cut", "2") as demo:
+        output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
+    assert demo.returncode == 0, output
+    # 7 shards of 205 digits, four to rank 0 and three to rank 1, in batches of 32.
+    assert "rank 0: epoch 0 batch 20 + rank 1: epoch 1 batch 0" in output, output
+    assert "called for Lightning's" in output
+    assert "rank 1 ran out of data after 20 batches of train epoch 0; rank 0 has batch 21." in output, output
+    assert output.count("countoff: UnevenBatches: ") == 1
+    assert "All 2 ranks printed it." in output
+    accuracy = re.search(r"no verdict, and ([\d.]+)% of the held-out digits", output)
+    assert accuracy is not None, output
+    assert float(accuracy[1]) >= 90
+    assert re.search(r"batches_per_epoch +unknown \(inf\) +23\b", output), output
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_demo_takes_its_processes_and_files_with_it(tmp_path, number, exit_code):
+    with running(tmp_path) as demo:
+        patience = time.monotonic() + 30
+        while len(processes_of(tmp_path)) < 2 and time.monotonic() < patience:
+            time.sleep(0.05)
+        assert len(processes_of(tmp_path)) >= 2
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=20)
+    assert demo.returncode == exit_code, output
+    assert "Traceback" not in output
+    assert_nothing_left(tmp_path)
+
+
+def test_a_meeting_names_the_ranks_at_each_batch():
+    meeting = Meeting(19, ((0, 18), (0, 18), (1, 0)))
+    assert str(meeting) == "ranks 0, 1: epoch 0 batch 18 + rank 2: epoch 1 batch 0"
+    assert meeting.mixed
+    assert meeting.of_epochs == 2
+
+
+def test_the_telling_meetings_are_the_last_like_ones_and_the_first_mixed_ones():
+    like = [Meeting(number, ((0, number), (0, number))) for number in (1, 2)]
+    mixed = [Meeting(number, ((0, number), (1, number))) for number in (3, 4, 5, 6, 7)]
+    assert [meeting.number for meeting in telling([*like, *mixed])] == [2, 3, 4, 5, 7]
+    assert [meeting.number for meeting in telling(like)] == [2]
+    assert [meeting.number for meeting in telling(mixed[:1])] == [3]
+
+
+def test_the_innermost_line_is_that_of_the_thread_that_trains():
+    stacks = """Thread 0x01 (most recent call first):
+  File "/x/lib/other.py", line 1 in wait
+
+Current thread 0x02 (most recent call first):
+  File "/x/torch/distributed/distributed_c10d.py", line 4627 in barrier
+  File "/x/lightning/fabric/utilities/distributed.py", line 213 in _sync_ddp
+  File "/x/lightning/pytorch/callbacks/model_checkpoint.py", line 1005 in file_exists
+  File "/x/countoff/demo/job.py", line 110 in train
+"""
+    assert innermost(stacks) == ("distributed_c10d.py:4627 in barrier", "model_checkpoint.py:1005 in file_exists")
+    assert innermost("") == ("", "")

@@ -1,0 +1,97 @@
+"""The command line teaches, refuses in one line, and never imports a framework before it has to."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
+CALL = "from countoff.core.cli import main\nmain()"
+
+
+def run(arguments: Sequence[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
+    """`countoff` with these arguments in a fresh interpreter; what it has imported by its end is in `modules`."""
+    path = [str(ROOT / "core"), str(ROOT / "plugins")]
+    script = f"""
+import atexit, sys
+sys.path[:0] = {path}
+sys.argv = {["countoff", *arguments]}
+atexit.register(lambda: print("modules:", *sorted({{name.split(".")[0] for name in sys.modules}})))
+{before}
+{CALL}
+"""
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+
+
+def imported(finished: subprocess.CompletedProcess[str]) -> set[str]:
+    return set(finished.stdout.splitlines()[-1].removeprefix("modules: ").split())
+
+
+def without(*modules: str) -> str:
+    """Code that lets an interpreter find all modules but these."""
+    return f"""
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in {modules} else find(name, package)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["version"], ["--version"]])
+def test_help_and_version_import_no_framework(arguments: list[str]) -> None:
+    finished = run(arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert "countoff" in finished.stdout
+    assert not imported(finished) & HEAVY
+
+
+def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
+    printed = run(["--help"]).stdout
+    assert "Trainer(callbacks=[Countoff()])" in printed
+    assert "countoff demo --ranks 4" in printed
+
+
+@pytest.mark.parametrize("ranks", ["1", "0", "-3", "65"])
+def test_a_number_of_ranks_out_of_range_is_refused_in_one_line(ranks: str) -> None:
+    finished = run(["demo", "--ranks", ranks])
+    assert finished.returncode == 2
+    assert finished.stderr == f"countoff: --ranks must be a whole number from 2 to 64, got {ranks}\n"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "61"])
+def test_seconds_out_of_range_are_refused_in_one_line(seconds: str) -> None:
+    finished = run(["demo", "--seconds-before-cut", seconds])
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("countoff: --seconds-before-cut must be a number above 0 and at most 60, got ")
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_what_is_no_number_at_all_is_refused() -> None:
+    assert run(["demo", "--ranks", "many"]).returncode == 2
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert run(["dmeo"]).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        (("lightning",), "lightning"),
+        (("sklearn",), "scikit-learn"),
+        (("torch", "lightning", "sklearn"), "torch and lightning and scikit-learn"),
+    ],
+)
+def test_a_missing_framework_is_one_line_with_the_command_that_installs_it(
+    missing: tuple[str, ...], named: str
+) -> None:
+    finished = run(["demo"], before=without(*missing))
+    assert finished.returncode == 1
+    assert finished.stderr == f"countoff: the demo needs {named}: pip install 'countoff[demo]'\n"
+    assert not imported(finished) & HEAVY

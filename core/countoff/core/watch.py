@@ -210,7 +210,8 @@ class Watch:
         token: Any = None
         while not self._closing.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            if not state.said.is_set() and now - began > ending.SAY_SECONDS and state.end is not None:  # the speaker is stuck
+            stuck = not state.said.is_set() and now - began > ending.SAY_SECONDS
+            if stuck and state.end is not None:
                 ending.finish(state, state.end)
                 state.said.set()
             if state.settings.on_divergence == "warn":

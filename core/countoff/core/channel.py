@@ -51,7 +51,7 @@ def decode(value: bytes) -> dict[str, Any]:
     """
     try:
         record = json.loads(value) if len(value) <= RECORD_BYTES else None
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
         raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")

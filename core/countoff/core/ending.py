@@ -30,7 +30,8 @@ EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log
 def say(verdict: Verdict, rank: int) -> None:
     """Prints a verdict on stderr in one write, so that lines of several ranks do not mix."""
     text = "\n".join(f"[rank {rank}] {line}" for line in verdict.render().splitlines())
-    with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the verdict from the exit code
+    # A stderr that is closed, or that a daemon has none of, must not hide the verdict from the exit code.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
 
@@ -56,7 +57,7 @@ def leave_now(code: int = EXIT_CODE) -> None:
     """Ends the process without waiting for its main thread."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 

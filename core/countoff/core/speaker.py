@@ -217,15 +217,17 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[str, str]) 
     if not channel.has("table"):
         return verdict
     header = channel.get("table")
-    shown = min(int(header["rows"]), TABLE_ROWS)
+    counted = int(header["rows"])
+    shown = min(counted, TABLE_ROWS)
     rows = tuple(channel.get_many([f"table/{place}" for place in range(shown)]))
     if header["failed"] is not None:
         rank, deed = header["failed"]
         failed = lost_rank(int(rank), str(deed), gone=False)
-        return replace(failed, rows=rows, remedy=remedies.get("LostRank", ""))
+        return replace(failed, rows=rows, counted=counted, remedy=remedies.get("LostRank", ""))
     odd = tuple(int(rank) for rank in header["odd"])
     spread = header["spread"]
-    return replace(verdict, ranks=odd, rows=rows, spread_seconds=None if spread is None else float(spread))
+    spread = None if spread is None else float(spread)
+    return replace(verdict, ranks=odd, rows=rows, counted=counted, spread_seconds=spread)
 
 
 def _until(channel: Channel, *keys: str, deadline: float) -> bool:

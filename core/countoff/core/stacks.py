@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 import traceback
 from dataclasses import dataclass
 
 _TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
 
 
@@ -38,7 +40,7 @@ def main_thread() -> Place:
     token = (id(frame), frame.f_lasti)
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
-    own = [line for line, file in zip(summary, files, strict=True) if not any(part in file for part in _TORCH)]
+    own = [line for line, file in zip(summary, files, strict=True) if _is_the_users(file)]
     if any("/torch/utils/data/" in file for file in files):
         state = "loader"
     elif any(part in file for part in _WAITS for file in files[:4]):
@@ -47,3 +49,9 @@ def main_thread() -> Place:
         state = "code"
     frames = tuple(f"{line.filename.rsplit('/', 1)[-1]}:{line.lineno} in {line.name}" for line in own[:3])
     return Place(state, frames, token)
+
+
+def _is_the_users(file: str) -> bool:
+    if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
+        return False
+    return not (file.startswith("<frozen") or any(part in file for part in _TORCH))

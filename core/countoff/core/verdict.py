@@ -34,6 +34,7 @@ class Verdict:
         gone: Whether those ranks can no longer speak: nothing is awaited of them.
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Time from then until the last rank knew; None if not every rank said.
+        counted: Ranks that answered, where they are more than the rows that are shown.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Verdict:
     gone: bool = False
     time: float = 0.0
     spread_seconds: float | None = None
+    counted: int = field(default=0, compare=False)
 
     @property
     def headline(self) -> str:
@@ -60,9 +62,10 @@ class Verdict:
         """
         lines = [f"countoff: {self.headline}"]
         if self.rows and self.ranks:
-            lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(len(self.rows), 'rank')}")
+            counted = max(self.counted, len(self.rows))
+            lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(counted, 'rank')}")
         if any(line.get("batches") for line in self.rows):
-            lines += table(self.rows)
+            lines += table(self.rows, self.counted)
         if self.spread_seconds is not None:
             lines.append(f"  known on every rank {self.spread_seconds * 1000:.1f} ms after it could be proved")
         if self.why:
@@ -265,13 +268,14 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
     return tuple(proven)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The table of ranks as aligned lines, folded past `TABLE_ROWS` rows."""
+def table(rows: Sequence[Mapping[str, Any]], counted: int = 0) -> list[str]:
+    """The table of ranks as aligned lines, folded past `TABLE_ROWS` rows; `counted` ranks in all, if that is more."""
     if not rows:
         return []
     cells = [_COLUMNS, *(tuple(str(line.get(column, "")) for column in _COLUMNS) for line in rows[:TABLE_ROWS])]
     widths = [max(len(line[index]) for line in cells) for index in range(len(_COLUMNS))]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    if len(rows) > TABLE_ROWS:
-        lines.append(f"  … and {count_of(len(rows) - TABLE_ROWS, 'rank')} more")
+    folded = max(counted, len(rows)) - min(len(rows), TABLE_ROWS)
+    if folded > 0:
+        lines.append(f"  … and {count_of(folded, 'rank')} more")
     return [line.rstrip() for line in lines]

@@ -1,0 +1,245 @@
+"""The channel, on a real store: what it lets through, what it refuses, and how a thread blocked in it is woken."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from countoff.core.channel import RECORD_BYTES, Channel, ChannelError, decode, default_store, encode, meet
+
+Connect = Callable[[], Channel]
+
+
+@pytest.fixture
+def store() -> Any:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def connect(store: Any) -> Connect:
+    """Opens channels of one meeting."""
+    return lambda: Channel("127.0.0.1", store.port, "countoff/test/")
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    patience = time.monotonic() + 5
+    while not holds() and time.monotonic() < patience:
+        time.sleep(0.001)
+    return holds()
+
+
+class Waiter:
+    """A thread that waits for a key, as the listener does."""
+
+    def __init__(self, channel: Channel, key: str) -> None:
+        self.outcome: list[Any] = []
+        self._began = threading.Event()
+        self.thread = threading.Thread(target=self._wait, args=(channel, key), daemon=True)
+        self.thread.start()
+        assert self._began.wait(5)
+
+    def _wait(self, channel: Channel, key: str) -> None:
+        self._began.set()
+        try:
+            self.outcome.append(channel.wait(key))
+        except Exception as error:  # torch names a lost store by several exceptions
+            self.outcome.append(error)
+
+    def joined(self) -> Any:
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+        return self.outcome[0]
+
+
+# Records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_of_exactly_the_limit_passes_both_ways() -> None:
+    record = {"a": "x" * (RECORD_BYTES - len('{"a":""}'))}
+    assert len(encode(record)) == RECORD_BYTES
+    assert decode(encode(record).encode()) == record
+
+
+def test_a_record_one_byte_longer_is_refused_before_it_is_set() -> None:
+    with pytest.raises(ChannelError, match="at most 1024 bytes, got 1025"):
+        encode({"a": "x" * (RECORD_BYTES + 1 - len('{"a":""}'))})
+
+
+def test_bytes_are_counted_and_not_characters() -> None:
+    with pytest.raises(ChannelError):
+        encode({"a": "会" * 200})
+
+
+GARBAGE = [b"", b"not JSON", b'{"a":1', b"[1]", b'"text"', b"7", b"null", b"\xff\xfe\x00", b"\x80", b" " * 1024]
+
+
+@pytest.mark.parametrize("value", [*GARBAGE, b'{"a":"' + b"x" * RECORD_BYTES + b'"}'])
+def test_what_countoff_cannot_have_written_is_refused(value: bytes) -> None:
+    with pytest.raises(ChannelError, match="expected a JSON object of at most 1024 bytes"):
+        decode(value)
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(ChannelError):
+        decode(b"[" * RECORD_BYTES)
+
+
+def test_what_is_refused_is_shown_in_part() -> None:
+    with pytest.raises(ChannelError) as caught:
+        decode(b"x" * 8_000_000)
+    assert len(str(caught.value)) < 200
+
+
+# A connection -----------------------------------------------------------------------------------------------------
+
+
+def test_two_clients_that_claim_a_key_get_the_same_record(connect: Connect) -> None:
+    first, second = connect(), connect()
+    assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
+    assert second.claim("log/0", {"rank": 1}) == {"rank": 0}
+    assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
+
+
+def test_many_clients_that_race_for_a_key_agree(connect: Connect) -> None:
+    found: list[Any] = []
+    start = threading.Barrier(4)
+
+    def race(rank: int) -> None:
+        channel = connect()
+        start.wait(10)
+        found.append([channel.claim(f"log/{index}", {"rank": rank}) for index in range(50)])
+
+    threads = [threading.Thread(target=race, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [found[0]] * 4
+
+
+def test_records_are_read_one_by_one_or_together(connect: Connect) -> None:
+    writer, reader = connect(), connect()
+    writer.set("row/0", {"rank": 0})
+    writer.set("row/1", {"rank": 1})
+    assert reader.get_many(["row/1", "row/0"]) == [{"rank": 1}, {"rank": 0}]
+    assert reader.get_many([]) == []
+    assert reader.get("row/1") == {"rank": 1}
+
+
+def test_it_has_keys_only_if_it_has_all_of_them_until_they_are_deleted(connect: Connect) -> None:
+    channel = connect()
+    channel.set("a", {"x": 1})
+    assert channel.has("a")
+    assert not channel.has("a", "b")
+    channel.delete("a")
+    assert not channel.has("a")
+
+
+def test_a_counter_adds_and_reads(connect: Connect) -> None:
+    channel = connect()
+    assert [channel.add("host/x", 1), channel.add("host/x", 1), channel.add("host/x", 0)] == [1, 2, 2]
+
+
+def test_keys_lie_under_the_prefix_of_the_meeting(store: Any, connect: Connect) -> None:
+    connect().claim("a", {"x": 1})
+    assert soon(lambda: store.check(["countoff/test/a"]))
+    assert not Channel("127.0.0.1", store.port, "countoff/other/").has("a")
+
+
+def test_garbage_in_the_store_is_refused_by_every_way_of_reading(store: Any, connect: Connect) -> None:
+    channel = connect()
+    store.set("countoff/test/a", "x" * 5000)
+    for read in (channel.get, channel.wait, lambda key: channel.get_many([key]), lambda key: channel.claim(key, {})):
+        with pytest.raises(ChannelError):
+            read("a")
+
+
+def test_a_wait_is_woken_by_the_record(connect: Connect) -> None:
+    writer, waiter = connect(), Waiter(connect(), "log/0")
+    writer.set("log/0", {"rank": 1})
+    assert waiter.joined() == {"rank": 1}
+
+
+def test_a_blocked_wait_is_woken_by_shutting_its_own_connection(connect: Connect) -> None:
+    other, channel = connect(), connect()
+    waiter = Waiter(channel, "log/0")
+    waiter.thread.join(0.05)  # long enough to be inside
+    channel.shut()
+    assert isinstance(waiter.joined(), Exception)
+    other.set("a", {"x": 1})
+    assert other.get("a") == {"x": 1}
+
+
+def test_shutting_twice_and_releasing_is_fine(connect: Connect) -> None:
+    channel = connect()
+    channel.shut()
+    channel.shut()
+    channel.release()
+
+
+def test_a_released_channel_talks_no_more(connect: Connect) -> None:
+    channel = connect()
+    channel.release()
+    with pytest.raises(AttributeError):
+        channel.has("a")
+
+
+def test_a_file_opened_meanwhile_is_never_shut(connect: Connect, tmp_path: Path) -> None:
+    channel = connect()
+    with open(tmp_path / "log", "w+b") as file:
+        cast(Any, channel)._sockets.add(file.fileno())
+        channel.shut()
+        assert file.write(b"still open")
+
+
+# Where to meet ----------------------------------------------------------------------------------------------------
+
+
+def meeting(store: Any, number: int = 0) -> tuple[Any, Any]:
+    """What rank 0 and rank 1 agree on, in this order."""
+    deadline = time.monotonic() + 5
+    return tuple(meet(store, number, rank=rank, deadline=deadline) for rank in range(2))  # pyright: ignore[reportReturnType]
+
+
+def test_over_a_tcp_store_the_ranks_meet_in_it(store: Any) -> None:
+    first, second = meeting(PrefixStore("default_pg", PrefixStore("attempt_0", store)))
+    assert first == second
+    assert first[:2] == (store.host, store.port)
+    assert first[3] is None
+
+
+def test_every_meeting_has_keys_of_its_own(store: Any) -> None:
+    prefixes = [meeting(store, number)[0][2] for number in (0, 1, 1)]
+    assert len(set(prefixes)) == 3
+    assert [prefix.split("/")[2] for prefix in prefixes] == ["0", "1", "1"]
+
+
+@pytest.mark.parametrize("kind", ["file", "hash"])
+def test_over_another_store_rank_0_hosts_one_in_which_both_can_talk(kind: str, tmp_path: Path) -> None:
+    other = FileStore(str(tmp_path / "store"), 2) if kind == "file" else HashStore()
+    first, second = meeting(other)
+    assert first[:3] == second[:3]
+    assert (first[3] is None, second[3] is None) == (False, True)
+    Channel(*first[:3]).claim("a", {"x": 1})
+    assert Channel(*second[:3]).get("a") == {"x": 1}
+
+
+def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
+    with pytest.raises(TimeoutError, match="rank 0 has not counted off"):
+        meet(HashStore(), 0, rank=1, deadline=time.monotonic())
+
+
+@pytest.mark.parametrize("value", ["not ours", "[]"])
+def test_garbage_at_the_meeting_point_is_refused(value: str) -> None:
+    other: Any = HashStore()
+    other.set("countoff/0", value)
+    with pytest.raises(ChannelError):
+        meet(other, 0, rank=1, deadline=time.monotonic() + 5)
+
+
+def test_without_a_process_group_there_is_no_store() -> None:
+    assert default_store() is None

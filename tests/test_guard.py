@@ -1,0 +1,471 @@
+"""The guard of a single process, which starts nothing, and the pure judgements behind the guard of many."""
+
+import importlib
+import subprocess
+import sys
+import threading
+from typing import Any, Literal, cast
+
+import pytest
+
+import countoff.core
+from countoff.core import Guard, Settings, Verdict
+from countoff.core.ledger import Mark
+from countoff.core.rollcall import Awaiting, Gathering, compare_plans, judge_plans, parties
+from countoff.core.state import NEVER, State
+from countoff.core.tally import Tally, chain
+from countoff.core.ticks import compare_ticks
+from countoff.core.watch import judge_stall
+
+EPOCH = "train epoch 0"
+
+
+@pytest.fixture
+def guard() -> Guard:
+    guard = Guard(Settings(tick_batches=2), rank=0, world_size=1)
+    guard.fit_start({"batches_per_epoch": 4})
+    return guard
+
+
+def train(guard: Guard, batches: int, *, epoch: int = 0, step_every: int = 1) -> None:
+    guard.train_start(epoch)
+    for batch in range(1, batches + 1):
+        guard.batch(batch + 1, last=batch == batches)
+        if batch % step_every == 0:
+            guard.step()
+    guard.train_end("exhausted")
+
+
+def chained(*batches: int) -> int:
+    value = 0
+    for batch in batches:
+        value = chain(value, batch)
+    return value
+
+
+# One process --------------------------------------------------------------------------------------------------------
+
+
+def test_a_single_process_starts_no_thread_and_imports_no_torch() -> None:
+    script = """
+import sys, threading
+from countoff.core import Guard, Settings
+guard = Guard(Settings(), rank=0, world_size=1)
+guard.fit_start({})
+guard.train_start(0)
+guard.batch(last=True)
+guard.step()
+guard.train_end("exhausted")
+guard.fit_end()
+guard.close()
+print(threading.active_count(), "torch" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (run.stdout.split(), run.stderr) == (["1", "False"], "")
+
+
+def test_importing_the_watch_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(countoff, "core", countoff.core)  # put back, as are the modules, after a second import
+    for name in [name for name in sys.modules if name.startswith("countoff.core")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
+    assert importlib.import_module("countoff.core.watch") is not countoff.core
+
+
+def test_making_a_guard_for_many_ranks_starts_no_thread() -> None:
+    before = threading.active_count()
+    Guard(Settings(), rank=0, world_size=8).close()
+    assert threading.active_count() == before
+
+
+def test_a_single_process_never_gets_a_verdict_whatever_it_does(guard: Guard) -> None:
+    train(guard, 5)
+    guard.eval_start("validation")
+    guard.batch(3, last=True)
+    guard.batch(2)
+    guard.eval_end("stopped")
+    train(guard, 4, epoch=1)
+    guard.failed(ValueError("torn shard"))
+    guard.fit_end()
+    assert guard.verdict is None
+    assert (guard.notices, guard.metrics) == ((), {})
+
+
+def test_closing_twice_is_fine(guard: Guard) -> None:
+    guard.close()
+    guard.close()
+    train(guard, 2)
+
+
+def test_a_warning_of_a_single_process_is_printed(guard: Guard, capsys: pytest.CaptureFixture[str]) -> None:
+    guard.warn(Verdict("WrongLength", "there are 4 batches."))
+    assert capsys.readouterr().err == "\n[rank 0] countoff: WrongLength: there are 4 batches.\n"
+
+
+# Counting -----------------------------------------------------------------------------------------------------------
+
+
+def test_batches_and_steps_are_counted(guard: Guard) -> None:
+    train(guard, 5, step_every=2)
+    assert (guard.batches, guard.steps) == (5, 2)
+    train(guard, 3, epoch=1, step_every=3)
+    assert (guard.batches, guard.steps) == (3, 3)
+
+
+def test_a_moment_is_one_step_however_many_optimizers_take_part(guard: Guard) -> None:
+    guard.train_start(0)
+    for _ in range(2):
+        guard.batch()
+        guard.step()
+        guard.step()
+    assert (guard.steps, guard._state.chain) == (2, chained(1, 2))
+
+
+def test_the_same_batch_of_the_next_epoch_is_another_moment(guard: Guard) -> None:
+    for epoch in range(2):
+        train(guard, 1, epoch=epoch)
+    assert guard.steps == 2
+
+
+def test_a_step_within_an_evaluation_belongs_to_the_train_batch_before_it(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.batch()
+    guard.eval_start("validation")
+    guard.batch()
+    guard.batch()
+    guard.step()
+    assert guard._state.chain == chained(1)
+
+
+def test_a_step_outside_any_train_span_is_none(guard: Guard) -> None:
+    guard.step()
+    guard.eval_start("validation")
+    guard.batch()
+    guard.step()
+    assert guard.steps == 0
+
+
+def test_the_chain_tells_equal_numbers_of_steps_at_other_batches_apart() -> None:
+    assert chained(2, 4) != chained(1, 4)
+    assert chained(2, 4) != chained(4, 2)
+    assert 0 <= chained(*range(10_000)) < 2**48
+
+
+def test_a_resumed_epoch_goes_on_at_its_position(guard: Guard) -> None:
+    guard.train_start(3, position=7)
+    assert guard.batches == 7
+    guard.batch()
+    assert (guard.open_span, guard.batches) == ("train epoch 3", 8)
+
+
+def test_what_is_fetched_ahead_is_in_hand_and_not_started(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.batch(2)
+    assert (guard.batches, guard._tally.in_hand) == (1, 2)
+    guard.batch()
+    guard.batch()
+    assert (guard.batches, guard._tally.in_hand) == (3, 3)
+
+
+def test_batches_count_in_the_innermost_span_and_go_on_in_the_outer_one(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.batch()
+    guard.eval_start("validation")
+    assert (guard.open_span, guard.batches) == ("validation", 0)
+    guard.batch()
+    guard.eval_end("exhausted")
+    guard.batch()
+    assert (guard.open_span, guard.batches) == (EPOCH, 2)
+    guard.train_end("exhausted")
+    assert guard.open_span is None
+
+
+def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> None:
+    guard.eval_start("validation")
+    tally = guard._tally
+    for loader, batches in enumerate((2, 0, 3)):
+        guard.eval_loader(loader)
+        for _ in range(batches):
+            guard.batch()
+            guard.eval_loader(loader)
+    guard.eval_end("exhausted")
+    assert (tally.started, tally.counts) == (5, [2, 0, 3])
+
+
+def test_a_skipped_loader_is_an_empty_one(guard: Guard) -> None:
+    guard.eval_start("validation")
+    tally = guard._tally
+    guard.batch()
+    guard.eval_loader(2)
+    guard.batch()
+    guard.eval_end("exhausted")
+    assert tally.counts == [1, 0, 1]
+
+
+def test_time_spent_waiting_adds_up_in_the_span(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.waited(0.25)
+    guard.waited(0.5)
+    assert guard._tally.loader_seconds == 0.75
+
+
+def test_a_single_process_never_takes_the_slow_path(guard: Guard) -> None:
+    train(guard, 9)
+    assert guard._state.alarm == NEVER
+
+
+def marks_of(guard: Guard) -> list[Mark]:
+    return list(guard._state.ledger._pending.values())  # of a single process, nobody's mark is ever settled
+
+
+def test_every_mark_carries_the_counts_of_the_span_in_which_it_stands(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.batch()
+    guard.step()
+    guard.eval_start("validation", train_exhausted=True)
+    guard.batch()
+    guard.eval_end("stopped")
+    guard.train_end("exhausted")
+    said = [(mark.kind, mark.at, mark.how, mark.steps) for mark in marks_of(guard)[2:]]
+    assert said == [("eval_start", 1, "exhausted", 1), ("eval_end", 1, "stopped", 1), ("train_end", 1, "exhausted", 1)]
+
+
+def test_spans_that_are_not_compared_leave_no_counts_and_no_steps(guard: Guard) -> None:
+    guard.compare_spans(False)
+    train(guard, 4)
+    guard.eval_start("validation")
+    guard.batch()
+    guard.eval_end("exhausted")
+    guard.compare_spans(True)
+    train(guard, 2, epoch=1)
+    said = [(mark.kind, mark.at, mark.steps) for mark in marks_of(guard)[1:]]
+    assert said == [("train_start", 0, 0), ("train_end", 0, 0), ("train_start", 0, 0), ("train_end", 2, 2)]
+
+
+def test_where_not_every_rank_evaluates_evaluations_leave_no_marks() -> None:
+    guard = Guard(Settings(eval_ranks=(0,)), rank=0, world_size=1)
+    guard.train_start(0)
+    guard.eval_start("validation")
+    guard.batch()
+    guard.eval_end("exhausted")
+    guard.train_end("exhausted")
+    assert [mark.kind for mark in marks_of(guard)] == ["train_start", "train_end"]
+
+
+# State: what any interleaving of its threads leaves ----------------------------------------------------------------
+
+
+def state_of(sent: list[dict[str, Any]], **chosen: Any) -> State:
+    return State(0, 2, Settings(**chosen), {"LostRank": "Mend it."}, sent.append, lambda _: None)
+
+
+def end_entry(sentence: str) -> dict[str, Any]:
+    return {"type": "end", "verdict": Verdict("LostRank", sentence).to_json()}
+
+
+def test_only_the_first_end_in_the_log_counts() -> None:
+    state = state_of([])
+    state.receive(0, end_entry("first."))
+    state.receive(1, end_entry("second."))
+    assert state.end == Verdict("LostRank", "first.", remedy="Mend it.")
+    assert state.ended.is_set()
+
+
+def test_an_end_is_proposed_once() -> None:
+    sent: list[dict[str, Any]] = []
+    state = state_of(sent)
+    state.propose(Verdict("LostRank", "first."))
+    state.propose(Verdict("LostRank", "second."))
+    assert [entry["verdict"]["sentence"] for entry in sent] == ["first."]
+    assert state.end is None
+
+
+def test_an_entry_that_both_threads_meet_counts_once() -> None:
+    state = state_of([])
+    state.receive(0, {"type": "goodbye", "rank": 1})
+    state.receive(0, end_entry("too late."))
+    assert (state.ledger.read, state.end) == (1, None)
+
+
+def test_an_entry_of_an_unknown_type_is_passed_over() -> None:
+    state = state_of([])
+    state.receive(0, {"type": "of a later version"})
+    assert (state.ledger.read, state.end) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"type": "mark"}, {"type": "mark", "number": "x"}, {"type": "end", "verdict": 3}]
+)
+def test_an_entry_that_is_not_ours_is_refused_and_not_met_again(entry: dict[str, Any]) -> None:
+    state = state_of([])
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        state.receive(0, entry)
+    assert state.ledger.read == 1
+
+
+def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
+    state = state_of([])
+    state.receive(0, {"type": "mark", "number": 9, "mark": Mark("fit_end", "the fit").to_json()})
+    assert state.finished
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent"),
+    [("raise", ["end"]), ("warn", ["notice"]), ("allow", list[str]())],
+    ids=["raise", "warn", "allow"],
+)
+def test_an_uneven_evaluation_is_what_the_user_says_it_is(
+    policy: Literal["raise", "warn", "allow"], sent: list[str]
+) -> None:
+    entries: list[dict[str, Any]] = []
+    state = state_of(entries, uneven_eval=policy)
+    evaluation = Tally("validation", evaluation=True)
+    state.reach(Mark("eval_start", "validation"), opens=evaluation)
+    evaluation.started = 4
+    closing = Mark("eval_end", "validation", at=3, how="exhausted", rank=1)
+    state.receive(0, {"type": "mark", "number": 1, "mark": closing.to_json()})
+    state.look()
+    state.reach(Mark("eval_end", "validation", at=4, how="exhausted"))
+    assert [entry["type"] for entry in entries] == sent
+
+
+def test_the_row_of_a_rank_between_spans_is_that_of_the_span_it_has_closed() -> None:
+    state = state_of([])
+    assert state.own_row()["state"] == "between spans"
+    state.reach(Mark("train_start", EPOCH), opens=(tally := Tally(EPOCH)))
+    tally.started = 4
+    assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
+    state.reach(Mark("train_end", EPOCH, at=4, how="exhausted"))
+    assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
+
+
+def test_progress_changes_with_every_batch_step_and_mark() -> None:
+    state = state_of([])
+    seen = [state.progress()]
+    state.reach(Mark("train_start", EPOCH), opens=(tally := Tally(EPOCH)))
+    seen.append(state.progress())
+    tally.started += 1
+    seen.append(state.progress())
+    state.steps += 1
+    seen.append(state.progress())
+    state.reach(Mark("train_end", EPOCH, at=1))
+    assert len({*seen, state.progress()}) == 5
+
+
+# The judgements of the roll call, the ticks and the stall ------------------------------------------------------------
+
+
+def test_the_smallest_party_comes_first() -> None:
+    records = {0: {"lr": 1}, 1: {"lr": 2}, 2: {"lr": 1}, 3: {}}
+    assert parties(records, "lr") == [(2, [1]), (None, [3]), (1, [0, 2])]
+
+
+def test_plans_that_agree_or_say_nothing_are_no_mismatch() -> None:
+    records = {0: {"batch_size": 8, "note": "a"}, 1: {"batch_size": 8, "note": "b"}}
+    assert judge_plans(records, ["batch_size", "max_steps"]) is None
+
+
+def test_the_first_field_in_which_plans_differ_is_named() -> None:
+    records = {0: {"batch_size": 8, "max_steps": 5}, 1: {"batch_size": 8, "max_steps": 6}, 2: {"batch_size": 8}}
+    sentence, ranks = compare_plans(records, ["batch_size", "max_steps"]) or ("", ())
+    assert sentence == "max_steps is 5 on rank 0, 6 on rank 1, unknown on rank 2"
+    assert ranks == (0, 1, 2)
+
+
+def test_with_two_parties_of_one_size_no_rank_is_the_odd_one() -> None:
+    found = judge_plans({rank: {"batch_size": 8 + rank % 2} for rank in range(4)}, ["batch_size"])
+    assert found is not None
+    assert found.ranks == (0, 1, 2, 3)
+
+
+TICK = {"rank": 0, "steps": 8, "chain": 5, "rates": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("difference", "kind"),
+    [
+        ({}, None),
+        ({"steps": 7}, "StepMismatch"),
+        ({"chain": 6}, "StepMismatch"),
+        ({"rates": [0.1]}, "LearningRateMismatch"),
+        ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
+    ],
+)
+def test_ticks_are_compared_steps_first(difference: dict[str, Any], kind: str | None) -> None:
+    found = compare_ticks(TICK, {**TICK, "rank": 1, **difference}, "batch 64 of train epoch 0")
+    assert (found and found.kind) == kind
+    assert found is None or found.ranks == (0, 1)
+
+
+def test_a_tick_says_where_and_what_both_ranks_had() -> None:
+    found = compare_ticks(TICK, {**TICK, "rank": 1, "chain": 6}, "batch 64 of train epoch 0")
+    said = "at batch 64 of train epoch 0, rank 0 had applied 8 optimizer steps and rank 1 8, but after other batches."
+    assert found is not None
+    assert found.sentence == said
+
+
+@pytest.mark.parametrize(
+    ("states", "culprits"),
+    [
+        (["collective", "loader", "code"], (1,)),
+        (["collective", "code", "collective"], (1,)),
+        (["collective", "collective", "collective"], (0, 1, 2)),
+        (["loader", "loader", "collective"], (0, 1)),
+    ],
+)
+def test_in_a_stall_a_rank_in_its_loader_outranks_one_in_its_code_and_that_one_in_a_collective(
+    states: list[str], culprits: tuple[int, ...]
+) -> None:
+    words = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+    records = {
+        rank: {"rank": rank, "state": words[state], "frames": [], "collectives": {}}
+        for rank, state in enumerate(states)
+    }
+    found = judge_stall(records, 180.0)
+    assert found.ranks == culprits
+    assert found.why == f"rank {culprits[0]} is at no frame of the user's code."
+
+
+class Keys:
+    """A channel that has what it is given."""
+
+    def __init__(self, **values: dict[str, Any]) -> None:
+        self.values = {key.replace("_", "/"): value for key, value in values.items()}
+
+    def has(self, *keys: str) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> dict[str, Any]:
+        return self.values[key]
+
+    def get_many(self, keys: list[str]) -> list[dict[str, Any]]:
+        return [self.values[key] for key in keys]
+
+    def delete(self, key: str) -> None:
+        del self.values[key]
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), 0.0])
+def test_a_gathering_is_done_once_everybody_has_reported_or_at_its_deadline(deadline: float) -> None:
+    channel, done = Keys(plan_0={"rank": 0}), list[Any]()
+    gathering = Gathering("plan", range(2), deadline, lambda *found: done.append(found))
+    assert gathering.poll(cast(Any, channel)) == (deadline == 0.0)
+    assert done == ([] if deadline else [({0: {"rank": 0}}, [1])])
+
+
+def test_what_has_been_gathered_is_deleted() -> None:
+    channel, done = Keys(plan_0={"rank": 0}, plan_1={"rank": 1}), list[Any]()
+    assert Gathering("plan", range(2), float("inf"), lambda *found: done.append(found)).poll(cast(Any, channel))
+    assert done == [({0: {"rank": 0}, 1: {"rank": 1}}, [])]
+    assert channel.values == {}
+
+
+@pytest.mark.parametrize(("there", "deadline", "found"), [(True, 0.0, {"x": 1}), (False, 0.0, None)])
+def test_awaiting_ends_with_the_record_or_with_nothing(there: bool, deadline: float, found: Any) -> None:
+    channel, done = Keys(**({"plan": {"x": 1}} if there else {})), list[Any]()
+    assert Awaiting("plan", deadline, done.append).poll(cast(Any, channel))
+    assert done == [found]
+
+
+def test_awaiting_goes_on_until_its_deadline() -> None:
+    assert not Awaiting("plan", float("inf"), lambda found: pytest.fail(f"done with {found}")).poll(cast(Any, Keys()))

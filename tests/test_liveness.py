@@ -1,0 +1,95 @@
+"""What a rank sees of its neighbours on the same host, on a real child process."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from countoff.core import liveness
+from countoff.core.liveness import Process, host_id
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc: without it nothing is seen")
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    script = "import sys; sys.stdout.write('up'); sys.stdout.flush(); sys.stdin.read()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-S", "-c", script], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"up"
+        yield process
+        process.kill()
+
+
+def seen(child: "subprocess.Popen[bytes]") -> Process:
+    return Process(1, child.pid, liveness._stat(child.pid)[1])
+
+
+def test_this_process_is_alive() -> None:
+    own = Process.own(3)
+    assert (own.rank, own.pid, own.state()) == (3, os.getpid(), "alive")
+
+
+def test_a_process_survives_the_wire() -> None:
+    own = Process.own(3)
+    assert Process.from_json({"rank": 3, "pid": own.pid, "began": own.began}) == own
+
+
+def test_a_running_child_is_alive(child: "subprocess.Popen[bytes]") -> None:
+    assert seen(child).state() == "alive"
+
+
+def test_a_stopped_child_is_stopped_until_it_goes_on(child: "subprocess.Popen[bytes]") -> None:
+    process = seen(child)
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    assert process.state() == "stopped"
+    child.send_signal(signal.SIGCONT)
+    os.waitpid(child.pid, os.WCONTINUED)
+    assert process.state() == "alive"
+
+
+def test_a_killed_child_is_gone_before_and_after_its_parent_has_taken_notice(child: "subprocess.Popen[bytes]") -> None:
+    process = seen(child)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
+    assert process.state() == "gone"
+    child.wait()
+    assert process.state() == "gone"
+
+
+def test_a_later_process_with_the_same_pid_is_another_one(child: "subprocess.Popen[bytes]") -> None:
+    process = seen(child)
+    assert Process(1, process.pid, process.began - 1).state() == "gone"
+
+
+def test_a_rank_whose_start_time_nobody_could_read_counts_as_alive() -> None:
+    assert Process(1, 2**22 + 1, 0).state() == "alive"
+
+
+def test_a_name_full_of_parentheses_and_spaces_hides_nothing(tmp_path: Path) -> None:
+    odd = tmp_path / ") S 1 (x"
+    odd.symlink_to("/bin/sleep")
+    with subprocess.Popen([str(odd), "60"]) as process:
+        found = seen(process)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        state = found.state()
+        process.kill()
+    assert (state, found.began > 0) == ("stopped", True)
+
+
+def test_two_processes_of_one_host_see_that_they_are() -> None:
+    script = "from countoff.core.liveness import host_id; print(host_id())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == host_id()
+
+
+def test_a_host_s_name_can_be_part_of_a_key() -> None:
+    assert 0 < len(host_id()) <= 64
+    assert "/" not in host_id()

@@ -59,7 +59,7 @@ def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bo
     from countoff._lightning import CountoffCallback
 
     quiet()
-    trainer = Job(options=options).make_trainer(devices=1, strategy="auto")
+    trainer: Any = Job(options=options).make_trainer(devices=1, strategy="auto")
     found = [each for each in trainer.callbacks if isinstance(each, CountoffCallback)]
     for each in found:
         each.setup(trainer, None, "fit")
@@ -86,7 +86,8 @@ def configure_by_yaml(path: str) -> tuple[str, float]:
     quiet()
     sys.argv = ["train.py"]
     cli = LightningCLI(Classifier, run=False, args=["--config", path], save_config_callback=None)
-    found = next(each for each in cli.trainer.callbacks if isinstance(each, Countoff))
+    trainer: Any = cli.trainer
+    found = next(each for each in trainer.callbacks if isinstance(each, Countoff))
     return found.settings.uneven_eval, found.settings.grace_seconds
 
 

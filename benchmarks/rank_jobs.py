@@ -1,0 +1,171 @@
+"""What `batch_cost` runs on each rank. All ranks make the same calls, or countoff would rightly object."""
+
+import os
+import time
+import timeit
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+from lightning.pytorch.trainer import call
+
+from countoff.core import Guard, Settings
+from countoff.lightning import Countoff
+from integration_tests.jobs import Classifier, Job, own_rank, quiet
+
+Samples = dict[str, list[float]]
+
+NOTHING = "no callback"
+NO_OP = "no-op callback"
+COUNTOFF = "`Countoff`"
+ADD = "`counter.add()`, which adds 1"
+TICK = 64  # batches between two comparisons, the default of `tick_batches`
+CHUNKS = 20  # samples per repeat: each lasts a millisecond or so, and most escape what else the machine does
+_CALLS = 5_000
+_BREATH_SECONDS = 0.002
+_SAMPLES = 512  # 128 batches of four, 64 of them on each of two ranks
+
+
+class Counter:
+    """The least that counting could cost."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        """Adds 1."""
+        self.count += 1
+
+
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """A hook that does nothing."""
+
+
+_HOOKS = [name for name in vars(pl.Callback) if name in dir(Countoff) and name.startswith("on_")]
+NoOp: type[pl.Callback] = type("NoOp", (pl.Callback,), dict.fromkeys(_HOOKS, _nothing))
+
+
+def in_turns(timers: Mapping[str, timeit.Timer], repeats: int, calls: int, breath: float = 0.0) -> Samples:
+    """Seconds per call of each timer, by name: a short sample of each, in turns, with a breath after every one."""
+    samples: Samples = {name: [] for name in timers}
+    for _ in range(repeats * CHUNKS):
+        for name, timer in timers.items():
+            samples[name].append(timer.timeit(calls) / calls)
+            if breath:
+                time.sleep(breath)
+    return samples
+
+
+def guard_costs(repeats: int) -> Samples:
+    """Seconds per turn of an empty loop, per call of a method that adds 1, and per `Guard.batch()` of this rank.
+
+    With peers also with its ticks, one in each sample; then a breath for the speaker, as training would leave it.
+    """
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size > 1:
+        dist.init_process_group("gloo")
+    guard = _open_guard(Settings.resolve(tick_batches=10**12), world_size)
+    names = {"counter": Counter(), "guard": guard}
+    texts = {"`pass`": "pass", ADD: "counter.add()", "`Guard.batch()`": "guard.batch()"}
+    samples = in_turns({name: timeit.Timer(text, globals=names) for name, text in texts.items()}, repeats, _CALLS)
+    _close_guard(guard)
+    if world_size > 1:
+        guard = _open_guard(Settings.resolve(tick_batches=TICK), world_size)
+        timer = timeit.Timer("guard.batch()", globals={"guard": guard})
+        name = f"the same with its ticks, one in {TICK} batches"
+        samples |= in_turns({name: timer}, repeats, TICK, _BREATH_SECONDS)
+        _close_guard(guard)
+    return samples
+
+
+def _open_guard(settings: Settings, world_size: int) -> Guard:
+    guard = Guard(settings, rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1])
+    guard.fit_start({"batches_per_epoch": None})
+    guard.train_start(0)
+    return guard
+
+
+def _close_guard(guard: Guard) -> None:
+    guard.train_end("stopped")
+    guard.fit_end()
+    guard.close()
+
+
+class Dispatching(pl.Callback):
+    """Calls Lightning's dispatcher from inside the fit, with one callback after the other alone in the Trainer."""
+
+    def __init__(self, repeats: int) -> None:
+        self.samples: Samples = {}
+        self._repeats = repeats
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Measures, once, in a batch that is neither the first nor the last."""
+        if batch_idx != 2 or self.samples:
+            return
+        mine = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (set by its callback connector)
+        guarded = next(callback for callback in mine if isinstance(callback, Countoff))
+        variants: dict[str, list[pl.Callback]] = {NOTHING: [], NO_OP: [NoOp()], COUNTOFF: [guarded]}
+        dispatch = "call._call_callback_hooks(trainer, 'on_train_batch_start', batch, batch_idx)"
+        names = {"call": call, "trainer": trainer, "batch": batch, "batch_idx": batch_idx}
+        timers = {
+            name: timeit.Timer(dispatch, "trainer.callbacks = callbacks", globals={**names, "callbacks": callbacks})
+            for name, callbacks in variants.items()
+        }
+        self.samples = in_turns(timers, self._repeats, TICK, _BREATH_SECONDS)
+        trainer.callbacks = mine  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def hook_costs(repeats: int) -> Samples:
+    """Seconds per dispatch of `on_train_batch_start`; with `Countoff`, its ticks included."""
+    measuring = Dispatching(repeats)
+    _fit([Countoff(), measuring], epochs=1)
+    return measuring.samples
+
+
+class TimedEpochs(Classifier):
+    """Takes the time of the last train epoch, from before its first batch to after its last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wall_seconds = self.thread_seconds = 0.0  # per batch
+        self._began = 0.0, 0.0
+
+    def on_train_epoch_start(self) -> None:
+        """Starts both clocks."""
+        self._began = time.perf_counter(), time.thread_time()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Reads them after the last batch."""
+        batches = batch_idx + 1
+        if batches == int(self.trainer.num_training_batches):
+            self.wall_seconds = (time.perf_counter() - self._began[0]) / batches
+            self.thread_seconds = (time.thread_time() - self._began[1]) / batches
+
+
+def epoch_costs(repeats: int) -> tuple[Samples, Samples]:
+    """Seconds per batch of the second epoch of fits with each callback, in turns: by the wall, and of this thread."""
+    variants: dict[str, Callable[[], list[Any]]] = {
+        NOTHING: lambda: [],
+        NO_OP: lambda: [NoOp()],
+        COUNTOFF: lambda: [Countoff()],
+    }
+    wall: Samples = {name: [] for name in variants}
+    thread: Samples = {name: [] for name in variants}
+    for repeat in range(repeats + 1):
+        for name, callbacks in variants.items():
+            model = _fit(callbacks(), epochs=2)
+            if repeat:  # the first round warms up
+                wall[name].append(model.wall_seconds)
+                thread[name].append(model.thread_seconds)
+    return wall, thread
+
+
+def _fit(callbacks: list[Any], epochs: int) -> TimedEpochs:
+    quiet()
+    job = Job(even=_SAMPLES, options=None, trainer={"callbacks": callbacks, "max_epochs": epochs})
+    trainer, model = job.make_trainer(), TimedEpochs()
+    trainer.fit(model, job.train_loader())
+    return model

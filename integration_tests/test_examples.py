@@ -1,0 +1,40 @@
+"""The examples of the documentation, as a reader starts them: each names the short rank, and mended it trains."""
+
+from pathlib import Path
+
+import pytest
+
+from integration_tests.torchrun import CompletedRun
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def assert_short_rank_is_named(run: CompletedRun, sentence: str) -> None:
+    """Both ranks print the sentence, and torchrun gives it as the cause."""
+    assert run.exit_code == 1, run.output
+    for rank in (0, 1):
+        assert f"[rank {rank}] countoff: UnevenBatches: {sentence}" in run.output, run.output
+    root_cause = run.output.partition("Root Cause (first observed failure)")[2]
+    assert f"UnevenBatches: {sentence}" in root_cause, run.output
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("example", ["lightning_digits.py", "torch_digits.py"])
+def test_the_rank_with_a_file_less_is_named(run_torchrun, example):
+    run = run_torchrun(EXAMPLES / example, 2, deadline_seconds=180)
+    assert_short_rank_is_named(run, "rank 1 ran out of data after 23 batches of train epoch 0; rank 0 has batch 24.")
+
+
+@pytest.mark.torchrun
+def test_an_adapter_of_ones_own_names_the_short_rank(run_torchrun):
+    run = run_torchrun(EXAMPLES / "own_trainer.py", 2, deadline_seconds=180)
+    assert_short_rank_is_named(run, "rank 1 ran out of data after 4 batches of train epoch 0; rank 0 has batch 5.")
+
+
+@pytest.mark.torchrun
+def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun):
+    run = run_torchrun(EXAMPLES / "torch_digits.py", 2, "--mended", deadline_seconds=180)
+    assert run.exit_code == 0, run.output
+    assert "countoff:" not in run.output, run.output
+    accuracy = float(run.output.partition("of 24 batches on each rank; accuracy on held-out digits ")[2].split()[0])
+    assert accuracy > 0.9, run.output

@@ -15,6 +15,7 @@ What is compared is measured in turns within one process, so that a noisy minute
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -54,9 +55,10 @@ def print_guard(world_size: int, repeats: int) -> None:
 
 
 def print_hooks(world_size: int, repeats: int) -> None:
-    samples = on_ranks(rank_jobs.hook_costs, world_size, repeats)
-    title = f"Dispatch of `on_train_batch_start` by Lightning, ranks: {world_size}"
-    print_table(title, "µs", samples, 1e6, rank_jobs.NO_OP)
+    ways = "back to back", "64 at a time"
+    for way, samples in zip(ways, on_ranks(rank_jobs.hook_costs, world_size, repeats), strict=True):
+        title = f"Dispatch of `on_train_batch_start` by Lightning, {way}, ranks: {world_size}"
+        print_table(title, "µs", samples, 1e6, rank_jobs.NO_OP)
 
 
 def print_epochs(world_size: int, repeats: int) -> None:
@@ -72,7 +74,8 @@ def main() -> int:
     parser.add_argument("--only", choices=["guard", "hooks", "epochs"], help="one of the three questions")
     options = parser.parse_args()
     repeats = 5 if options.quick else 21
-    print(f"torch {torch.__version__}, lightning {lightning.__version__}, repeats: {repeats}")
+    versions = f"torch {torch.__version__}, lightning {lightning.__version__}"
+    print(f"{versions}, repeats: {repeats}, load average {os.getloadavg()[0]:.1f}")
     for name, ask in {"guard": print_guard, "hooks": print_hooks, "epochs": print_epochs}.items():
         for world_size in (1, 2) if options.only in (None, name) else ():
             ask(world_size, repeats)

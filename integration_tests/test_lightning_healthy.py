@@ -158,6 +158,13 @@ def test_true_totals_are_logged(run_ranks, ranks):
     assert found["countoff/spread_seconds"] >= 0
 
 
+def test_the_slowest_loader_and_its_rank_are_logged(run_ranks):
+    job = Job(train=[6, 6], before=partial(slow, 0.1))
+    found = run_ranks(fit_and_read_log, 2, job)[0].value
+    assert found["countoff/loader_rank"] == 1
+    assert found["countoff/loader_seconds_max"] > found["countoff/loader_seconds"] > 0
+
+
 def test_a_size_taken_for_a_length_is_said_once_and_mended_on_request(run_ranks):
     job = Job(train=[8, 8], reported=[16, 16], val=[1, 1], trainer={"max_epochs": 3})
     plain = run_ranks(fit_and_read_log, 2, job)

@@ -190,6 +190,7 @@ def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> No
             guard.eval_loader(loader)
     guard.eval_end("exhausted")
     assert (tally.started, tally.counts) == (5, [2, 0, 3])
+    assert marks_of(guard)[-1].counts == (2, 0, 3)
 
 
 def test_a_skipped_loader_is_an_empty_one(guard: Guard) -> None:
@@ -301,6 +302,16 @@ def test_an_entry_that_is_not_ours_is_refused_and_not_met_again(entry: dict[str,
     with pytest.raises((KeyError, TypeError, ValueError)):
         state.receive(0, entry)
     assert state.ledger.read == 1
+
+
+def test_once_others_are_ahead_every_batch_is_looked_at() -> None:
+    state = state_of([])
+    start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
+    state.reach(start, opens=Tally(EPOCH))
+    state.receive(0, {"type": "mark", "number": 0, "mark": start.to_json()})
+    assert state.alarm == NEVER
+    state.receive(1, {"type": "mark", "number": 1, "mark": closing.to_json()})
+    assert state.alarm == 0
 
 
 def test_a_fit_that_another_rank_has_ended_is_finished() -> None:

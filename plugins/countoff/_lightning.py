@@ -18,6 +18,7 @@ from countoff._lightning_trainer import (
     finite,
     log,
     set_length,
+    time_fetches,
     train_facts,
 )
 from countoff._observe import learning_rates, on_optimizer_step, versions
@@ -63,6 +64,7 @@ class CountoffCallback:
         self._steps: Any = None
         self._totals: Totals | None = None
         self._active = self.settings.enabled
+        self._untimed = True
 
     @property
     def guard(self) -> Guard | None:
@@ -96,6 +98,7 @@ class CountoffCallback:
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the epoch's span."""
         if self._guard is not None:
+            self._untimed = True
             self._guard.train_start(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -107,6 +110,9 @@ class CountoffCallback:
         if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
             guard.train_start(trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready - 1)
         count(guard, loop)
+        if self._untimed:
+            self._untimed = False
+            time_fetches(guard, loop)
         if not guard.batches % self.settings.tick_batches and self._totals is not None:
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from countoff._observe import loader_facts
@@ -18,7 +19,7 @@ REMEDIES = {
     "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
     "LostRank": "read that rank's own output first; the others only lost their peer.",
-    "WrongLength": "make len(loader) one rank's number of batches, or let Countoff(totals='fix') set what is proven.",
+    "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
 }
 
 
@@ -62,6 +63,26 @@ def count(guard: Guard, loop: Any) -> None:
         guard.batch()
     else:
         guard.batch(fetcher.fetched, last=fetcher.done)
+
+
+def time_fetches(guard: Guard, loop: Any) -> None:
+    """Adds the time of every fetch to the span under way, from the next one on, until the epoch ends."""
+    fetcher = getattr(loop, "_data_fetcher", None)
+    before, after = getattr(fetcher, "_start_profiler", None), getattr(fetcher, "_stop_profiler", None)
+    if fetcher is None or before is None or after is None:
+        return
+    began = 0.0
+
+    def start() -> None:
+        nonlocal began
+        before()
+        began = time.perf_counter()
+
+    def stop() -> None:
+        guard.waited(time.perf_counter() - began)
+        after()
+
+    fetcher._start_profiler, fetcher._stop_profiler = start, stop
 
 
 def eval_loop(trainer: Any) -> Any:

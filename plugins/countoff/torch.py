@@ -120,7 +120,7 @@ class Attached:
     def progress(self) -> dict[str, float]:
         """The true totals as known by now, and how far this rank is, under the names of the logs."""
         values: dict[str, float] = {**self._totals.plan.metrics(), **self.guard.metrics}
-        done = self._totals.progress(self.guard.batches)
+        done = self._totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
 
     @contextlib.contextmanager

@@ -75,7 +75,7 @@ class Guard:
         self._roll_call: RollCall | None = None
         self._comparing = True
         self._closed = False
-        self._tally = Tally("before the first span", silent=True)
+        self._tally = self._train = Tally("before the first span", silent=True)
         self._state = State(rank, world_size, settings, remedies or {}, self._send, self._say)
 
     # What the adapter tells ---------------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ class Guard:
             position: Batches of it that were trained on before a checkpoint from which this rank resumes.
         """
         name = f"train epoch {epoch}"
-        self._open("train_start", Tally(name, started=position, fetched=position, silent=not self._comparing))
+        self._train = Tally(name, started=position, fetched=position, silent=not self._comparing)
+        self._open("train_start", self._train)
 
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
@@ -244,6 +245,11 @@ class Guard:
     def batches(self) -> int:
         """Batches started in the innermost open span, or in the last one, on this rank."""
         return self._tally.started
+
+    @property
+    def train_batches(self) -> int:
+        """Batches started in the train epoch under way, or in the last one, on this rank."""
+        return self._train.started
 
     def warn(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind."""

@@ -195,7 +195,7 @@ def deed(mark: Mark) -> str:
         verb = "ran out of data" if mark.how == "exhausted" else "stopped"
         return f"{verb} after {batches}{listed} of {mark.span}"
     if mark.kind == "eval_start":
-        return f"began {mark.span} after {count_of(mark.at, 'train batch')}"
+        return f"began {mark.span}" + (f" after {count_of(mark.at, 'train batch')}" if mark.at else "")
     if mark.kind == "train_start":
         return f"began {mark.span}"
     return "ended the fit" if mark.kind == "fit_end" else "began the fit"

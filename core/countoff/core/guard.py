@@ -6,6 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core import ending
@@ -77,8 +79,6 @@ class Guard:
         self._closed = False
         self._tally = self._train = Tally("before the first span", silent=True)
         self._state = State(rank, world_size, settings, remedies or {}, self._send, self._say)
-
-    # What the adapter tells ---------------------------------------------------------------------------------------
 
     def fit_start(self, plan: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
@@ -214,8 +214,6 @@ class Guard:
         if self._watch is not None:
             self._watch.close()
 
-    # What the adapter may ask -------------------------------------------------------------------------------------
-
     @property
     def metrics(self) -> dict[str, float]:
         """What the roll calls have measured, for the framework's loggers: ``countoff/spread_seconds``, …; on rank 0."""
@@ -253,10 +251,7 @@ class Guard:
 
     def warn(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind."""
-        if self._watch is None:
-            ending.say(verdict, self._state.rank)
-        else:
-            self._state.note(verdict)
+        self._state.note(replace(verdict, remedy=self._state.remedies.get(verdict.kind, "")))
 
     def compare_spans(self, comparing: bool) -> None:
         """Whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.
@@ -264,8 +259,6 @@ class Guard:
         Every rank must call it at the same place.
         """
         self._comparing = comparing
-
-    # How it is done -----------------------------------------------------------------------------------------------
 
     def _open(self, kind: MarkKind, tally: Tally, how: How = "") -> None:
         if tally.silent and tally.evaluation:
@@ -313,7 +306,7 @@ class Guard:
             how=how if inside else "",
             steps=state.steps,
             chain=state.chain,
-            counts=tuple(tally.counts) if kind == "eval_end" else (),
+            counts=_fold(tally.counts) if kind == "eval_end" else (),
             rank=state.rank,
             time=time.time(),
         )
@@ -374,7 +367,9 @@ class Guard:
             speaker.hand(speaker.append(entry, lambda: entry["type"] == "notice" and state.heard(entry)))
 
     def _say(self, verdict: Verdict) -> None:
-        if self._watch is not None:
+        if self._watch is None:
+            ending.say(verdict, self._state.rank)
+        else:
             self._watch.speaker.hand(lambda _: ending.say(verdict, self._state.rank))
 
     def _count_off(self, record: dict[str, Any], watch: Watch) -> None:
@@ -395,3 +390,8 @@ class Guard:
         if self._watch is not None and self._watch.failure:
             self._watch.close(goodbye=False)
             self._watch = None
+
+
+def _fold(counts: Sequence[int]) -> tuple[int, ...]:
+    """Batches per loader, those after the 32nd as one hash: a mark has to fit into a record."""
+    return (*counts[:32], reduce(chain, counts[32:], 0)) if len(counts) > 32 else tuple(counts)

@@ -17,6 +17,7 @@ from countoff.core.tally import Tally
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 How = Literal["", "exhausted", "stopped"]
+_PATIENCE = 1024  # own marks that may wait for the log's answer, which never comes where nobody listens
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class Ledger:
         for old in [slot for slot in self._standing if slot < number]:
             del self._standing[old]
         self._pending[number] = mark
+        self._pending.pop(number - _PATIENCE, None)
         return number, self._settle(number)
 
     def stands(self, number: int) -> bool:

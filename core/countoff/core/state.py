@@ -139,9 +139,13 @@ class State:
     def note(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing, once in the whole job for each kind."""
         with self.lock:
-            if verdict.kind not in self._noted:
-                self._noted.add(verdict.kind)
-                self.send({"type": "notice", "verdict": verdict.to_json()})
+            if verdict.kind in self._noted:
+                return
+            self._noted.add(verdict.kind)
+        if self.world_size == 1:
+            self.say(verdict)
+        else:
+            self.send({"type": "notice", "verdict": verdict.to_json()})
 
     def heard(self, entry: Mapping[str, Any]) -> bool:
         """Whether a notice of this kind is in the log already."""

@@ -52,7 +52,7 @@ def compare_ticks(standing: Mapping[str, Any], own: Mapping[str, Any], where: st
         counts = f"rank {ranks[0]} had applied {standing['steps']} optimizer steps and rank {ranks[1]} {own['steps']}"
         suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
         return Verdict("StepMismatch", f"at {where}, {counts}{suffix}.", ranks, time=time.time())
-    if standing["rates"] != own["rates"]:
+    if str(standing["rates"]) != str(own["rates"]):  # as text, in which a NaN equals itself
         rates = f"rank {ranks[0]} trains with learning rate {standing['rates']} and rank {ranks[1]} with {own['rates']}"
         return Verdict("LearningRateMismatch", f"at {where}, {rates}.", ranks, time=time.time())
     return None

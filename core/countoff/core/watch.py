@@ -123,7 +123,7 @@ class Watch:
         self._met.set()
         if self._closing.is_set() or self.state.end is not None or self.state.finished:
             return
-        if isinstance(error, (ChannelError, KeyError, TypeError, ValueError)):
+        if isinstance(error, (ChannelError, KeyError, TypeError, ValueError, OverflowError)):
             self.go_blind(f"the control channel holds something that countoff has not written: {error!r}")
             return
         if self._where is None:  # it has never been reached

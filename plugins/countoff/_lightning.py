@@ -93,6 +93,9 @@ class CountoffCallback:
             "position": [trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready, trainer.global_step],
         }
         self._begin(trainer, plan)
+        wrong = self._totals.wrong_length()
+        if wrong is not None and self._guard is not None:
+            self._guard.warn(wrong)
         self._report(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -122,9 +125,11 @@ class CountoffCallback:
         if guard is None:
             return
         how = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
-        guard.train_end(how)
-        if how == "exhausted" and self._totals is not None:
-            self._totals.observe(guard.batches)
+        totals = self._totals if how == "exhausted" else None
+        if totals is not None:
+            totals.observe(guard.batches)
+        guard.train_end(how, notice=None if totals is None else totals.wrong_length())
+        if totals is not None:
             self._report(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -202,14 +207,11 @@ class CountoffCallback:
             self._steps = None
 
     def _report(self, trainer: Any) -> None:
-        """Logs the totals as known by now; warns of, and mends, a wrong length."""
+        """Logs the totals as known by now, and mends a wrong length where it is proven."""
         guard, totals = self._guard, self._totals
         if guard is None or totals is None:
             return
         log(trainer, totals.plan.metrics() | guard.metrics)
-        wrong = totals.wrong_length()
-        if wrong is not None:
-            guard.warn(wrong)
         length = totals.shorter_than_reported
         if self.settings.totals == "fix" and length and set_length(trainer, length):
             totals.corrected(length)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from countoff.core import Guard
+from countoff.core import Guard, Verdict
 
 How = Literal["exhausted", "stopped"]
 
@@ -29,10 +29,10 @@ class Passes:
     Args:
         guard: Where they are counted.
         epoch: Number of the first train epoch.
-        exhausted: Called when a train epoch has ended because its loader was exhausted.
+        exhausted: Called when a train epoch ends because its loader is exhausted; returns a warning, if there is one.
     """
 
-    def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], None]) -> None:
+    def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None]) -> None:
         self._guard = guard
         self._epoch = epoch
         self._exhausted = exhausted
@@ -120,6 +120,5 @@ class Passes:
             if innermost.evaluation:
                 self._guard.eval_end(ended, may_raise=may_raise)
                 continue
-            self._guard.train_end(ended, may_raise=may_raise)
-            if ended == "exhausted":
-                self._exhausted()
+            notice = self._exhausted() if ended == "exhausted" else None
+            self._guard.train_end(ended, notice=notice, may_raise=may_raise)

@@ -16,7 +16,7 @@ from typing import Any
 
 from countoff._observe import learning_rates, loader_facts, on_optimizer_step, rank_and_world_size, versions
 from countoff._passes import Passes
-from countoff.core import DivergenceError, Guard, Settings, ending
+from countoff.core import DivergenceError, Guard, Settings, Verdict, ending
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -172,16 +172,13 @@ class Attached:
         sys.excepthook = self._tell_and_raise
         self.guard.fit_start(plan, versions())
         self._stay = ending.at_exit(self._at_exit)  # after the guard's own, so that it runs before it
-        self._warn_of_length()
-
-    def _learn_length(self) -> None:
-        self._totals.observe(self.guard.batches)
-        self._warn_of_length()
-
-    def _warn_of_length(self) -> None:
         wrong = self._totals.wrong_length()
         if wrong is not None:
             self.guard.warn(wrong)
+
+    def _learn_length(self) -> Verdict | None:
+        self._totals.observe(self.guard.batches)
+        return self._totals.wrong_length()
 
     def _tell_and_raise(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         self.guard.failed(error)

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -176,17 +175,20 @@ class Guard:
         """
         self._close_span("eval_end", how, may_raise)
 
-    def train_end(self, how: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
+    def train_end(
+        self, how: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
+    ) -> None:
         """Closes the train epoch.
 
         Args:
             how: Whether its loader was exhausted, or the pass stopped before that.
+            notice: A warning that holds if all ranks have closed the epoch alike; it is given once they have.
             may_raise: As for `eval_end`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
         """
-        self._close_span("train_end", how, may_raise)
+        self._close_span("train_end", how, may_raise, notice)
 
     def fit_end(self) -> None:
         """Ends the fit; from here on a lost store or peer is nobody's fault.
@@ -251,7 +253,7 @@ class Guard:
 
     def warn(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind."""
-        self._state.note(replace(verdict, remedy=self._state.remedies.get(verdict.kind, "")))
+        self._state.note(verdict)
 
     def compare_spans(self, comparing: bool) -> None:
         """Whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.
@@ -267,7 +269,7 @@ class Guard:
             self._pass(kind, tally.name, how=how, opens=tally)
         self._settle(tally)
 
-    def _close_span(self, kind: MarkKind, how: How, may_raise: bool) -> None:
+    def _close_span(self, kind: MarkKind, how: How, may_raise: bool, notice: Verdict | None = None) -> None:
         state, tally = self._state, self._tally
         if tally.counts:
             tally.counts.append(tally.started - sum(tally.counts))
@@ -278,7 +280,9 @@ class Guard:
             self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS if may_raise else 0.0, may_raise=may_raise)
         self._settle(state.spans[-1] if state.spans else tally)
         if self._watch is not None and self._roll_call is not None and not tally.silent:
-            self._roll_call.span_closed(tally, closed)
+            self._roll_call.span_closed(tally, closed, notice)
+        elif notice is not None and self._state.world_size == 1:
+            self._state.note(notice)
 
     def _settle(self, tally: Tally) -> None:
         with self._state.lock:
@@ -329,8 +333,8 @@ class Guard:
 
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: a tick is due, others are ahead, the end is known, or this batch is the last."""
-        state, tally = self._state, self._tally
         self._leave_if_blind()
+        state, tally = self._state, self._tally
         if self._watch is None:
             return
         state.look()

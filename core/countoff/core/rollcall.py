@@ -206,12 +206,13 @@ class RollCall:
             speaker.poll(Awaiting("plan", patience, lambda found: release() if found else None))
         return answered
 
-    def span_closed(self, tally: Tally, closed: float) -> None:
+    def span_closed(self, tally: Tally, closed: float, notice: Verdict | None = None) -> None:
         """Reports this rank's times of a closed span, behind training.
 
         Args:
             tally: The span.
             closed: When it closed, in seconds since the epoch.
+            notice: A warning that rank 0 gives once all ranks have closed it alike.
         """
         state, name = self._state, f"span/{tally.opened}"
         record = {"closed": closed, "loader": tally.loader_seconds}
@@ -223,6 +224,8 @@ class RollCall:
                 if not missing:
                     self._measure(records)
                     self._speaker.hand(forget_ticks)
+                    if notice is not None and state.end is None and state.proposed is None:
+                        state.note(notice)
 
             def forget_ticks(channel: Channel) -> None:
                 every = state.settings.tick_batches

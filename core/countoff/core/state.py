@@ -143,7 +143,7 @@ class State:
                 return
             self._noted.add(verdict.kind)
         if self.world_size == 1:
-            self.say(verdict)
+            self.say(replace(verdict, remedy=self.remedies.get(verdict.kind, "")))
         else:
             self.send({"type": "notice", "verdict": verdict.to_json()})
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from countoff._lightning_trainer import (
     REMEDIES,
     count,
+    countable_fetcher,
     eval_loop,
     exhausted_by_looking,
     fetcher_of,
@@ -64,7 +65,8 @@ class CountoffCallback:
         self._steps: Any = None
         self._totals: Totals | None = None
         self._active = self.settings.enabled
-        self._untimed = True
+        self._begins = True
+        self._fetcher: Any = None
 
     @property
     def guard(self) -> Guard | None:
@@ -101,7 +103,7 @@ class CountoffCallback:
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the epoch's span."""
         if self._guard is not None:
-            self._untimed = True
+            self._begins = True
             self._guard.train_start(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -109,14 +111,19 @@ class CountoffCallback:
         guard = self._guard
         if guard is None:
             return
-        loop = trainer.fit_loop
-        if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
-            guard.train_start(trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready - 1)
-        count(guard, loop)
-        if self._untimed:
-            self._untimed = False
-            time_fetches(guard, loop)
-        if not guard.batches % self.settings.tick_batches and self._totals is not None:
+        if self._begins:  # what does not change within an epoch is looked up once
+            self._begins = False
+            if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
+                ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+                guard.train_start(trainer.current_epoch, ready - 1)
+            time_fetches(guard, trainer.fit_loop)
+            self._fetcher = countable_fetcher(trainer.fit_loop)
+        fetcher = self._fetcher
+        if fetcher is None:
+            guard.batch()
+        else:
+            guard.batch(fetcher.fetched, last=fetcher.done)
+        if not (batch_idx + 1) % self.settings.tick_batches and self._totals is not None:
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -189,6 +196,7 @@ class CountoffCallback:
 
     def _begin(self, trainer: Any, plan: dict[str, Any]) -> None:
         self._stop_counting()
+        self._begins = True
         if self._guard is not None:
             self._guard.close()
         self._guard = guard = Guard(

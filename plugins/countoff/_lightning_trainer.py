@@ -56,10 +56,15 @@ def exhausted_by_looking(loop: Any) -> bool:
     return bool(fetcher_of(loop, "done")) and not _hands_out_its_iterator(loop)
 
 
+def countable_fetcher(loop: Any) -> Any:
+    """The loop's data fetcher, if its `fetched` and `done` say what the loop has in hand; else None."""
+    return None if _hands_out_its_iterator(loop) else getattr(loop, "_data_fetcher", None)
+
+
 def count(guard: Guard, loop: Any) -> None:
     """Counts the batch that the loop is about to use, with what its fetcher has taken and knows."""
-    fetcher = getattr(loop, "_data_fetcher", None)
-    if fetcher is None or hasattr(fetcher, "iterator_wrapper"):
+    fetcher = countable_fetcher(loop)
+    if fetcher is None:
         guard.batch()
     else:
         guard.batch(fetcher.fetched, last=fetcher.done)

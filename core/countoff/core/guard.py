@@ -322,10 +322,9 @@ class Guard:
             ending.meet(state)
 
     def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
-        watch = self._watch
+        watch, done = self._watch, threading.Event()
         assert watch is not None
         prompt = watch.speaker.prompt
-        done = threading.Event()
         append = watch.speaker.append(dict(entry), redundant)
         watch.speaker.hand(lambda channel: (append(channel), done.set()))
         if prompt and done.wait(_MARK_SECONDS - hold) and hold:

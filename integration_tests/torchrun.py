@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -86,9 +87,12 @@ def _print_stacks(process: subprocess.Popen[bytes]) -> None:
     workers = list(_family(process.pid))[1:]
     os.kill(process.pid, signal.SIGSTOP)  # else it would tidy up while the workers print
     _signal(workers, signal.SIGCONT)
-    _signal(workers, signal.SIGABRT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_SECONDS_TO_PRINT_STACKS)
+    for worker in workers:  # one after another: they write into the same file
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(worker)
+            os.kill(worker, signal.SIGABRT)
+            select.select([ended], [], [], _SECONDS_TO_PRINT_STACKS)
+            os.close(ended)
 
 
 def _family(pid: int) -> Iterator[int]:

@@ -209,7 +209,7 @@ def _limit(value: int | None) -> int | None:
 def _total_steps(facts: LoaderFacts, steps_per_epoch: int | None) -> int | None:
     """Returns the optimizer steps of the run, None if nothing known ends it."""
     epochs, max_steps = _limit(facts.max_epochs), _limit(facts.max_steps)
-    if steps_per_epoch == 0:
+    if steps_per_epoch == 0 or max_steps == 0:
         return 0
     if epochs is None:
         return max_steps
@@ -222,6 +222,8 @@ def _total_batches(
     facts: LoaderFacts, batches_per_epoch: int | None, steps_per_epoch: int | None, total_steps: int | None
 ) -> int | None:
     """Returns the batches of the run on one rank, None if nothing known ends it."""
+    if facts.max_steps == 0:
+        return 0
     if batches_per_epoch is None or steps_per_epoch is None:
         return None
     if total_steps is not None and steps_per_epoch and total_steps == _limit(facts.max_steps):

@@ -7,7 +7,7 @@ counts as in hand.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from countoff._lightning_trainer import (
     REMEDIES,
@@ -23,50 +23,23 @@ from countoff._lightning_trainer import (
     train_facts,
 )
 from countoff._observe import learning_rates, on_optimizer_step, versions
-from countoff.core import Guard, Settings
+from countoff._options import Options
+from countoff.core import Guard
 from countoff.core.totals import Totals
 
 
-class CountoffCallback:
+class CountoffCallback(Options):
     """Asserts that all ranks count the same batches and steps, and logs the true totals.
 
-    Every rank's Trainer must have it. Options not given come from ``COUNTOFF_<NAME>``, then from the default.
-
-    Args:
-        enabled: Whether to do anything at all; `COUNTOFF=0` turns it off too.
-        on_divergence: `raise` ends the job with the verdict, `warn` says it once and trains on.
-        totals: `log` logs the true totals, `fix` also sets Lightning's own where the truth is proven to be shorter.
-        uneven_eval: What evaluations of different lengths are: `warn`, `raise` or `allow`.
-        eval_ranks: The ranks that evaluate, if not all of them do; evaluations are not compared then.
-        stall_seconds: Seconds without progress of any rank after which their stacks are reported.
-        grace_seconds: Seconds that a main thread blocked in a collective has before its process is ended.
-        deadline_seconds: Seconds that the start of a fit waits for the other ranks to count off.
-        tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
-
-    Raises:
-        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+    Every rank's Trainer must have it. The options, and the error for a bad one, are those of `Options`.
     """
 
-    def __init__(
-        self,
-        enabled: bool | None = None,
-        on_divergence: Literal["raise", "warn"] | None = None,
-        totals: Literal["log", "fix"] | None = None,
-        uneven_eval: Literal["warn", "raise", "allow"] | None = None,
-        eval_ranks: list[int] | None = None,
-        stall_seconds: float | None = None,
-        grace_seconds: float | None = None,
-        deadline_seconds: float | None = None,
-        tick_batches: int | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.settings = Settings.resolve(**given)
-        self._guard: Guard | None = None
-        self._steps: Any = None
-        self._totals: Totals | None = None
-        self._active = self.settings.enabled
-        self._begins = True
-        self._fetcher: Any = None
+    _guard: Guard | None = None
+    _steps: Any = None
+    _totals: Totals | None = None
+    _active = False
+    _begins = True
+    _fetcher: Any = None
 
     @property
     def guard(self) -> Guard | None:

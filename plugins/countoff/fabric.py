@@ -6,10 +6,11 @@ callback. The callback is duck-typed, so it serves ``lightning.fabric`` and ``li
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from countoff._observe import on_optimizer_step, rank_and_world_size, versions
-from countoff.core import Guard, Settings
+from countoff._options import Options
+from countoff.core import Guard
 
 __all__ = ["Countoff"]
 
@@ -24,7 +25,7 @@ REMEDIES = {
 }
 
 
-class Countoff:
+class Countoff(Options):
     """Asserts that all ranks count the same, from the hooks that the loop calls with `fabric.call`.
 
     Call at least `on_train_epoch_start`, `on_train_batch_start` and `on_train_epoch_end` on every rank, as Lightning's
@@ -36,22 +37,9 @@ class Countoff:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
 
-    def __init__(
-        self,
-        enabled: bool | None = None,
-        on_divergence: Literal["raise", "warn"] | None = None,
-        uneven_eval: Literal["warn", "raise", "allow"] | None = None,
-        eval_ranks: list[int] | None = None,
-        stall_seconds: float | None = None,
-        grace_seconds: float | None = None,
-        deadline_seconds: float | None = None,
-        tick_batches: int | None = None,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.settings = Settings.resolve(**given)
-        self._guard: Guard | None = None
-        self._steps: Any = None
-        self._epoch = 0
+    _guard: Guard | None = None
+    _steps: Any = None
+    _epoch = 0
 
     @property
     def guard(self) -> Guard | None:

@@ -180,8 +180,7 @@ def _error_file(run: Run, rank: int) -> str:
 
 
 def _exit_codes(run: Run) -> str:
-    listed = ", ".join(f"{rank}: {code}" for rank, code in sorted(run.ended.items()))
-    return f"Exit codes by rank: {listed}."
+    return f"Exit codes by rank: {', '.join(f'{rank}: {code}' for rank, code in sorted(run.ended.items()))}."
 
 
 def _totals(run: Run, result: dict[str, object]) -> list[tuple[str, str, str]]:
@@ -197,8 +196,5 @@ def _totals(run: Run, result: dict[str, object]) -> list[tuple[str, str, str]]:
 
 def _logged(path: Path) -> dict[str, str]:
     """The last value of every metric that Lightning's CSVLogger wrote."""
-    values: dict[str, str] = {}
     with path.open(newline="") as file:
-        for line in csv.DictReader(file):
-            values |= {name: value for name, value in line.items() if value}
-    return values
+        return {name: value for line in csv.DictReader(file) for name, value in line.items() if value}

@@ -62,7 +62,7 @@ def test_two_ranks_drift_are_named_and_train_when_mended(tmp_path):
     # 7 shards of 205 digits, four to rank 0 and three to rank 1, in batches of 32.
     assert "rank 0: epoch 0 batch 20 + rank 1: epoch 1 batch 0" in output, output
     assert "called for Lightning's" in output
-    assert "rank 1 ran out of data after 20 batches of train epoch 0; rank 0 has batch 21." in output, output
+    assert "rank 1 ran out of data after 20 batches of train epoch 0" in output, output
     assert output.count("countoff: UnevenBatches: ") == 1
     assert "All 2 ranks printed it." in output
     accuracy = re.search(r"no verdict, and ([\d.]+)% of the held-out digits", output)

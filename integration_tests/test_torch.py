@@ -5,6 +5,8 @@ import pytest
 from integration_tests import loops
 from integration_tests.jobs import assert_named, verdict_lines
 
+LONGER = ("has batch 5", "ran out of data after 5 batches")
+
 
 def one_short(ranks: int, short: int) -> list[int]:
     return [4 if rank == short else 5 for rank in range(ranks)]
@@ -17,7 +19,7 @@ def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
     results = run_ranks(loops.uneven, ranks, one_short(ranks, short), expect=None, deadline_seconds=40)
     odd = [short] if ranks > 2 else [short, 1 - short]
     words = f"rank {short} ran out of data after 4 batches of train epoch 0"
-    assert_named(results, "UnevenBatches", odd, words, "has batch 5")
+    assert_named(results, "UnevenBatches", odd, words, LONGER)
 
 
 def test_rank_0_may_host_the_store(run_ranks):

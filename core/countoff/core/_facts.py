@@ -11,7 +11,7 @@ from typing import Literal
 
 from countoff.core._batches import checked_limit, whole
 
-__all__ = ["LoaderFacts"]
+__all__ = ["LoaderFacts", "LoaderPass"]
 
 # The smallest value of each fact that may also be None.
 _MINIMA = {
@@ -24,6 +24,59 @@ _MINIMA = {
     "sequence_length": 1,
     "known_batches": 0,
 }
+
+
+@dataclass(frozen=True)
+class LoaderPass:
+    """One whole pass over a loader of a known kind, as the arithmetic of that kind proves it, no limit applied.
+
+    Attributes:
+        batches: Batches on this rank, at least 0; None if they cannot be known.
+        fewest_batches: The smallest number over all dp_ranks, at least 0; None if it cannot be known.
+        most_batches: The largest number over all dp_ranks, at least fewest_batches; None if it cannot be known.
+        full_batches: How many batches every dp_rank begins with that are full, at least 0.
+        samples: Samples that all dp_ranks process, repeats included, at least 0; None if they cannot be known.
+        unique: Different samples among them, at most samples; None if they cannot be known.
+        unknown_because: Why batches is None, in words; empty if it is not.
+
+    Raises:
+        ValueError: If a number is outside its domain, or batches is None and no reason is given.
+
+    Example:
+        >>> LoaderPass(batches=4, fewest_batches=3, most_batches=4).uneven
+        True
+    """
+
+    batches: int | None
+    fewest_batches: int | None = None
+    most_batches: int | None = None
+    full_batches: int = 0
+    samples: int | None = None
+    unique: int | None = None
+    unknown_because: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("batches", "fewest_batches", "most_batches", "full_batches", "samples", "unique"):
+            value: object = getattr(self, name)
+            if value is not None:
+                whole(name, value, minimum=0)
+        if (self.batches is None) != bool(self.unknown_because):
+            raise ValueError(
+                f"unknown_because must say why batches is None and be empty otherwise, got {self.unknown_because!r} "
+                f"with batches {self.batches}"
+            )
+
+    @property
+    def uneven(self) -> bool:
+        """Whether ranks are known to have different numbers of batches."""
+        return self.uneven_batches is not None
+
+    @property
+    def uneven_batches(self) -> tuple[int, int] | None:
+        """The fewest and the most batches of a rank, where these are known to differ; None otherwise."""
+        if self.fewest_batches is None or self.most_batches is None or self.fewest_batches == self.most_batches:
+            return None
+        return self.fewest_batches, self.most_batches
 
 
 @dataclass(frozen=True)
@@ -47,10 +100,13 @@ class LoaderFacts:
         sequence_length: Tokens per sample, at least 1; None if samples are not sequences of one length.
         known_batches: Batches that one pass over this loader has, limit not included, as the roll call or the last
             epoch has shown; used where the arithmetic has no answer, and no proof.
+        one_pass: What the arithmetic of this kind of loader proves, where it is no plain sampler with a batch size
+            (``streaming_pass``, ``prepared_pass``); it goes before samples_per_rank. None for every other loader.
         reported_is_cap: Whether the framework leaves the epoch when the reported length is reached, as Lightning and
             Composer do; a plain loop goes on.
-        partial_step: What becomes of a last accumulation that is short: ``applied`` (Accelerate), ``dropped``, or
-            ``at_reported_end``: applied only if the epoch ends at the reported length or none is reported (Lightning).
+        partial_step: What becomes of a last accumulation that is short: ``applied`` (Accelerate), ``dropped``,
+            ``carried`` into the next epoch (Accelerate without ``sync_with_dataloader``), or ``at_reported_end``:
+            applied only if the epoch ends at the reported length or none is reported (Lightning).
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -72,8 +128,9 @@ class LoaderFacts:
     max_steps: int | None = None
     sequence_length: int | None = None
     known_batches: int | None = None
+    one_pass: LoaderPass | None = None
     reported_is_cap: bool = True
-    partial_step: Literal["applied", "at_reported_end", "dropped"] = "at_reported_end"
+    partial_step: Literal["applied", "at_reported_end", "carried", "dropped"] = "at_reported_end"
 
     def __post_init__(self) -> None:
         checked_limit(self.limit_batches)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from countoff.core._accelerate import PreparedFacts, accumulated_steps, prepared_pass
 from countoff.core._batches import (
     batches_of_samples,
     distributed_samples_per_rank,
@@ -18,21 +19,33 @@ from countoff.core._batches import (
     strided_share,
     whole,
 )
-from countoff.core._facts import LoaderFacts
+from countoff.core._facts import LoaderFacts, LoaderPass
 from countoff.core._steps import batches_until_step, estimated_stepping_batches, steps_in_epoch
+from countoff.core._streaming import streaming_pass
+from countoff.core._streaming_facts import StreamFacts, StreamingFacts
+from countoff.core._trainer_totals import TrainerTotals, trainer_totals
 
 __all__ = [
     "BatchPlan",
     "LoaderFacts",
+    "LoaderPass",
+    "PreparedFacts",
+    "StreamFacts",
+    "StreamingFacts",
+    "TrainerTotals",
+    "accumulated_steps",
     "batches_of_samples",
     "batches_until_step",
     "distributed_samples_per_rank",
     "estimated_stepping_batches",
     "iterable_batches",
     "limited_batches",
+    "prepared_pass",
     "size_for_length",
     "steps_in_epoch",
+    "streaming_pass",
     "strided_share",
+    "trainer_totals",
 ]
 
 
@@ -46,7 +59,7 @@ class BatchPlan:
         batches_per_epoch: Batches that an epoch takes on one rank, with every limit that the framework enforces.
         reported_batches: What ``len(loader)`` says, no limit applied.
         reported_batches_per_epoch: What the framework believes that an epoch takes on one rank.
-        steps_per_epoch: Optimizer steps of an epoch.
+        steps_per_epoch: Optimizer steps of an epoch; None also where they differ from epoch to epoch.
         total_steps: Optimizer steps of the run.
         total_batches: Batches of the run on one rank.
         global_batch_size: Samples of one full optimizer step over all dp_ranks.
@@ -55,8 +68,10 @@ class BatchPlan:
         samples_repeated: Samples processed again within the epoch.
         samples_dropped: Samples of the dataset that the epoch does not process.
         tokens_per_step: Tokens of one full optimizer step over all dp_ranks.
-        proven: Whether batches_per_epoch follows from the sampler and the loader alone.
+        proven: Whether batches_per_epoch follows from the sampler and the loader alone, and holds on every rank.
         unknown_because: Why batches_per_epoch is None; empty if it is not.
+        uneven_batches: Fewest and most batches of one pass over all dp_ranks, no limit applied, where the loader is
+            known to give ranks different numbers; None otherwise. loader_batches is this rank's number.
     """
 
     dp_degree: int
@@ -75,6 +90,7 @@ class BatchPlan:
     tokens_per_step: int | None
     proven: bool
     unknown_because: str
+    uneven_batches: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, facts: LoaderFacts, *, dp_degree: int) -> BatchPlan:
@@ -100,11 +116,14 @@ class BatchPlan:
         true_batches, unknown_because = _true_batches(facts)
         reported = limited_batches(facts.reported_batches, facts.limit_batches)
         batches, steps = _epoch(facts, true_batches, reported)
-        total_steps = _total_steps(facts, steps)
+        total_steps = _total_steps(facts, batches, steps)
         global_batch = _product(facts.batch_size, facts.gradient_accumulation_steps, dp_degree)
         used = _samples_used(facts, batches)
         processed = _product(used, dp_degree)
         unique = _samples_unique(facts, used, dp_degree)
+        one_pass = facts.one_pass
+        if one_pass is not None:
+            processed, unique = _samples_of_pass(one_pass, batches, global_batch=_product(facts.batch_size, dp_degree))
         return cls(
             dp_degree=dp_degree,
             loader_batches=true_batches,
@@ -120,7 +139,8 @@ class BatchPlan:
             samples_repeated=None if processed is None or unique is None else processed - unique,
             samples_dropped=None if facts.dataset_size is None or unique is None else facts.dataset_size - unique,
             tokens_per_step=_product(global_batch, facts.sequence_length),
-            proven=facts.samples_per_rank is not None and facts.batch_size is not None,
+            proven=_is_proven(facts),
+            uneven_batches=None if one_pass is None else one_pass.uneven_batches,
             unknown_because=unknown_because,
         )
 
@@ -174,6 +194,8 @@ def _product(first: int | None, *others: int | None) -> int | None:
 
 def _true_batches(facts: LoaderFacts) -> tuple[int | None, str]:
     """Returns the batches of one pass over the loader, or None and the reason."""
+    if facts.one_pass is not None and (facts.one_pass.batches is not None or facts.known_batches is None):
+        return facts.one_pass.batches, facts.one_pass.unknown_because
     if facts.samples_per_rank is not None and facts.batch_size is not None:
         samples, batch_size = facts.samples_per_rank, facts.batch_size
         return batches_of_samples(samples, batch_size=batch_size, drop_last=facts.drop_last), ""
@@ -184,6 +206,13 @@ def _true_batches(facts: LoaderFacts) -> tuple[int | None, str]:
     return None, "the batch size is not known (a batch sampler of the user's own)"
 
 
+def _is_proven(facts: LoaderFacts) -> bool:
+    """Returns whether the arithmetic gives the batches, and as many on every rank."""
+    if facts.one_pass is not None:
+        return facts.one_pass.batches is not None and not facts.one_pass.uneven
+    return facts.samples_per_rank is not None and facts.batch_size is not None
+
+
 def _epoch(facts: LoaderFacts, true_batches: int | None, reported: int | None) -> tuple[int | None, int | None]:
     """Returns the batches and the optimizer steps of an epoch on one rank."""
     # A fraction is taken of the reported length, right or wrong; a number of batches needs no length.
@@ -192,6 +221,8 @@ def _epoch(facts: LoaderFacts, true_batches: int | None, reported: int | None) -
     if true_batches is None:
         return None, None
     batches = true_batches if cap is None else min(true_batches, cap)
+    if facts.partial_step == "carried" and batches % facts.gradient_accumulation_steps:
+        return batches, None
     steps = steps_in_epoch(
         batches,
         gradient_accumulation_steps=facts.gradient_accumulation_steps,
@@ -206,16 +237,19 @@ def _limit(value: int | None) -> int | None:
     return None if value == -1 else value
 
 
-def _total_steps(facts: LoaderFacts, steps_per_epoch: int | None) -> int | None:
+def _total_steps(facts: LoaderFacts, batches_per_epoch: int | None, steps_per_epoch: int | None) -> int | None:
     """Returns the optimizer steps of the run, None if nothing known ends it."""
     epochs, max_steps = _limit(facts.max_epochs), _limit(facts.max_steps)
     if steps_per_epoch == 0 or max_steps == 0:
         return 0
     if epochs is None:
         return max_steps
-    if steps_per_epoch is None:
+    steps = _product(epochs, steps_per_epoch)
+    if facts.partial_step == "carried" and batches_per_epoch is not None:
+        steps = epochs * batches_per_epoch // facts.gradient_accumulation_steps
+    if steps is None:
         return None
-    return epochs * steps_per_epoch if max_steps is None else min(epochs * steps_per_epoch, max_steps)
+    return steps if max_steps is None else min(steps, max_steps)
 
 
 def _total_batches(
@@ -224,6 +258,10 @@ def _total_batches(
     """Returns the batches of the run on one rank, None if nothing known ends it."""
     if facts.max_steps == 0:
         return 0
+    if facts.partial_step == "carried" and total_steps is not None and total_steps == _limit(facts.max_steps):
+        return None if batches_per_epoch is None else total_steps * facts.gradient_accumulation_steps
+    if facts.partial_step == "carried":
+        return _product(_limit(facts.max_epochs), batches_per_epoch)
     if batches_per_epoch is None or steps_per_epoch is None:
         return None
     if total_steps is not None and steps_per_epoch and total_steps == _limit(facts.max_steps):
@@ -234,6 +272,17 @@ def _total_batches(
             gradient_accumulation_steps=facts.gradient_accumulation_steps,
         )
     return _product(_limit(facts.max_epochs), batches_per_epoch)
+
+
+def _samples_of_pass(
+    one_pass: LoaderPass, batches: int | None, *, global_batch: int | None
+) -> tuple[int | None, int | None]:
+    """Returns the samples, and the different ones among them, that all dp_ranks process in an epoch of a known kind."""
+    if batches is None or batches == one_pass.batches:
+        return one_pass.samples, one_pass.unique
+    # A limit ends the epoch early: how many repeats are among what it leaves is not known, unless nothing repeats.
+    samples = _product(batches, global_batch) if batches <= one_pass.full_batches else None
+    return samples, samples if one_pass.samples is not None and one_pass.samples == one_pass.unique else None
 
 
 def _samples_used(facts: LoaderFacts, batches: int | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from countoff.core.plan import BatchPlan, LoaderFacts
@@ -16,16 +17,25 @@ class Totals:
         facts: What the adapter read off the train loader of this rank.
         dp_degree: Number of dp_ranks.
         framework: Whose report it is, for the message.
+        consequences: Says what a wrong length does, in the framework's own words.
 
     Attributes:
         plan: The plan as known by now.
     """
 
-    def __init__(self, facts: LoaderFacts, *, dp_degree: int, framework: str) -> None:
+    def __init__(
+        self,
+        facts: LoaderFacts,
+        *,
+        dp_degree: int,
+        framework: str,
+        consequences: Callable[[BatchPlan], str] | None = None,
+    ) -> None:
         self.plan = BatchPlan.of(facts, dp_degree=dp_degree)
         self._facts: LoaderFacts = facts
         self._dp_degree = dp_degree
         self._framework = framework
+        self._consequences = consequences or _consequences
 
     def observe(self, batches: int) -> None:
         """Learns from an epoch that ended because its loader was exhausted, with so many batches on this rank."""
@@ -44,7 +54,7 @@ class Totals:
         then the report is the size of the whole data set, and what was seen is this rank's share.
         """
         plan = self.plan
-        explained = plan.dp_degree > 1 and plan.wrong_length_factor == plan.dp_degree
+        explained = plan.dp_degree > 1 and plan.wrong_length_factor == plan.dp_degree and plan.uneven_batches is None
         return plan.batches_per_epoch if plan.proven or explained else None
 
     @property
@@ -77,6 +87,11 @@ class Totals:
             )
         sentence = (
             f"{self._framework} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}. "
-            f"Progress, validation intervals and schedules that depend on it are off by a factor of {factor:g}."
+            f"{self._consequences(plan)}"
         )
         return Verdict("WrongLength", sentence, why=why, time=time.time())
+
+
+def _consequences(plan: BatchPlan) -> str:
+    factor = plan.wrong_length_factor or 1.0
+    return f"Progress, validation intervals and schedules that depend on it are off by a factor of {factor:g}."

@@ -1,0 +1,361 @@
+"""The arithmetic of Accelerate's loaders and of the Trainer: every row of the golden tables, and lists of indices."""
+
+import ast
+import csv
+import itertools
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from countoff.core.plan import (
+    BatchPlan,
+    LoaderFacts,
+    PreparedFacts,
+    TrainerTotals,
+    accumulated_steps,
+    prepared_pass,
+    trainer_totals,
+)
+
+Row = dict[str, str]
+
+
+def golden(table: str, *, rows: int) -> list[Row]:
+    """The rows of a table, after a count of them, so that a table that was lost cannot pass."""
+    with (Path(__file__).parent / "golden" / f"{table}.csv").open(newline="") as lines:
+        read = list(csv.DictReader(lines))
+    assert len(read) == rows
+    return read
+
+
+def each(text: str) -> list[int]:
+    """One number per process; ``-`` where it has no last batch."""
+    return [0 if number == "-" else int(number) for number in text.split("|")]
+
+
+def facts_of(row: Row) -> PreparedFacts:
+    return PreparedFacts(
+        row["kind"],  # type: ignore[arg-type]
+        samples=int(row["dataset_size"]),
+        batch_size=int(row["batch_size"]),
+        num_processes=int(row["world_size"]),
+        drop_last=row["drop_last"] == "1",
+        split_batches=row["split_batches"] == "1",
+        even_batches=row["even_batches"] != "0",  # empty for the kinds that do not ask
+        iterable=row["kind"] == "IterableDatasetShard",
+    )
+
+
+def plan_of(facts: PreparedFacts, process_index: int, **changes: object) -> BatchPlan:
+    """The plan that an adapter gets for a loader of these facts."""
+    given: dict[str, object] = {
+        "reported_batches": facts.reported_batches(process_index),
+        "batch_size": facts.batch_size_per_rank,
+        "drop_last": facts.drop_last,
+        "samples_per_rank": None,
+        "dataset_size": facts.samples,
+        "one_pass": prepared_pass(facts, process_index=process_index),
+        "reported_is_cap": False,
+        "partial_step": "applied",
+    }
+    return BatchPlan.of(LoaderFacts(**(given | changes)), dp_degree=facts.num_processes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "kinds"),
+    [
+        ("accelerate_shards", 1808, {"BatchSamplerShard": 1368, "IterableDatasetShard": 440}),
+        ("accelerate_dispatcher_w2", 110, {"DataLoaderDispatcher": 110}),
+        ("accelerate_dispatcher_w3", 83, {"DataLoaderDispatcher": 83}),
+    ],
+)
+def test_every_prepared_loader_is_reproduced_on_every_process(table: str, rows: int, kinds: dict[str, int]) -> None:
+    reproduced = Counter[str]()
+    for row in golden(table, rows=rows):
+        facts = facts_of(row)
+        plans = [plan_of(facts, process) for process in range(facts.num_processes)]
+        assert [plan.batches_per_epoch for plan in plans] == each(row["batches_per_rank"]), row
+        assert [plan.reported_batches for plan in plans] == each(row["len_reported"]), row
+        uneven = row["uneven"] == "1"
+        assert [(plan.proven, plan.uneven_batches is not None) for plan in plans] == [(not uneven, uneven)] * len(plans)
+        for plan in plans:
+            samples = (plan.samples_per_epoch, plan.samples_unique, plan.samples_repeated, plan.samples_dropped)
+            columns = ("samples_total", "samples_unique", "samples_repeated", "samples_dropped")
+            assert samples == tuple(int(row[column]) for column in columns), row
+        reproduced[facts.kind] += 1
+    assert reproduced == kinds
+
+
+def trainer_row(row: Row, reported: int) -> tuple[object, ...]:
+    """What the Trainer would give, in the order of the table; the name of the error where it refuses."""
+    epochs = float(row["epochs"]) if "." in row["epochs"] else int(row["epochs"])
+    try:
+        totals = trainer_totals(
+            reported,
+            dataset_size=int(row["dataset_size"]),
+            batch_size=int(row["batch_size"]),
+            dp_degree=int(row["world_size"]),
+            gradient_accumulation_steps=int(row["gradient_accumulation_steps"]),
+            num_train_epochs=epochs,
+            max_steps=int(row["max_steps"]),
+            split_batches="split_batches" in row["config"],
+        )
+    except ValueError as error:
+        return (type(error).__name__,)
+    assert totals.total_train_batch_size == int(row["trainer_total_batch"]), row
+    assert totals.true_train_batch_size == int(row["true_global_batch"]), row
+    return (
+        totals.num_train_epochs,
+        totals.num_update_steps_per_epoch,
+        totals.num_examples,
+        totals.num_train_samples,
+        totals.steps_in_epoch,
+        totals.max_steps,
+        totals.total_train_batch_size,
+    )
+
+
+def test_every_total_of_the_transformers_trainer_is_reproduced() -> None:
+    refused = 0
+    for row in golden("transformers_trainer", rows=1576):
+        config = ast.literal_eval(row["config"])
+        facts = PreparedFacts(
+            "DataLoaderDispatcher" if config.get("dispatch_batches") else "BatchSamplerShard",
+            samples=int(row["dataset_size"]),
+            batch_size=int(row["batch_size"]),
+            num_processes=int(row["world_size"]),
+            drop_last=row["drop_last"] == "1",
+            split_batches=config.get("split_batches", False),
+            even_batches=config.get("even_batches", True),
+        )
+        reported = facts.reported_batches(0)
+        assert reported == int(row["len_dataloader"]), row
+        found = trainer_row(row, int(row["len_dataloader"]))
+        assert found == ast.literal_eval(row["trainer_initial_values"]), row
+        refused += found == ("ValueError",)
+    assert refused == 100
+
+
+def cut(samples: list[int], size: int) -> list[list[int]]:
+    """The batches of a list, made one by one; the last one may be short."""
+    return [samples[start : start + size] for start in range(0, len(samples), size)]
+
+
+def filled(samples: list[int], unit: int, beginning: list[int]) -> list[int]:
+    """The samples, filled up to a multiple of a unit from their beginning, over and over."""
+    source = itertools.cycle(beginning)
+    return samples + [next(source) for _ in range(-len(samples) % unit)]
+
+
+def divided(facts: PreparedFacts, process: int) -> list[list[int]]:
+    """The batches of one process, as lists of indices."""
+    assert facts.samples is not None
+    assert facts.batch_size is not None
+    processes, size = facts.num_processes, facts.batch_size
+    unit = size if facts.split_batches else size * processes
+    share = unit // processes
+    samples = list(range(facts.samples))
+    if facts.drop_last:
+        samples = samples[: len(samples) - len(samples) % unit]
+    elif facts.kind == "IterableDatasetShard" or (facts.kind == "BatchSamplerShard" and facts.even_batches):
+        samples = filled(samples, unit, samples[:unit])
+    rounds = cut(samples, unit)
+    if facts.kind == "DataLoaderDispatcher":
+        rounds = [each_round + (rounds[0][:processes] if len(each_round) % processes else []) for each_round in rounds]
+        pieces = [-(-len(each_round) // processes) for each_round in cut(samples, unit)]
+        return [each_round[piece * process :][:piece] for each_round, piece in zip(rounds, pieces, strict=True)]
+    mine = [each_round[share * process : share * (process + 1)] for each_round in rounds]
+    return [batch for batch in mine if batch]
+
+
+@st.composite
+def prepared(draw: st.DrawFn) -> PreparedFacts:
+    kind = draw(st.sampled_from(["BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"]))
+    processes, split = draw(st.integers(1, 5)), draw(st.booleans())
+    return PreparedFacts(
+        kind,  # type: ignore[arg-type]
+        samples=draw(st.integers(0, 70)),
+        batch_size=draw(st.integers(1, 5)) * (processes if split else 1),
+        num_processes=processes,
+        drop_last=draw(st.booleans()),
+        split_batches=split,
+        even_batches=draw(st.booleans()),
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(prepared())
+def test_batches_and_samples_are_those_of_the_real_index_lists(facts: PreparedFacts) -> None:
+    found = [prepared_pass(facts, process_index=process) for process in range(facts.num_processes)]
+    lists = [divided(facts, process) for process in range(facts.num_processes)]
+    if facts.kind == "DataLoaderDispatcher" and not lists[0]:
+        assert {one.unknown_because for one in found} == {"DataLoaderDispatcher has no batch to hand out, and fails"}
+        return
+    seen = [index for batches in lists for batch in batches for index in batch]
+    assert [one.batches for one in found] == [len(batches) for batches in lists]
+    for one in found:
+        assert (one.fewest_batches, one.most_batches) == (min(map(len, lists)), max(map(len, lists)))
+        assert (one.samples, one.unique) == (len(seen), len(set(seen)))
+        begun = [batch for batches in lists for batch in batches[: one.full_batches]]
+        assert all(len(batch) == facts.batch_size_per_rank for batch in begun)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4), st.integers(1, 5))
+def test_accumulated_steps_are_those_of_a_loop_that_takes_them(passes: list[tuple[int, bool]], accumulate: int) -> None:
+    counter, carried = 0, 0
+    for batches, at_end in passes:
+        steps = 0
+        for batch in range(1, batches + 1):
+            ends = at_end and batch == batches
+            counter = 0 if ends else counter + 1
+            steps += ends or counter % accumulate == 0
+        taken, carried = accumulated_steps(
+            batches, gradient_accumulation_steps=accumulate, carried=carried, at_end=at_end
+        )
+        assert (taken, carried) == (steps, counter % accumulate)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 4), st.none() | st.integers(0, 12))
+def test_a_run_that_carries_accumulation_over_is_that_of_a_loop(
+    batches: int, accumulate: int, epochs: int, max_steps: int | None
+) -> None:
+    trained, steps = 0, 0
+    for _ in range(epochs * batches):
+        if steps == max_steps:
+            break
+        trained += 1
+        steps += trained % accumulate == 0
+    facts = PreparedFacts("BatchSamplerShard", samples=batches * 2, batch_size=1, num_processes=2, drop_last=False)
+    limits = {"max_epochs": epochs, "max_steps": max_steps, "gradient_accumulation_steps": accumulate}
+    plan = plan_of(facts, 0, partial_step="carried", **limits)
+    assert plan.batches_per_epoch == batches
+    assert (plan.total_steps, plan.total_batches) == (steps, trained)
+    assert plan.steps_per_epoch == (None if batches % accumulate else batches // accumulate)
+
+
+def test_uneven_shards_are_told_on_every_process_and_are_no_proof() -> None:
+    facts = PreparedFacts(
+        "BatchSamplerShard", samples=13, batch_size=2, num_processes=2, drop_last=False, even_batches=False
+    )
+    plans = [plan_of(facts, process) for process in range(2)]
+    assert [plan.loader_batches for plan in plans] == [4, 3]
+    assert [(plan.uneven_batches, plan.proven) for plan in plans] == [((3, 4), False)] * 2
+
+
+def test_samples_that_may_repeat_by_themselves_are_not_called_unique() -> None:
+    facts = PreparedFacts(
+        "BatchSamplerShard", samples=12, batch_size=2, num_processes=2, drop_last=False, all_different=False
+    )
+    plan = plan_of(facts, 0)
+    assert (plan.samples_per_epoch, plan.samples_unique, plan.samples_repeated) == (12, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"samples": None}, "the samples are not known"),
+        ({"batch_size": None}, "the batch size is not known"),
+        ({"split_batches": True, "batch_size": 3}, "cannot split batches of 3 evenly among 2 processes"),
+        ({"kind": "IterableDatasetShard", "num_workers": 2}, "what each of the 2 workers reads"),
+        ({"kind": "DataLoaderDispatcher", "iterable": True, "num_workers": 2}, "what each of the 2 workers reads"),
+        ({"kind": "DataLoaderDispatcher", "samples": 0}, "has no batch to hand out"),
+    ],
+)
+def test_what_cannot_be_known_of_a_prepared_loader_is_refused_in_words(changes: dict[str, object], why: str) -> None:
+    given: dict[str, object] = {
+        "kind": "BatchSamplerShard",
+        "samples": 10,
+        "batch_size": 4,
+        "num_processes": 2,
+        "drop_last": False,
+    }
+    facts = PreparedFacts(**(given | changes))  # type: ignore[arg-type]
+    plan = plan_of(facts, 0)
+    assert why in plan.unknown_because
+    assert (plan.batches_per_epoch, plan.samples_per_epoch, plan.proven) == (None, None, False)
+
+
+def test_workers_of_a_dispatcher_over_a_map_style_dataset_share_its_batches() -> None:
+    facts = PreparedFacts(
+        "DataLoaderDispatcher", samples=10, batch_size=2, num_processes=2, drop_last=False, num_workers=2
+    )
+    assert prepared_pass(facts, process_index=0).batches == 3
+
+
+def test_a_trainer_without_a_length_trusts_max_steps() -> None:
+    totals = trainer_totals(
+        None,
+        dataset_size=None,
+        batch_size=4,
+        dp_degree=2,
+        gradient_accumulation_steps=3,
+        num_train_epochs=3,
+        max_steps=5,
+    )
+    assert totals == TrainerTotals(
+        num_train_epochs=sys.maxsize,
+        num_update_steps_per_epoch=5,
+        num_examples=120,
+        num_train_samples=120,
+        steps_in_epoch=15,
+        max_steps=5,
+        total_train_batch_size=24,
+        true_train_batch_size=24,
+    )
+
+
+@pytest.mark.parametrize(("reported", "said"), [(None, "no length"), (0, "no batch")])
+def test_a_trainer_with_nothing_to_count_by_refuses(reported: int | None, said: str) -> None:
+    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {said}, got -1"):
+        trainer_totals(
+            reported,
+            dataset_size=None,
+            batch_size=4,
+            dp_degree=2,
+            gradient_accumulation_steps=1,
+            num_train_epochs=3,
+            max_steps=-1,
+        )
+
+
+def test_a_dataset_without_a_length_has_as_many_examples_as_its_batches_hold_on_one_process() -> None:
+    totals = trainer_totals(
+        7,
+        dataset_size=None,
+        batch_size=4,
+        dp_degree=2,
+        gradient_accumulation_steps=1,
+        num_train_epochs=2,
+        max_steps=-1,
+    )
+    assert (totals.num_examples, totals.num_train_samples) == (28, 56)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("samples", -1), ("batch_size", 0), ("num_processes", 0), ("num_workers", -1), ("kind", "DataLoader")],
+)
+def test_a_fact_of_a_prepared_loader_outside_its_domain_is_refused_by_its_name(name: str, value: object) -> None:
+    given: dict[str, object] = {
+        "kind": "BatchSamplerShard",
+        "samples": 10,
+        "batch_size": 4,
+        "num_processes": 2,
+        "drop_last": False,
+    }
+    with pytest.raises(ValueError, match=rf"^{name} must be .*got {value!r}$"):
+        PreparedFacts(**(given | {name: value}))  # type: ignore[arg-type]
+
+
+def test_a_process_or_a_carry_outside_its_domain_is_refused() -> None:
+    facts = PreparedFacts("BatchSamplerShard", samples=10, batch_size=4, num_processes=2, drop_last=False)
+    with pytest.raises(ValueError, match="process_index must be below 2, got 2"):
+        prepared_pass(facts, process_index=2)
+    with pytest.raises(ValueError, match="carried must be below 4, got 4"):
+        accumulated_steps(11, gradient_accumulation_steps=4, carried=4)

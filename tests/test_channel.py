@@ -1,5 +1,7 @@
 """The channel, on a real store: what it lets through, what it refuses, and how a thread blocked in it is woken."""
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.channel import RECORD_BYTES, Channel, ChannelError, decode, default_store, encode, meet
+from countoff.core.channel import RECORD_BYTES, Channel, ChannelError, _shut_socket, decode, default_store, encode, meet
 
 Connect = Callable[[], Channel]
 
@@ -231,6 +233,24 @@ def test_over_another_store_rank_0_hosts_one_in_which_both_can_talk(kind: str, t
 def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
     with pytest.raises(TimeoutError, match="rank 0 has not counted off"):
         meet(HashStore(), 0, rank=1, deadline=time.monotonic())
+
+
+def test_a_rank_that_leaves_waits_for_rank_0_no_longer() -> None:
+    with pytest.raises(TimeoutError):
+        meet(HashStore(), 0, rank=1, deadline=float("inf"), given_up=lambda: True)
+
+
+@pytest.mark.parametrize("family", ["pipe", "unix socket"])
+def test_shutting_leaves_what_is_no_connection_of_ours_alone_and_nothing_open(family: str) -> None:
+    ends = os.pipe() if family == "pipe" else tuple(end.detach() for end in socket.socketpair())
+    before = sorted(os.listdir("/dev/fd"))
+    for end in ends:
+        _shut_socket(end, 1234)
+    assert sorted(os.listdir("/dev/fd")) == before
+    os.write(ends[1], b"still open")
+    assert os.read(ends[0], 10) == b"still open"
+    for end in ends:
+        os.close(end)
 
 
 @pytest.mark.parametrize("value", ["not ours", "[]"])

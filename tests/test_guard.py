@@ -1,21 +1,24 @@
 """The guard of a single process, which starts nothing, and the pure judgements behind the guard of many."""
 
 import importlib
+import json
 import subprocess
 import sys
 import threading
 from typing import Any, Literal, cast
 
+import numpy
 import pytest
 
 import countoff.core
 from countoff.core import Guard, Settings, Verdict
 from countoff.core.ledger import Mark
 from countoff.core.rollcall import Awaiting, Gathering, compare_plans, judge_plans, parties
+from countoff.core.stall import Stall, judge_stall
 from countoff.core.state import NEVER, State
 from countoff.core.tally import Tally, chain
-from countoff.core.ticks import compare_ticks
-from countoff.core.watch import judge_stall
+from countoff.core.ticks import compare_ticks, tick
+from countoff.core.verdict import row
 
 EPOCH = "train epoch 0"
 
@@ -471,12 +474,86 @@ def test_what_has_been_gathered_is_deleted() -> None:
     assert channel.values == {}
 
 
-@pytest.mark.parametrize(("there", "deadline", "found"), [(True, 0.0, {"x": 1}), (False, 0.0, None)])
-def test_awaiting_ends_with_the_record_or_with_nothing(there: bool, deadline: float, found: Any) -> None:
-    channel, done = Keys(**({"plan": {"x": 1}} if there else {})), list[Any]()
-    assert Awaiting("plan", deadline, done.append).poll(cast(Any, channel))
-    assert done == [found]
+def test_awaiting_ends_with_the_record() -> None:
+    done = list[Any]()
+    assert Awaiting("plan", done.append).poll(cast(Any, Keys(plan={"x": 1})))
+    assert done == [{"x": 1}]
 
 
-def test_awaiting_goes_on_until_its_deadline() -> None:
-    assert not Awaiting("plan", float("inf"), lambda found: pytest.fail(f"done with {found}")).poll(cast(Any, Keys()))
+def test_awaiting_goes_on_without_it() -> None:
+    assert not Awaiting("plan", lambda found: pytest.fail(f"done with {found}")).poll(cast(Any, Keys()))
+
+
+def test_rank_0_may_take_the_store_with_it_once_it_has_said_goodbye() -> None:
+    state = state_of([])
+    state.receive(0, {"type": "goodbye", "rank": 1})
+    assert not state.finished
+    state.receive(1, {"type": "goodbye", "rank": 0})
+    assert state.finished
+
+
+def test_numbers_of_numpy_are_the_same_learning_rate_on_every_rank() -> None:
+    claimed: dict[str, Any] = {}
+
+    class Store:
+        def claim(self, key: str, record: Any) -> Any:
+            return claimed.setdefault(key, json.loads(json.dumps(record)))
+
+    state = state_of([])
+    for rates in ([0.5], [numpy.float32(0.5)]):
+        tick(state, Tally(EPOCH), cast(Any, rates))(cast(Any, Store()))
+    assert len(claimed) == 1
+    assert state.proposed is None
+
+
+class Speaker:
+    def __init__(self) -> None:
+        self.polled, self.written = list[Any](), dict[str, Any]()
+
+    def hand(self, job: Any) -> None:
+        job(self)
+
+    def poll(self, pollable: Any) -> None:
+        self.polled.append(pollable)
+
+    def set(self, key: str, record: Any) -> None:
+        self.written[key] = record
+
+
+@pytest.mark.parametrize(("batches", "said"), [((4, 4), "Stalled"), ((4, 3), None)])
+def test_a_pause_of_ranks_in_step_is_not_put_down_to_an_old_warning(batches: Any, said: str | None) -> None:
+    spoken = list[Verdict]()
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[0, 1])
+    state.notices.append(Verdict("UnevenBatches", "rank 1 ran out of data after 2 batches of validation."))
+    stall = Stall(state, cast(Any, Speaker()))
+    stall.look()
+    stall.moved_at -= 1
+    stall.look()
+    records = {
+        rank: {
+            **row(rank, Tally(EPOCH, started=count), 0, ""),
+            "state": "in a collective",
+            "frames": [],
+            "collectives": {},
+        }
+        for rank, count in enumerate(batches)
+    }
+    stall._report(records, [])
+    assert [verdict.kind for verdict in spoken] == ([said] if said else [])
+    assert (state.proposed is None) == (said is not None)
+
+
+def test_a_rank_that_moved_in_the_meantime_makes_it_no_stall() -> None:
+    spoken, speaker = list[Verdict](), Speaker()
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[0, 1])
+    stall = Stall(state, cast(Any, speaker))
+    stall.look()
+    stall.moved_at -= 1
+    stall.look()
+    assert len(speaker.polled) == 1
+    stall._report({0: dict(speaker.written["stall/0"]), 1: {"moved": True}}, [])
+    assert spoken == []
+    state.steps += 1
+    stall._posted = True
+    stall.look()
+    assert speaker.written["stall/0"] == {"moved": True}

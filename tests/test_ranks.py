@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.ranks import RankMap
+from countoff.core.ranks import ORDERS, RankMap, check_dp_ranks, dp_rank_faults
+from countoff.core.verdict import DivergenceError, error_for
 
 
 @st.composite
@@ -35,6 +36,7 @@ def test_dp_rank_is_the_place_among_the_data_positions_in_mesh_order(ranks: Rank
     places = sorted(set(data))
     assert ranks.dp_degree == len(places)
     assert [ranks.dp_rank(rank) for rank in range(ranks.world_size)] == [places.index(at) for at in data]
+    assert ranks.dp_ranks() == [places.index(at) for at in data]
 
 
 @settings(deadline=None)
@@ -44,6 +46,51 @@ def test_every_share_is_read_by_equally_many_peers(ranks: RankMap) -> None:
     assert sorted(rank for group in groups for rank in group) == list(range(ranks.world_size))
     assert {len(group) for group in groups} == {ranks.world_size // ranks.dp_degree}
     assert all(rank in ranks.peers(rank) for rank in range(ranks.world_size))
+
+
+@settings(deadline=None)
+@given(rank_maps())
+def test_peers_are_those_that_a_search_through_all_ranks_finds(ranks: RankMap) -> None:
+    everybody = range(ranks.world_size)
+    for rank in everybody:
+        assert ranks.peers(rank) == tuple(one for one in everybody if ranks.dp_rank(one) == ranks.dp_rank(rank))
+
+
+@settings(deadline=None)
+@given(rank_maps(), st.data())
+def test_one_size_is_inferred_from_the_others(ranks: RankMap, data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(ranks.sizes) - 1))
+    sizes = [-1 if index == place else size for index, size in enumerate(ranks.sizes)]
+    assert RankMap.fit(ranks.names, sizes, ranks.data_dims, world_size=ranks.world_size) == ranks
+
+
+@settings(deadline=None)
+@given(rank_maps(), st.data())
+def test_any_numbering_of_the_shares_is_sound_and_any_change_to_it_is_not(ranks: RankMap, data: st.DataObject) -> None:
+    numbers = data.draw(st.permutations(range(ranks.dp_degree)))
+    computed = [numbers[ranks.dp_rank(rank)] for rank in range(ranks.world_size)]
+    assert ranks.check_dp_ranks(computed) is None
+    rank = data.draw(st.integers(0, ranks.world_size - 1))
+    wrong = data.draw(st.integers(-2, ranks.dp_degree + 1).filter(lambda value: value != computed[rank]))
+    changed = {**dict(enumerate(computed)), rank: wrong}
+    verdict = ranks.check_dp_ranks(changed)
+    assert verdict is not None
+    assert rank in verdict.ranks or f"({computed[rank]})" in verdict.sentence
+
+
+@settings(deadline=None)
+@given(rank_maps(), st.data())
+def test_faults_are_those_that_reading_the_shares_one_by_one_shows(ranks: RankMap, data: st.DataObject) -> None:
+    everybody, degree = range(ranks.world_size), ranks.dp_degree
+    computed = data.draw(st.lists(st.integers(0, degree), min_size=len(everybody), max_size=len(everybody)))
+    groups = [ranks.dp_rank(rank) for rank in everybody]
+    faults = dp_rank_faults(computed, dp_degree=degree, groups=groups)
+    readers = {share: {groups[rank] for rank in everybody if computed[rank] == share} for share in range(degree)}
+    assert set(faults.missing) == {share for share, who in readers.items() if not who}
+    assert set(faults.repeated) == {share for share, who in readers.items() if len(who) > 1}
+    assert set(faults.out_of_range) == {rank for rank in everybody if computed[rank] == degree}
+    apart = {group for group in groups if len({computed[rank] for rank in everybody if groups[rank] == group}) > 1}
+    assert {groups[rank] for pair in faults.split for rank in pair} == apart
 
 
 @settings(deadline=None)
@@ -104,3 +151,127 @@ def test_a_map_that_makes_no_sense_is_refused(
 def test_a_world_without_ranks_is_refused(world_size: object) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         RankMap.data_parallel(world_size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "world_size", "message"),
+    [
+        ((-1, -1), 4, r"only one size may be -1, got dp and tp in dp -1 × tp -1"),
+        ((-1, 3), 4, r"dp -1 × tp 3: the other sizes multiply to 3, which does not divide world_size 4"),
+        ((2, 3), 4, r"dp 2 × tp 3 = 6, but world_size is 4"),
+        ((-1, 0), 4, "the size of dim 'tp' must be an integer of at least 1, got 0"),
+        ((-1, 1), 0, "world_size must be an integer of at least 1, got 0"),
+        ((-1, 8), 4, "multiply to 8, which does not divide world_size 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_ranks_are_refused(sizes: tuple[int, int], world_size: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RankMap.fit(("dp", "tp"), sizes, ("dp",), world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    ("replicate", "shard", "never", "twice"),
+    [(2, 8, 0.375, 0.375), (2, 32, 30 / 64, 30 / 64), (3, 8, 10 / 24, 8 / 24)],
+)
+def test_the_wrong_factor_leaves_that_part_of_the_data_unread(
+    replicate: int, shard: int, never: float, twice: float
+) -> None:
+    ranks = RankMap.of("lingua", world_size=replicate * shard, dp_replicate=replicate, dp_shard=shard)
+    computed = [rank // shard * replicate + rank % shard for rank in range(ranks.world_size)]
+    faults = dp_rank_faults(computed, dp_degree=ranks.dp_degree)
+    assert (faults.never_read, faults.read_twice, len(faults.out_of_range)) == (never, twice, 0)
+    assert len(set(computed)) == replicate * (replicate - 1) + shard
+    assert len(faults.missing) == (replicate - 1) * (shard - replicate)
+
+
+def test_the_wrong_factor_of_more_replicas_than_shards_is_out_of_range() -> None:
+    ranks = RankMap.of("lingua", world_size=32, dp_replicate=8, dp_shard=4)
+    verdict = ranks.check_dp_ranks([rank // 4 * 8 + rank % 4 for rank in range(32)])
+    assert verdict is not None
+    assert verdict.kind == "RankMapError"
+    assert "16 of 32 ranks have a dp_rank outside 0 to 31 (rank 16: 32, the largest 59)" in verdict.sentence
+    assert isinstance(error_for(verdict), DivergenceError)
+    assert type(error_for(verdict)).__name__ == "RankMapError"
+
+
+def test_dividing_by_tensor_parallel_alone_is_wrong_where_contexts_are_cut_as_well() -> None:
+    ranks = RankMap.of("megatron", world_size=16, tp=2, cp=2)
+    verdict = ranks.check_dp_ranks([rank // 2 for rank in range(16)])
+    assert verdict is not None
+    assert "must read the same data and have different dp_ranks" in verdict.sentence
+    assert "ranks 0 and 2" in verdict.sentence
+
+
+def test_taking_the_rank_for_the_dp_rank_under_tensor_parallel_is_found() -> None:
+    ranks = RankMap.of("deepspeed", world_size=8, model=2)
+    verdict = ranks.check_dp_ranks(range(8))
+    assert verdict is not None
+    assert "4 of 8 ranks have a dp_rank outside 0 to 3" in verdict.sentence
+
+
+def test_without_the_groups_a_dp_rank_of_too_many_ranks_is_found() -> None:
+    assert check_dp_ranks([0, 0, 1, 1], dp_degree=2) is None
+    verdict = check_dp_ranks([0, 0, 0, 1], dp_degree=2)
+    assert verdict is not None
+    assert "ranks 0, 1, 2 read the same dp_rank 0" in verdict.sentence
+
+
+@pytest.mark.parametrize("values", [[0, 1], [0, 1, 2, 3, 4], {0: 0, 1: 1, 2: 2, 4: 3}, []])
+def test_a_dp_rank_for_every_rank_is_wanted(values: object) -> None:
+    with pytest.raises(ValueError, match="one dp_rank for each of the ranks 0 to 3"):
+        RankMap.data_parallel(4).check_dp_ranks(values)  # type: ignore[arg-type]
+
+
+def test_a_dp_rank_that_is_no_number_is_out_of_range() -> None:
+    verdict = RankMap.data_parallel(2).check_dp_ranks([0, None])  # type: ignore[list-item]
+    assert verdict is not None
+    assert "rank 1: None" in verdict.sentence
+
+
+def test_every_order_reads_another_share_along_each_of_its_data_dims() -> None:
+    for name, order in ORDERS.items():
+        sizes = dict.fromkeys(order.names, 2)
+        ranks = RankMap.of(name, world_size=2 ** len(sizes), **sizes)
+        data = [tuple(at[dim] for dim in order.data_dims) for at in enumerated(ranks)]
+        # One number for every position along the data dims, another one for each.
+        assert len({(at, ranks.dp_rank(rank)) for rank, at in enumerate(data)}) == len(set(data)) == ranks.dp_degree
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_megatrons_notation_is_fastest_first(dp: int, tp: int, cp: int, pp: int) -> None:
+    ranks = RankMap.of("tp-cp-ep-dp-pp", world_size=dp * tp * cp * pp, tp=tp, cp=cp, pp=pp)
+    assert ranks.names == ("pp", "dp", "cp", "tp")
+    expected = [(rank // (tp * cp)) % dp for rank in range(ranks.world_size)]
+    assert [ranks.dp_rank(rank) for rank in range(ranks.world_size)] == expected
+    inside = RankMap.of("tp-cp-pp-dp", world_size=dp * tp * cp * pp, tp=tp, cp=cp, pp=pp)
+    assert [inside.dp_rank(rank) for rank in range(ranks.world_size)] == [
+        rank // (tp * cp * pp) for rank in range(ranks.world_size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("torchtitn", "unknown order of dims 'torchtitn'; did you mean torchtitan?"),
+        ("tp-pp", "needs dp"),
+        ("tp-tp-dp", "at most once"),
+        ("tp-xp-dp", "at most once"),
+    ],
+)
+def test_an_order_that_nobody_has_is_refused(order: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        RankMap.of(order, world_size=4)
+
+
+def test_a_dim_that_an_order_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="the order 'lingua' has no dim 'cp'; it has dp_replicate, dp_shard, tp"):
+        RankMap.of("lingua", world_size=4, cp=2)
+
+
+def test_one_rank_of_65_536_finds_its_peers_without_asking_them_all() -> None:
+    ranks = RankMap.of("torchtitan", world_size=65_536, pp=8, dp_replicate=16, cp=4, tp=8)
+    peers = ranks.peers(12_345)
+    assert len(peers) == 256
+    assert {ranks.dp_rank(peer) for peer in peers} == {ranks.dp_rank(12_345)}
+    assert ranks.check_dp_ranks([(rank // 32) % 256 for rank in range(65_536)]) is None

@@ -186,6 +186,14 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(
     assert refusal().startswith(f"unknown environment variable {variable}; did you mean {near}?")
 
 
+def test_what_kubernetes_sets_beside_a_service_of_our_name_is_none_of_our_business(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COUNTOFF_SERVICE_HOST", "10.0.0.7")
+    monkeypatch.setenv("COUNTOFF_PORT_80_TCP", "tcp://10.0.0.7:80")
+    assert Settings.resolve() == Settings()
+
+
 def test_a_variable_of_another_program_is_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFFICE_HOURS", "9-5")
     assert Settings.resolve() == Settings()

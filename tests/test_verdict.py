@@ -16,6 +16,7 @@ from countoff.core.ledger import Finding, Mark
 from countoff.core.rollcall import judge_plans
 from countoff.core.settings import Settings
 from countoff.core.speaker import with_table
+from countoff.core.stall import judge_stall
 from countoff.core.state import State
 from countoff.core.tally import Tally
 from countoff.core.ticks import compare_ticks
@@ -30,7 +31,6 @@ from countoff.core.verdict import (
     row,
     table,
 )
-from countoff.core.watch import judge_stall
 
 EPOCH = "train epoch 0"
 REMEDIES = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}

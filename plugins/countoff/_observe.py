@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from typing import Any
 
 from countoff.core import LoaderFacts
@@ -80,15 +81,26 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def learning_rates(optimizers: Iterable[Any]) -> list[float]:
-    """The learning rate of every parameter group."""
-    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    """The learning rate of every parameter group that has one; not one on a device, which reading would wait for."""
+    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
+    return [float(rate) for rate in rates if isinstance(rate, Real) or _is_on_cpu(rate)]
 
 
-def on_optimizer_step(step: Callable[[], None]) -> Any:
-    """Calls `step` after every optimizer step that was really applied; returns a handle with `remove()`."""
+def _is_on_cpu(rate: Any) -> bool:
+    return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
+
+
+def on_optimizer_step(step: Callable[[], None], counts: Callable[[Any], bool] | None = None) -> Any:
+    """Calls `step` after every optimizer step that was really applied; returns a handle with `remove()`.
+
+    Args:
+        step: Called without arguments.
+        counts: Whether a step of this optimizer counts; None: all do.
+    """
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
-        step()
+        del args, kwargs
+        if counts is None or counts(optimizer):
+            step()
 
     return register_optimizer_step_post_hook(hook)

@@ -1,7 +1,7 @@
-"""Passes over a loader, observed where it is iterated: opened, counted batch by batch, exhausted or left.
+"""Passes over loaders, counted batch by batch where a loop iterates them: opened, exhausted or left.
 
-The loader's class is exchanged for a subclass whose `__iter__` returns a counting generator, so the user's loop, and
-whoever asks for the loader's type, sees what it saw before.
+Whoever observes a loader (by exchanging its class, or the `__iter__` of a framework's loaders) hands the loader's own
+iterator to `Passes.follow` and gives the loop what comes back.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ How = Literal["exhausted", "stopped"]
 class _Pass:
     """One pass under way; told apart from others by identity."""
 
-    def __init__(self, name: str, *, evaluation: bool) -> None:
-        self.name = name
-        self.evaluation = evaluation
+    def __init__(self, epoch: int | None, at_end: Callable[[], bool], silent: bool) -> None:
+        self.epoch = epoch  # None: an evaluation
+        self.at_end = at_end
+        self.silent = silent
+
+
+def _never() -> bool:
+    """The answer of a loader that cannot say whether it holds more."""
+    return False
 
 
 class Passes:
@@ -30,45 +36,76 @@ class Passes:
         guard: Where they are counted.
         epoch: Number of the first train epoch.
         exhausted: Called when a train epoch ends because its loader is exhausted; returns a warning, if there is one.
+
+    Attributes:
+        guard: Where they are counted.
+        epoch: Number of the next train epoch.
+        comparing: Whether passes that begin from here on are held against those of other ranks.
+        began: Called with the number of each train epoch when it has begun.
     """
 
     def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None]) -> None:
-        self._guard = guard
-        self._epoch = epoch
+        self.guard = guard
+        self.epoch = epoch
+        self.comparing = True
+        self.began: Callable[[int], None] | None = None
         self._exhausted = exhausted
         self._open: list[_Pass] = []
-        self._observed: list[tuple[Any, type]] = []
 
-    def observe(self, loader: Any, name: str | None) -> None:
-        """Counts the passes over a loader from here on.
+    @property
+    def position(self) -> tuple[int, int]:
+        """The train epoch under way and the batches of it that this rank has begun; the next one and 0 between them."""
+        for each in self._open:
+            if each.epoch is not None:
+                return each.epoch, self.guard.train_batches
+        return self.epoch, 0
+
+    def follow(
+        self,
+        batches: Iterator[Any],
+        name: str | None,
+        *,
+        position: int = 0,
+        ahead: Callable[[], bool] | None = None,
+    ) -> Iterator[Any]:
+        """One pass: the generator that the loop's `for` really iterates.
 
         Args:
-            loader: The loader.
-            name: The evaluation's name; None for the train loader.
-
-        Raises:
-            TypeError: If its class cannot be exchanged, as that of a list or a generator.
+            batches: The loader's own iterator.
+            name: The evaluation's name; None for a train epoch.
+            position: Batches of the epoch that a resumed run has behind it and this pass leaves out.
+            ahead: Where the loader looks one batch ahead: whether the batch that it handed out last is its last one.
         """
-        original = type(loader)
-
-        def observed(this: Any) -> Iterator[Any]:
-            return self._batches(original.__iter__(this), name)
-
-        members = {"__iter__": observed, "__module__": original.__module__}
+        guard, at_end = self.guard, ahead or _never
+        this, under_way = self._begin(name, position, at_end), self._open
+        # Looked up once, not per batch.
+        fetch, count, waited, now = batches.__next__, guard.batch, guard.waited, time.perf_counter
+        more = False  # whether the next batch is known to be in hand, so that asking for it is beginning it
         try:
-            loader.__class__ = type(original.__name__, (original,), members)
-        except (TypeError, AttributeError):
-            raise TypeError(
-                f"attach({'train' if name is None else 'eval'}=…) cannot observe a loader of type {original.__name__}: "
-                "expected a DataLoader or an iterable object whose class is written in Python"
-            ) from None
-        self._observed.append((loader, original))
-
-    def release(self) -> None:
-        """Gives the loaders their own classes back."""
-        for loader, original in self._observed:
-            loader.__class__ = original
-        self._observed.clear()
+            while True:
+                if more and this in under_way:
+                    count()
+                began = now()
+                try:
+                    batch = fetch()
+                except StopIteration:
+                    break
+                except Exception as error:
+                    guard.failed(error)
+                    raise
+                waited(now() - began)
+                ends = at_end()
+                if this in under_way:
+                    if not more:
+                        count()
+                    if ends:
+                        guard.last_batch()
+                more = ahead is not None and not ends
+                yield batch
+        except GeneratorExit:  # the loop left early, which is a legitimate end, or an exception is on its way
+            self._close(this, "stopped", may_raise=False)
+            raise
+        self._close(this, "exhausted")
 
     def close_stale(self, *, everything: bool) -> None:
         """Closes passes whose iterator is still around though the program has gone on.
@@ -76,49 +113,33 @@ class Passes:
         Args:
             everything: Whether a train epoch may not go on either.
         """
-        while self._open and (everything or self._open[-1].evaluation):
+        while self._open and (everything or self._open[-1].epoch is None):
             self._close(self._open[-1], "stopped")
 
-    def _batches(self, batches: Iterator[Any], name: str | None) -> Iterator[Any]:
-        """One pass: the generator that the loop's `for` really iterates."""
-        guard, this = self._guard, self._begin(name)
-        try:
-            while True:
-                began = time.perf_counter()
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    break
-                except Exception as error:
-                    guard.failed(error)
-                    raise
-                guard.waited(time.perf_counter() - began)
-                if this in self._open:
-                    guard.batch()
-                yield batch
-        except GeneratorExit:  # the loop left early, which is a legitimate end, or an exception is on its way
-            self._close(this, "stopped", may_raise=False)
-            raise
-        self._close(this, "exhausted")
-
-    def _begin(self, name: str | None) -> _Pass:
+    def _begin(self, name: str | None, position: int, at_end: Callable[[], bool]) -> _Pass:
         self.close_stale(everything=name is None)
+        this = _Pass(self.epoch if name is None else None, at_end, silent=not self.comparing)
+        if this.silent:
+            self.guard.compare_spans(False)
         if name is None:
-            self._guard.train_start(self._epoch)
-            this = _Pass(f"train epoch {self._epoch}", evaluation=False)
-            self._epoch += 1
+            self.guard.train_start(self.epoch, position)
+            self.epoch += 1
         else:
-            self._guard.eval_start(name)
-            this = _Pass(name, evaluation=True)
+            self.guard.eval_start(name)
         self._open.append(this)
+        if this.epoch is not None and self.began is not None:
+            self.began(this.epoch)
         return this
 
     def _close(self, this: _Pass, how: How, *, may_raise: bool = True) -> None:
         while this in self._open:
             innermost = self._open.pop()
-            ended = how if innermost is this else "stopped"
-            if innermost.evaluation:
-                self._guard.eval_end(ended, may_raise=may_raise)
-                continue
-            notice = self._exhausted() if ended == "exhausted" else None
-            self._guard.train_end(ended, notice=notice, may_raise=may_raise)
+            # A loop that leaves with the last batch has left nothing behind.
+            ended = "exhausted" if (innermost is this and how == "exhausted") or innermost.at_end() else "stopped"
+            if innermost.epoch is None:
+                self.guard.eval_end(ended, may_raise=may_raise)
+            else:
+                notice = self._exhausted() if ended == "exhausted" else None
+                self.guard.train_end(ended, notice=notice, may_raise=may_raise)
+            if innermost.silent:
+                self.guard.compare_spans(True)

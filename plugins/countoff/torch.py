@@ -7,16 +7,13 @@ counted by torch's own hook.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from countoff._observe import learning_rates, loader_facts, on_optimizer_step, rank_and_world_size, versions
-from countoff._passes import Passes
-from countoff.core import DivergenceError, Guard, Settings, Verdict, ending
+from countoff._attached import Attached
+from countoff._observe import learning_rates, loader_facts, rank_and_world_size, versions
+from countoff.core import Guard, Settings
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -73,13 +70,11 @@ def attach(
         )
     evals: Mapping[str, Any] = eval if isinstance(eval, Mapping) else {} if eval is None else {"evaluation": eval}
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-    guard = Guard(
-        settings,
-        rank=rank,
-        world_size=world_size,
-        remedies=REMEDIES,
-        learning_rates=(lambda: learning_rates(optimizers)) if optimizers else None,
-    )
+
+    def new_guard() -> Guard:
+        rates = (lambda: learning_rates(optimizers)) if optimizers else None
+        return Guard(settings, rank=rank, world_size=world_size, remedies=REMEDIES, learning_rates=rates)
+
     facts = loader_facts(
         train,
         gradient_accumulation_steps=gradient_accumulation_steps,
@@ -87,7 +82,7 @@ def attach(
         partial_step="dropped",
     )
     totals = Totals(facts, dp_degree=world_size, framework="len(loader)")
-    attached = Attached(guard, totals, settings, epoch=start_epoch)
+    attached = Attached(new_guard, totals, settings, epoch=start_epoch)
     if settings.enabled:
         plan = {
             "batches_per_epoch": facts.reported_batches,
@@ -96,100 +91,44 @@ def attach(
             "gradient_accumulation_steps": gradient_accumulation_steps,
             "position": [start_epoch, 0, 0],
         }
-        attached._begin(plan, train, evals)
+        attached.begin(plan, versions(), _observe(attached, {None: train, **evals}))
     return attached
 
 
-class Attached:
-    """What `attach` returns.
+def _observe(attached: Attached, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
+    """Counts the passes over loaders from here on; returns what gives them their own classes back.
 
-    Attributes:
-        guard: The guard underneath.
+    A loader's class is exchanged for a subclass whose `__iter__` returns a counting generator, so the user's loop, and
+    whoever asks for the loader's type, sees what it saw before.
+
+    Args:
+        attached: Where they are counted.
+        loaders: By the evaluation's name; None for the train loader.
+
+    Raises:
+        TypeError: If a loader's class cannot be exchanged, as that of a list or a generator.
     """
-
-    def __init__(self, guard: Guard, totals: Totals, settings: Settings, *, epoch: int) -> None:
-        self.guard = guard
-        self._totals = totals
-        self._settings = settings
-        self._passes = Passes(guard, epoch=epoch, exhausted=self._learn_length)
-        self._steps: Any = None
-        self._excepthook: Any = None
-        self._stay: Any = None
-        self._detached = True
-
-    def progress(self) -> dict[str, float]:
-        """The true totals as known by now, and how far this rank is, under the names of the logs."""
-        values: dict[str, float] = {**self._totals.plan.metrics(), **self.guard.metrics}
-        done = self._totals.progress(self.guard.train_batches)
-        return values if done is None else values | {"countoff/epoch_progress": done}
-
-    @contextlib.contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """A context in which passes are not compared: around `Join`, or what else may legitimately be uneven."""
-        self.guard.compare_spans(False)
+    exchanged: list[tuple[Any, type]] = []
+    for name, loader in loaders.items():
+        original = type(loader)
         try:
-            yield
-        finally:
-            self.guard.compare_spans(True)
+            loader.__class__ = _observed(original, attached, name)
+        except (TypeError, AttributeError):
+            raise TypeError(
+                f"attach({'train' if name is None else 'eval'}=…) cannot observe a loader of type {original.__name__}: "
+                "expected a DataLoader or an iterable object whose class is written in Python"
+            ) from None
+        exchanged.append((loader, original))
 
-    def detach(self) -> None:
-        """Ends the fit and gives the loaders back as they were. The second time nothing happens.
+    def give_back() -> None:
+        for loader, original in exchanged:
+            loader.__class__ = original
 
-        Raises:
-            DivergenceError: If another rank goes on, or has diverged before.
-        """
-        if self._detached:
-            return
-        self._detached = True
-        self._stay()
-        sys.excepthook = self._excepthook
-        self._steps.remove()
-        self._passes.release()
-        try:
-            self._passes.close_stale(everything=True)
-            self.guard.fit_end()
-        finally:
-            self.guard.close()
+    return give_back
 
-    def __enter__(self) -> Attached:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.detach()
-        elif not self._detached:
-            self.guard.failed(error)
+def _observed(original: type, attached: Attached, name: str | None) -> type:
+    def follow(loader: Any) -> Iterator[Any]:
+        return attached.passes.follow(original.__iter__(loader), name)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _begin(self, plan: dict[str, Any], train: Any, evals: Mapping[str, Any]) -> None:
-        self._detached = False
-        self._passes.observe(train, None)
-        for name, loader in evals.items():
-            self._passes.observe(loader, name)
-        self._steps = on_optimizer_step(self.guard.step)
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._tell_and_raise
-        self.guard.fit_start(plan, versions())
-        self._stay = ending.at_exit(self._at_exit)  # after the guard's own, so that it runs before it
-        wrong = self._totals.wrong_length()
-        if wrong is not None:
-            self.guard.warn(wrong)
-
-    def _learn_length(self) -> Verdict | None:
-        self._totals.observe(self.guard.batches)
-        return self._totals.wrong_length()
-
-    def _tell_and_raise(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        self.guard.failed(error)
-        self._excepthook(kind, error, traceback)
-
-    def _at_exit(self) -> None:
-        if self.guard.verdict is None:
-            with contextlib.suppress(DivergenceError):
-                self.detach()
-        verdict = self.guard.verdict
-        raised = getattr(sys, "last_value", None) is not None
-        if verdict is not None and not raised and self._settings.on_divergence == "raise":
-            ending.leave_now()  # found after the last line of the program: nothing else can say it by an exit code
-        self.guard.close()
+    return type(original.__name__, (original,), {"__iter__": follow, "__module__": original.__module__})

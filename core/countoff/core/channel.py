@@ -12,9 +12,10 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -120,8 +121,8 @@ class Channel:
         self._sockets = set()
 
     def release(self) -> None:
-        """Closes the connection once its thread has ended; nothing may be called after that."""
-        del self._store
+        """Closes the connection once its thread has ended; nothing else may be called after that."""
+        self._store = None
 
 
 def _descriptors() -> set[int]:
@@ -136,9 +137,12 @@ def _descriptors() -> set[int]:
 
 def _shut_socket(descriptor: int, port: int) -> None:
     # Another thread may have opened a file in the moment of connecting: only a socket to the store's port is ours.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
-        if end.getpeername()[1] == port:
-            end.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def default_store() -> Store | None:
@@ -148,7 +152,9 @@ def default_store() -> Store | None:
     return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
-def meet(store: Any, number: int, *, rank: int, deadline: float) -> tuple[str, int, str, Any]:
+def meet(
+    store: Any, number: int, *, rank: int, deadline: float, given_up: Callable[[], bool] = lambda: False
+) -> tuple[str, int, str, Any]:
     """Agrees on where to talk. Collective: every rank must call it, but none waits past its own deadline.
 
     Rank 0 publishes a nonce that no earlier run can have used; over a store that is no TCPStore it hosts one.
@@ -158,6 +164,7 @@ def meet(store: Any, number: int, *, rank: int, deadline: float) -> tuple[str, i
         number: Which meeting of this process this is; equal on all ranks.
         rank: This rank.
         deadline: When to give up, by `time.monotonic()`.
+        given_up: Whether to give up at once.
 
     Returns:
         Host, port and key prefix, and the store that this rank hosts for the others (to be kept alive), if any.
@@ -173,7 +180,7 @@ def meet(store: Any, number: int, *, rank: int, deadline: float) -> tuple[str, i
     else:
         hosted = None
         while not store.check([key]):
-            if time.monotonic() > deadline:
+            if given_up() or time.monotonic() > deadline:
                 raise TimeoutError("rank 0 has not counted off: is countoff on there?")
             time.sleep(0.02)
         where = decode(store.get(key))

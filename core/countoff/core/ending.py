@@ -14,6 +14,7 @@ import logging
 import multiprocessing.util
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -55,11 +56,18 @@ def leave_error_file(verdict: Verdict) -> None:
 
 def leave_now(code: int = EXIT_CODE) -> None:
     """Ends the process without waiting for its main thread."""
+    # On a thread of its own: the main thread may be blocked with a lock of logging or of a stream in its hands.
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(1.0)
+    os._exit(code)
+
+
+def _flush() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    os._exit(code)
 
 
 def finish(state: State, verdict: Verdict) -> None:
@@ -98,7 +106,7 @@ def fail(state: State, error: BaseException, where: str) -> None:
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
     """
-    words = clip(f"{type(error).__name__}: {error}".splitlines()[0], 200)
+    words = clip(f"{type(error).__name__}: {_text_of(error)}".splitlines()[0], 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if not victim:
         state.failure = f"raised {words} ({where})"
@@ -124,16 +132,29 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
     """Calls `function` before the interpreter ends, also in a child of multiprocessing, which skips `atexit`.
 
     Args:
-        function: Called once or twice.
+        function: Called once or twice; never in a process that was forked off this one.
 
     Returns:
         Takes it back.
     """
-    atexit.register(function)
-    finalizer = multiprocessing.util.Finalize(None, function, exitpriority=100)
+    own = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == own:
+            function()
+
+    atexit.register(call)
+    finalizer = multiprocessing.util.Finalize(None, call, exitpriority=100)
 
     def cancel() -> None:
-        atexit.unregister(function)
+        atexit.unregister(call)
         finalizer.cancel()
 
     return cancel
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # a `__str__` of the user's own
+        return "(it cannot be put into words)"

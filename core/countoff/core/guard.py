@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import threading
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core import ending
 from countoff.core.ledger import How, Mark, MarkKind
 from countoff.core.rollcall import RollCall
 from countoff.core.settings import Settings
+from countoff.core.speaker import MARK_SECONDS, Speaker
 from countoff.core.state import NEVER, State
-from countoff.core.tally import Tally, chain
+from countoff.core.tally import Tally, chain, folded
 from countoff.core.ticks import tick
 from countoff.core.verdict import Verdict, clip
 
 if TYPE_CHECKING:
+    from countoff.core.truncation import LeftOver
     from countoff.core.watch import Watch
 
-_MARK_SECONDS = 0.05  # the longest that a mark may hold up training, whatever the store does
 _HOLD_SECONDS = 0.005
 _numbers = itertools.count()
 
@@ -85,11 +85,13 @@ class Guard:
         Args:
             plan: What all ranks must agree on. Known names are `batches_per_epoch` (as this rank's framework believes;
                 None: unknown), `batch_size` (samples per dp_rank and batch), `gradient_accumulation_steps`,
-                `max_epochs`, `max_steps` and `position` (where a resumed run goes on). JSON values.
+                `max_epochs`, `max_steps`, `position` (where a resumed run goes on), `dp_degree`, and, which differs,
+                `dp_rank`: from 0 up to dp_degree, each of equally many ranks. JSON values.
             versions: Versions of what computes; a difference is a warning.
 
         Raises:
             PlanMismatch: If ranks differ in one of them.
+            RankMapError: If their dp_ranks leave data unread, or let ranks read each other's.
         """
         if self._state.world_size > 1:
             from countoff.core.watch import Watch  # torch is imported only where there is somebody to talk to
@@ -129,6 +131,10 @@ class Guard:
         if last or started >= self._state.alarm:
             self._look(last)
 
+    def last_batch(self) -> None:
+        """Says of the batch counted last, once that is known, what `batch(last=True)` says where it is known before."""
+        self._look(True)
+
     def step(self) -> None:
         """Counts an optimizer step that has been applied; several optimizers in one batch are one step."""
         state = self._state
@@ -138,6 +144,10 @@ class Guard:
         state.last_step = moment
         state.steps += 1
         state.chain = chain(state.chain, train.started)
+
+    def left_over(self, left: LeftOver) -> None:
+        """Says, just before the innermost span is closed, what this rank's loader had beyond the batches used in it."""
+        self._tally.left = left
 
     def waited(self, seconds: float) -> None:
         """Adds time that the training thread waited for its loader in the innermost open span."""
@@ -196,7 +206,7 @@ class Guard:
         Raises:
             DivergenceError: If another rank goes on.
         """
-        self._pass("fit_end", "the fit", hold=_MARK_SECONDS - _HOLD_SECONDS)
+        self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
         self._state.finished = True
 
     def failed(self, error: BaseException) -> None:
@@ -206,12 +216,17 @@ class Guard:
         armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
         """
         state = self._state
-        if self._watch is None or self._closed:
+        if self._watch is None or self._closed or os.getpid() != state.pid:
+            return
+        if isinstance(error, SystemExit) and not error.code:
+            self._leave_early()
             return
         ending.fail(state, error, f"in batch {self._tally.started} of {self._tally.name}")
 
     def close(self) -> None:
-        """Leaves. The second time nothing happens."""
+        """Leaves. The second time nothing happens; rank 0 first hears the roll calls of the last spans."""
+        if self._watch is not None and self._roll_call is not None and not self._closed:
+            self._roll_call.settle()
         self._closed = True
         if self._watch is not None:
             self._watch.close()
@@ -220,6 +235,11 @@ class Guard:
     def metrics(self) -> dict[str, float]:
         """What the roll calls have measured, for the framework's loggers: ``countoff/spread_seconds``, …; on rank 0."""
         return dict(self._roll_call.metrics) if self._roll_call is not None else {}
+
+    @property
+    def agreed(self) -> frozenset[str]:
+        """Names of the plan's values that are the same on all ranks; none unless every rank has counted off."""
+        return self._roll_call.agreed if self._roll_call is not None else frozenset()
 
     @property
     def verdict(self) -> Verdict | None:
@@ -277,12 +297,19 @@ class Guard:
         if tally.evaluation and tally.silent:
             state.close_span(how)
         else:
-            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS if may_raise else 0.0, may_raise=may_raise)
+            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._settle(state.spans[-1] if state.spans else tally)
         if self._watch is not None and self._roll_call is not None and not tally.silent:
             self._roll_call.span_closed(tally, closed, notice)
         elif notice is not None and self._state.world_size == 1:
             self._state.note(notice)
+
+    def _leave_early(self) -> None:
+        """Ends the fit where it is, as `sys.exit()` in its middle does; whoever goes on finds out by the marks."""
+        while self._state.spans:
+            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "stopped", False)
+        self._pass("fit_end", "the fit", may_raise=False)
+        self._state.finished = True
 
     def _settle(self, tally: Tally) -> None:
         with self._state.lock:
@@ -303,32 +330,15 @@ class Guard:
         self._leave_if_blind()
         state, tally = self._state, self._tally
         inside = bool(state.spans) and not tally.silent
-        mark = Mark(
-            kind=kind,
-            span=span,
-            at=tally.started if inside else 0,
-            how=how if inside else "",
-            steps=state.steps,
-            chain=state.chain,
-            counts=_fold(tally.counts) if kind == "eval_end" else (),
-            rank=state.rank,
-            time=time.time(),
-        )
+        at, how = (tally.started, how) if inside else (0, "")
+        counts = folded(tally.counts) if kind == "eval_end" else ()
+        mark = Mark(kind, span, at, how, state.steps, state.chain, counts, state.rank, time.time())
         number = state.reach(mark, opens)
         if self._watch is not None and state.end is None and not state.ledger.stands(number):
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
-            self._hand(entry, lambda: state.ledger.stands(number), hold)
+            self._watch.speaker.write(entry, lambda: state.ledger.stands(number), hold)
         if may_raise and (state.proposed is not None or state.end is not None):
             ending.meet(state)
-
-    def _hand(self, entry: Mapping[str, Any], redundant: Callable[[], bool], hold: float) -> None:
-        watch, done = self._watch, threading.Event()
-        assert watch is not None
-        prompt = watch.speaker.prompt
-        append = watch.speaker.append(dict(entry), redundant)
-        watch.speaker.hand(lambda channel: (append(channel), done.set()))
-        if prompt and done.wait(_MARK_SECONDS - hold) and hold:
-            self._state.ended.wait(hold)
 
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: a tick is due, others are ahead, the end is known, or this batch is the last."""
@@ -338,7 +348,7 @@ class Guard:
             return
         state.look()
         if last and not tally.silent and not state.ledger.announced(tally.opened):
-            self._announce(tally)
+            self._announce(tally, self._watch.speaker)
         if not (tally.evaluation or tally.silent) and tally.started % self._settings.tick_batches == 0:
             rates = self._learning_rates() if self._learning_rates is not None else ()
             self._watch.speaker.hand(tick(state, tally, rates))
@@ -347,12 +357,12 @@ class Guard:
         with state.lock:
             self._arm()
 
-    def _announce(self, tally: Tally) -> None:
+    def _announce(self, tally: Tally, speaker: Speaker) -> None:
         state, opened = self._state, tally.opened
         kind: MarkKind = "eval_end" if tally.evaluation else "train_end"
         mark = Mark(kind, tally.name, at=tally.started, how="exhausted", rank=state.rank, time=time.time())
         entry = {"type": "announcement", "opened": opened, "mark": mark.to_json()}
-        self._hand(entry, lambda: state.ledger.announced(opened), _HOLD_SECONDS)
+        speaker.write(entry, lambda: state.ledger.announced(opened), _HOLD_SECONDS)
 
     def _arm(self) -> None:
         state, tally = self._state, self._tally
@@ -376,25 +386,14 @@ class Guard:
             self._watch.speaker.hand(lambda _: ending.say(verdict, self._state.rank))
 
     def _count_off(self, record: dict[str, Any], watch: Watch) -> None:
-        """Holds the roll call of the fit's start; without an answer this rank trains on by itself."""
+        """Holds the roll call of the fit's start; without a store this rank trains on by itself."""
         state, self._roll_call = self._state, RollCall(self._state, watch.speaker)
-        answered = self._roll_call.count_off(record)
-        patience = time.monotonic() + self._settings.deadline_seconds + 1.0
-        while not (answered.wait(0.02) or state.ended.is_set() or watch.failure or time.monotonic() > patience):
-            pass
+        watch.stand_by(self._roll_call.count_off(record))
         if state.proposed is not None or state.end is not None:
             ending.meet(state)
-        elif not answered.is_set():
-            if not watch.failure:
-                watch.go_blind("the job's store does not answer")
-            self._leave_if_blind()
+        self._leave_if_blind()
 
     def _leave_if_blind(self) -> None:
         if self._watch is not None and self._watch.failure:
-            self._watch.close(goodbye=False)
-            self._watch = None
-
-
-def _fold(counts: Sequence[int]) -> tuple[int, ...]:
-    """Batches per loader, those after the 32nd as one hash: a mark has to fit into a record."""
-    return (*counts[:32], reduce(chain, counts[32:], 0)) if len(counts) > 32 else tuple(counts)
+            self._watch.leave()
+            self._watch, self._state.alarm = None, NEVER

@@ -49,7 +49,7 @@ class Mark:
 
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
-        return asdict(self)
+        return {**asdict(self), "counts": list(self.counts)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Mark:

@@ -10,10 +10,18 @@ always said. Needs neither torch nor a running job; a real mesh is translated to
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["RankMap"]
+from countoff.core._dp_ranks import DpRankFaults, check_dp_ranks, dp_rank_faults
+from countoff.core._orders import ORDERS, Order, order_of_text
+from countoff.core.verdict import Verdict
+
+__all__ = ["ORDERS", "DpRankFaults", "Order", "RankMap", "check_dp_ranks", "dp_rank_faults"]
+
+INFERRED = -1
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,72 @@ class RankMap:
             3
         """
         return cls(("dp",), (world_size,), data_dims=("dp",))
+
+    @classmethod
+    def fit(cls, names: Sequence[str], sizes: Sequence[int], data_dims: Sequence[str], *, world_size: int) -> RankMap:
+        """Returns the map of a job of known size; one size may be -1 and is then inferred.
+
+        Args:
+            names: The dims, outermost first.
+            sizes: The ranks along each, at least 1; at most one of them -1: whatever the others leave over.
+            data_dims: The dims along which different data is read.
+            world_size: The ranks of the job, at least 1.
+
+        Raises:
+            ValueError: If the sizes do not multiply to world_size, if more than one is -1, if the others do not divide
+                world_size where one is, or if anything is outside its domain.
+
+        Example:
+            >>> RankMap.fit(("dp_replicate", "dp_shard", "tp"), (2, -1, 2), ("dp_replicate", "dp_shard"), world_size=16)
+            ...     # doctest: +ELLIPSIS
+            RankMap(names=('dp_replicate', 'dp_shard', 'tp'), sizes=(2, 4, 2), ...)
+        """
+        if type(world_size) is not int or world_size < 1:
+            raise ValueError(f"world_size must be an integer of at least 1, got {world_size!r}")
+        given = {name: size for name, size in zip(names, sizes, strict=True) if size != INFERRED}
+        # The known sizes are checked before any of them divides anything.
+        if given:
+            cls(tuple(given), tuple(given.values()), ())
+        open_names = [name for name in names if name not in given]
+        known = math.prod(given.values())
+        spelled = " × ".join(f"{name} {given.get(name, INFERRED)}" for name in names)
+        if len(open_names) > 1:
+            raise ValueError(f"only one size may be {INFERRED}, got {' and '.join(open_names)} in {spelled}")
+        if open_names and world_size % known:
+            raise ValueError(
+                f"{spelled}: the other sizes multiply to {known}, which does not divide world_size {world_size}"
+            )
+        if not open_names and known != world_size:
+            raise ValueError(f"{spelled} = {known}, but world_size is {world_size}")
+        full = tuple(given.get(name, world_size // known) for name in names)
+        return cls(tuple(names), full, tuple(data_dims))
+
+    @classmethod
+    def of(cls, order: str, *, world_size: int, **sizes: int) -> RankMap:
+        """Returns the map of a framework's own order of dims.
+
+        Args:
+            order: A name out of ``ORDERS`` (``torchtitan``, ``lingua``, ``accelerate``, ``composer``, ``lightning``,
+                ``megatron``, ``deepspeed``), or Megatron's own notation, fastest first: ``tp-cp-ep-dp-pp``.
+            world_size: The ranks of the job, at least 1.
+            **sizes: Ranks along the dims by name. A dim that is not given has size 1, except the last data dim, which
+                is inferred; -1 infers another.
+
+        Raises:
+            ValueError: If the order is unknown, it has no such dim, or the sizes do not fit world_size.
+
+        Example:
+            >>> ranks = RankMap.of("torchtitan", world_size=16, dp_replicate=2, tp=2)
+            >>> ranks.sizes, ranks.dp_rank(11)
+            ((1, 2, 4, 1, 2), 5)
+        """
+        known = order_of_text(order)
+        for name in sizes:
+            if name not in known.names:
+                raise ValueError(f"the order {order!r} has no dim {name!r}; it has {', '.join(known.names)}")
+        open_dim = None if INFERRED in sizes.values() else known.inferred
+        full = [sizes.get(name, INFERRED if name == open_dim else 1) for name in known.names]
+        return cls.fit(known.names, full, known.data_dims, world_size=world_size)
 
     @property
     def world_size(self) -> int:
@@ -121,6 +195,21 @@ class RankMap:
                 share = share * size + position[name]
         return share
 
+    def dp_ranks(self) -> list[int]:
+        """Returns the dp_rank of every rank, in the order of ranks; for many ranks far faster than one by one.
+
+        Example:
+            >>> RankMap(("pp", "dp", "tp"), (2, 2, 2), data_dims=("dp",)).dp_ranks()
+            [0, 0, 1, 1, 0, 0, 1, 1]
+        """
+        shares = [0]
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if name in self.data_dims:
+                shares = [share * size + position for share in shares for position in range(size)]
+            else:
+                shares = [share for share in shares for _ in range(size)]
+        return shares
+
     def peers(self, rank: int) -> tuple[int, ...]:
         """Returns the ranks that share the dp_rank of this one, itself among them, ascending.
 
@@ -137,5 +226,33 @@ class RankMap:
             >>> RankMap(("pp", "dp"), (2, 3), data_dims=("dp",)).peers(1)
             (1, 4)
         """
-        mine = self.dp_rank(rank)
-        return tuple(other for other in range(self.world_size) if self.dp_rank(other) == mine)
+        position = self.coordinates(rank)
+        steps: list[range] = []
+        first, stride = 0, self.world_size
+        for name, size in zip(self.names, self.sizes, strict=True):
+            stride //= size
+            if name in self.data_dims:
+                first += position[name] * stride
+            else:
+                steps.append(range(0, size * stride, stride))
+        return tuple(first + sum(offsets) for offsets in itertools.product(*steps))
+
+    def check_dp_ranks(self, values: Sequence[int] | Mapping[int, int]) -> Verdict | None:
+        """Returns what is wrong with the dp_ranks that somebody's own code computed, if anything is.
+
+        Any numbering of the shares is fine, as long as ranks that share their data have the same number, others have
+        different ones, and the numbers are 0 up to, but not including, dp_degree.
+
+        Args:
+            values: The dp_rank of each rank, in the order of ranks, or by rank; one for every rank of the job.
+
+        Raises:
+            ValueError: If there is not exactly one value for each rank.
+
+        Example:
+            >>> ranks = RankMap.of("lingua", world_size=16, dp_replicate=2, dp_shard=8)
+            >>> wrong = [(rank // 8) * 2 + rank % 8 for rank in range(16)]
+            >>> print(ranks.check_dp_ranks(wrong).sentence)  # doctest: +ELLIPSIS
+            6 of 16 dp_ranks belong to no rank (10, 11, 12, 13, 14, 15): 37.5 % of the data is never read; ...
+        """
+        return check_dp_ranks(values, dp_degree=self.dp_degree, groups=self.dp_ranks())

@@ -9,17 +9,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from countoff.core import ending
+from countoff.core._dp_ranks import judge_dp_ranks
 from countoff.core.state import State
 from countoff.core.tally import Tally
+from countoff.core.truncation import LeftOver, truncated
 from countoff.core.verdict import Verdict, names_of
 
 if TYPE_CHECKING:
     from countoff.core.channel import Channel
     from countoff.core.speaker import Speaker
 
+SETTLE_SECONDS = 5.0
 _PROOF_FIELDS = (
     "batches_per_epoch",
     "proven_batches_per_epoch",
@@ -28,6 +32,7 @@ _PROOF_FIELDS = (
     "max_epochs",
     "max_steps",
     "position",
+    "dp_degree",
 )
 
 Records = dict[int, dict[str, Any]]
@@ -86,13 +91,11 @@ class Awaiting:
 
     Args:
         key: The key.
-        deadline: When to give up, by `time.monotonic()`.
-        done: Called once, with the record, or None at the deadline.
+        done: Called once, with the record, however late: nobody waits for it.
     """
 
-    def __init__(self, key: str, deadline: float, done: Callable[[dict[str, Any] | None], None]) -> None:
+    def __init__(self, key: str, done: Callable[[dict[str, Any]], None]) -> None:
         self._key = key
-        self._deadline = deadline
         self._done = done
 
     def poll(self, channel: Channel) -> bool:
@@ -100,10 +103,7 @@ class Awaiting:
         if channel.has(self._key):
             self._done(channel.get(self._key))
             return True
-        if time.monotonic() < self._deadline:
-            return False
-        self._done(None)
-        return True
+        return False
 
 
 def parties(records: Mapping[int, Mapping[str, Any]], field: str) -> list[tuple[Any, list[int]]]:
@@ -156,6 +156,11 @@ def judge_plans(records: Mapping[int, Mapping[str, Any]], fields: Sequence[str])
     )
 
 
+def _agreed(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    names = sorted({name for plan in plans.values() for name in plan})
+    return [name for name in names if len(parties(plans, name)) == 1]
+
+
 def _value(value: Any) -> str:
     return "unknown" if value is None else str(value)
 
@@ -169,10 +174,14 @@ class RollCall:
 
     Attributes:
         metrics: What the closed spans have shown, on rank 0.
+        agreed: Names of the plan's values that are the same on all ranks, once the plan has been compared.
     """
 
     def __init__(self, state: State, speaker: Speaker) -> None:
         self.metrics: dict[str, float] = {}
+        self.agreed: frozenset[str] = frozenset()
+        self._open: set[str] = set()
+        self._settled = threading.Event()
         self._state = state
         self._speaker = speaker
 
@@ -193,17 +202,19 @@ class RollCall:
             state.present = sorted(records)
             if missing:
                 self._say_who_is_missing(missing, "training goes on without comparing with it")
-            speaker.hand(lambda channel: channel.set("plan", {"compared": len(records)}))
-            release()
+            agreed = () if missing else _agreed({rank: each["plan"] for rank, each in records.items()})
+            speaker.hand(lambda channel: channel.set("plan", {"compared": len(records), "agreed": list(agreed)}))
+            release({"agreed": agreed})
 
-        def release() -> None:
+        def release(found: Mapping[str, Any]) -> None:
+            self.agreed = frozenset(str(name) for name in found["agreed"])
             speaker.hand(speaker.look_around)  # everybody has introduced itself before reporting
             speaker.hand(lambda _: answered.set())
 
         if state.rank == 0:
             speaker.poll(Gathering("plan", range(state.world_size), patience, done, self._say_who_is_missing))
         else:
-            speaker.poll(Awaiting("plan", patience, lambda found: release() if found else None))
+            speaker.poll(Awaiting("plan", release))
         return answered
 
     def span_closed(self, tally: Tally, closed: float, notice: Verdict | None = None) -> None:
@@ -215,7 +226,7 @@ class RollCall:
             notice: A warning that rank 0 gives once all ranks have closed it alike.
         """
         state, name = self._state, f"span/{tally.opened}"
-        record = {"closed": closed, "loader": tally.loader_seconds}
+        record = {"closed": closed, "loader": tally.loader_seconds, "left": tally.left}
         self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
         if state.rank == 0:
             patience = time.monotonic() + state.settings.deadline_seconds
@@ -223,19 +234,57 @@ class RollCall:
             def done(records: Records, missing: list[int]) -> None:
                 if not missing:
                     self._measure(records)
-                    self._speaker.hand(forget_ticks)
-                    if notice is not None and state.end is None and state.proposed is None:
-                        state.note(notice)
+                    if not tally.evaluation:
+                        self._speaker.hand(forget_ticks)
+                    self._note(tally, records, notice)
+                self._open.discard(name)
+                self._settled.set()
 
             def forget_ticks(channel: Channel) -> None:
                 every = state.settings.tick_batches
                 for at in range(every, tally.started + 1, every):
                     channel.delete(f"tick/{tally.opened}/{at}")
 
+            self._open.add(name)
             self._speaker.poll(Gathering(name, state.present, patience, done))
 
+    def settle(self) -> None:
+        """Waits on rank 0 until the roll calls of the closed spans are in and have been acted on, 5 s at most."""
+        patience = time.monotonic() + SETTLE_SECONDS
+
+        def patient() -> bool:
+            alive = self._speaker.thread.is_alive() and self._state.end is None
+            return alive and time.monotonic() < patience
+
+        while self._open and patient():
+            self._settled.wait(0.02)
+            self._settled.clear()
+        said = threading.Event()
+        if self._state.rank == 0:
+            self._speaker.hand(lambda _: said.set())  # behind a warning, which is then about to be printed
+            while not said.wait(0.02) and patient():
+                pass
+
+    def _note(self, tally: Tally, records: Records, notice: Verdict | None) -> None:
+        """Gives the warning for a span that all ranks have closed: that it was cut short, or else the adapter's own."""
+        state = self._state
+        if state.end is not None or state.proposed is not None:
+            return
+        left = {rank: LeftOver(*record["left"]) for rank, record in records.items() if record["left"] is not None}
+        cut = truncated(tally.name, tally.started, left) if len(left) == len(records) else None
+        if cut is None:
+            if notice is not None:
+                state.note(notice)
+        elif not tally.evaluation or state.settings.uneven_eval == "warn":
+            state.note(cut)
+        elif state.settings.uneven_eval == "raise":
+            state.propose(replace(cut, kind="UnevenBatches"))
+
     def _judge(self, records: Records) -> None:
-        verdict = judge_plans({rank: record["plan"] for rank, record in records.items()}, _PROOF_FIELDS)
+        plans = {rank: record["plan"] for rank, record in records.items()}
+        verdict = judge_plans(plans, _PROOF_FIELDS)
+        if verdict is None and len(plans) == self._state.world_size:
+            verdict = judge_dp_ranks(plans)
         if verdict is not None:
             self._state.propose(verdict)
         versions = {rank: record["versions"] for rank, record in records.items()}

@@ -23,8 +23,8 @@ from typing import Literal, NamedTuple, cast
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 
 _PREFIX = "COUNTOFF"
-# COUNTOFF_* variables that are no options and yet legitimate. None so far.
-_OTHER_VARIABLES: frozenset[str] = frozenset()
+# What Kubernetes sets in every pod beside a Service that is called countoff: no options, and nobody's mistake.
+_OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
 _FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -209,7 +209,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     # Sorted, so that every rank complains of the same variable first.
     for variable in sorted(environ):
-        if variable in _OTHER_VARIABLES or not (variable == _PREFIX or variable.startswith(f"{_PREFIX}_")):
+        if variable.startswith(_OTHER_VARIABLES) or not (variable == _PREFIX or variable.startswith(f"{_PREFIX}_")):
             continue
         if variable not in options:
             near = f"; did you mean {_PREFIX}?" if variable == f"{_PREFIX}_ENABLED" else _nearest(variable, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -23,6 +24,8 @@ SILENCE_SECONDS = 30.0
 """Without a beat for so long, a rank on another host is lost; a host that swaps or compiles is heard again sooner."""
 _POLL_SECONDS = 0.005
 _PROMPT_SECONDS = 0.05
+MARK_SECONDS = 0.05
+"""The longest that a mark may hold up training, whatever the store does."""
 _SETTLE_SECONDS = 0.3
 _LOG_MARGIN = 64
 _GATHER_SECONDS = 1.5
@@ -53,6 +56,7 @@ class Speaker:
         self._pruned = 0
         self._next_beat = 0.0
         self._beat = 0
+        self._heard_at = 0.0
         self._polls = 0
         self._host = host_id()
         self.neighbours: dict[int, Process] = {}
@@ -94,6 +98,19 @@ class Speaker:
 
         return job
 
+    def write(self, entry: dict[str, Any], redundant: Callable[[], bool], hold: float) -> None:
+        """Appends to the log, and waits for that, but never longer than `MARK_SECONDS` in all.
+
+        Args:
+            entry: The entry.
+            redundant: Whether the log says it already.
+            hold: Seconds for which an objection of another rank is awaited after it.
+        """
+        done, prompt, append = threading.Event(), self.prompt, self.append(entry, redundant)
+        self.hand(lambda channel: (append(channel), done.set()))
+        if prompt and done.wait(MARK_SECONDS - hold) and hold:
+            self._state.ended.wait(hold)
+
     def _run(self) -> None:
         try:
             self.channel = channel = self._connect()
@@ -101,6 +118,9 @@ class Speaker:
             while self._turn(channel):
                 self.busy_since = 0.0
         except Exception as error:  # whatever the store does, training goes on or hears why not
+            with contextlib.suppress(Exception):  # this rank may fall silent from here on: that is no death
+                if self.channel is not None:
+                    self.channel.set(f"bye/{self._state.rank}", {"bye": True})
             self._lost(error)
 
     def _turn(self, channel: Channel) -> bool:
@@ -153,6 +173,9 @@ class Speaker:
         keys = [f"beat/{rank}" for rank in others]
         heard = list(others) if channel.has(*keys) else [rank for rank in others if channel.has(f"beat/{rank}")]
         now = time.monotonic()
+        if now - self._heard_at > 3 * BEAT_SECONDS:  # this rank was paused, or its store was: nobody else was silent
+            self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}
+        self._heard_at = now
         records = dict(zip(heard, channel.get_many([f"beat/{rank}" for rank in heard]), strict=True))
         for rank, record in records.items():
             beat, since = self._beats.get(rank, (-1, now))

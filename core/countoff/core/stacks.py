@@ -9,7 +9,9 @@ import traceback
 from dataclasses import dataclass
 
 _TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
+_COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
+_LOADERS = ("/torch/utils/data/", "/countoff/_fetches.py")
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
 
 
@@ -41,7 +43,7 @@ def main_thread() -> Place:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
     own = [line for line, file in zip(summary, files, strict=True) if _is_the_users(file)]
-    if any("/torch/utils/data/" in file for file in files):
+    if any(part in file for part in _LOADERS for file in files):
         state = "loader"
     elif any(part in file for part in _WAITS for file in files[:4]):
         state = "collective"
@@ -54,4 +56,4 @@ def main_thread() -> Place:
 def _is_the_users(file: str) -> bool:
     if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
         return False
-    return not (file.startswith("<frozen") or any(part in file for part in _TORCH))
+    return not (file.startswith("<frozen") or any(part in file for part in (*_TORCH, _COMPOSER)))

@@ -7,6 +7,7 @@ Everything else is touched at marks only, under one lock that is never held acro
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -45,6 +46,7 @@ class State:
         failure: What this rank's own exception was, if it has failed by itself.
         finished: Whether the fit's end has been passed here or read in the log: the store may go from then on.
         notices: Warnings that did not end anything, of all ranks.
+        pid: The process that this rank is; one forked off it has nothing to say.
     """
 
     rank: int
@@ -71,7 +73,8 @@ class State:
     printed: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
-    _noted: set[str] = field(default_factory=set[str])
+    pid: int = field(default_factory=os.getpid)
+    _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def receive(self, index: int, entry: Mapping[str, Any]) -> None:
@@ -85,6 +88,8 @@ class State:
                 return
             self.ledger.read += 1
             kind = entry["type"]
+            # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
+            armed, self.alarm = self.alarm, 0
             if kind == "end":
                 self.adopt(Verdict.from_json(entry["verdict"], self.remedies))
             elif kind == "notice":
@@ -96,8 +101,10 @@ class State:
             elif kind == "announcement":
                 mark = Mark.from_json(entry["mark"])
                 self._consider(self.ledger.receive_announcement(int(entry["opened"]), mark, self.spans))
-            if self.ledger.is_behind(self.spans):
-                self.alarm = 0
+            elif kind == "goodbye":
+                self.finished |= int(entry["rank"]) == 0  # it may host the store
+            if not (self.ledger.is_behind(self.spans) or self.proposed or self.end):
+                self.alarm = armed
 
     def reach(self, mark: Mark, opens: Tally | None = None) -> int:
         """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
@@ -137,23 +144,24 @@ class State:
             self.note(verdict)
 
     def note(self, verdict: Verdict) -> None:
-        """Warns of something that ends nothing, once in the whole job for each kind."""
+        """Warns of something that ends nothing, once in the whole job for each kind and subject."""
         with self.lock:
-            if verdict.kind in self._noted:
+            if (verdict.kind, verdict.subject) in self._noted:
                 return
-            self._noted.add(verdict.kind)
+            self._noted.add((verdict.kind, verdict.subject))
         if self.world_size == 1:
             self.say(replace(verdict, remedy=self.remedies.get(verdict.kind, "")))
         else:
             self.send({"type": "notice", "verdict": verdict.to_json()})
 
     def heard(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a notice of this kind is in the log already."""
-        return any(known.kind == entry["verdict"]["kind"] for known in self.notices)
+        """Whether a notice of this kind and subject is in the log already."""
+        told = entry["verdict"]["kind"], entry["verdict"]["subject"]
+        return any((known.kind, known.subject) == told for known in self.notices)
 
     def _hear(self, verdict: Verdict) -> None:
-        self._noted.add(verdict.kind)
-        if all(known.kind != verdict.kind for known in self.notices):
+        self._noted.add((verdict.kind, verdict.subject))
+        if all((known.kind, known.subject) != (verdict.kind, verdict.subject) for known in self.notices):
             self.notices.append(verdict)
             if self.rank == 0:
                 self.say(verdict)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 _CHAIN_PRIME = 1_000_003
 _CHAIN_MASK = (1 << 48) - 1
@@ -21,6 +23,8 @@ class Tally:
         counts: Batches per loader where one span reads several loaders in turn.
         loader_seconds: Time this rank's training thread waited for its loader.
         silent: Whether the span is kept out of the ledger (ranks may legitimately differ in it).
+        left: Batches that this rank's loader had beyond those used when the span was closed, the samples in them (None:
+            not known), and whether that is all; None where nobody looked.
     """
 
     name: str
@@ -31,6 +35,7 @@ class Tally:
     counts: list[int] = field(default_factory=list[int])
     loader_seconds: float = 0.0
     silent: bool = False
+    left: tuple[int, int | None, bool] | None = None
 
     @property
     def in_hand(self) -> int:
@@ -56,3 +61,12 @@ def chain(previous: int, batch: int) -> int:
     False
     """
     return (previous * _CHAIN_PRIME + batch + 1) & _CHAIN_MASK
+
+
+def folded(counts: Sequence[int]) -> tuple[int, ...]:
+    """Batches per loader, those after the 32nd as one hash: a mark has to fit into a record.
+
+    >>> folded([2, 3]), len(folded(range(100)))
+    ((2, 3), 33)
+    """
+    return (*counts[:32], reduce(chain, counts[32:], 0)) if len(counts) > 32 else tuple(counts)

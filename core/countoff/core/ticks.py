@@ -28,7 +28,8 @@ def tick(state: State, tally: Tally, rates: Sequence[float]) -> Callable[[Channe
         tally: The train span under way.
         rates: Learning rates in force; the first eight are compared.
     """
-    record = {"rank": state.rank, "steps": state.steps, "chain": state.chain, "rates": list(rates[:_RATES])}
+    own = [float(rate) for rate in rates[:_RATES]]  # a trainer's own numbers, of numpy say, look otherwise in the store
+    record = {"rank": state.rank, "steps": state.steps, "chain": state.chain, "rates": own}
     opened, at, name = tally.opened, tally.started, tally.name
 
     def job(channel: Channel) -> None:

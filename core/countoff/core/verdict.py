@@ -24,8 +24,8 @@ class Verdict:
     """One finding about the ranks of a job.
 
     Attributes:
-        kind: `UnevenBatches`, `PlanMismatch`, `StepMismatch`, `LearningRateMismatch`, `LostRank`, `Stalled`,
-            `WrongLength` or `VersionMismatch`.
+        kind: `UnevenBatches`, `PlanMismatch`, `StepMismatch`, `LearningRateMismatch`, `RankMapError`, `LostRank`,
+            `Stalled`, `WrongLength`, `Truncated` or `VersionMismatch`.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the odd one first.
         why: The cause, where it can be told.
@@ -35,6 +35,7 @@ class Verdict:
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Time from then until the last rank knew; None if not every rank said.
         counted: Ranks that answered, where they are more than the rows that are shown.
+        subject: What it is about, where a kind may be found of several things: a warning is given once for each.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Verdict:
     time: float = 0.0
     spread_seconds: float | None = None
     counted: int = field(default=0, compare=False)
+    subject: str = ""
 
     @property
     def headline(self) -> str:
@@ -83,6 +85,7 @@ class Verdict:
             "why": clip(self.why, 280),
             "gone": self.gone,
             "time": self.time,
+            "subject": clip(self.subject, 40),
         }
 
     @classmethod
@@ -101,6 +104,7 @@ class Verdict:
             remedy=remedies.get(kind, ""),
             gone=bool(record["gone"]),
             time=float(record["time"]),
+            subject=str(record["subject"]),
         )
 
 
@@ -135,12 +139,17 @@ class LearningRateMismatch(DivergenceError):
     """Ranks train with different learning rates."""
 
 
+class RankMapError(DivergenceError):
+    """The ranks' dp_ranks leave data unread, or let ranks read each other's."""
+
+
 class LostRank(DivergenceError):
     """A rank failed, was killed, was stopped, or can no longer be heard."""
 
 
 _ERRORS: dict[str, type[DivergenceError]] = {
-    leaf.__name__: leaf for leaf in (PlanMismatch, UnevenBatches, StepMismatch, LearningRateMismatch, LostRank)
+    leaf.__name__: leaf
+    for leaf in (PlanMismatch, UnevenBatches, StepMismatch, LearningRateMismatch, RankMapError, LostRank)
 }
 
 

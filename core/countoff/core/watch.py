@@ -11,16 +11,18 @@ import time
 from typing import Any
 
 from countoff.core import ending, stacks
-from countoff.core.channel import Channel, ChannelError, default_store, meet, sequence_numbers
-from countoff.core.rollcall import Gathering, Records
+from countoff.core.channel import Channel, ChannelError, default_store, meet
 from countoff.core.speaker import Speaker
+from countoff.core.stall import Stall
 from countoff.core.state import State
-from countoff.core.verdict import Verdict, clip, lost_rank, names_of
+from countoff.core.verdict import Verdict, lost_rank
 
 _LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
 _STORE_SECONDS = 30.0
 _JOIN_SECONDS = 1.0
+_CLOSE_SECONDS = 3.0
+_OVERSLEPT_SECONDS = 1.0
 _FINISHED_POLL_SECONDS = 0.02
 
 
@@ -36,9 +38,11 @@ class Watch:
         self.state = state
         self._number = number
         self._where: tuple[str, int, str] | None = None
-        self._hosted: Any = None
+        self._kept: tuple[Any, ...] = ()  # the stores: the job may destroy its process group long before its end
         self._met = threading.Event()
         self._closing = threading.Event()
+        self._closed = threading.Event()
+        self._leaving = threading.Lock()
         self._ears: Channel | None = None
         self._accused: set[int] = set()
         self.failure: str = ""
@@ -53,18 +57,37 @@ class Watch:
         for thread in (self.speaker.thread, self._listener, self._watchdog):
             thread.start()
 
-    def close(self, goodbye: bool = True) -> None:
-        """Ends the threads within a second or so, from any thread, any number of times.
+    def stand_by(self, answered: threading.Event) -> None:
+        """Waits for the answer to this rank's plan, hardly longer than `deadline_seconds`.
 
-        Args:
-            goodbye: Whether this rank leaves as it should, so that its silence means nothing.
+        Without it training goes on. What ranks count from there on is compared all the same, unless the store is mute.
         """
-        if self._closing.is_set():
+        patience = time.monotonic() + self.state.settings.deadline_seconds + 1.0
+        while not (answered.wait(0.02) or self.state.ended.is_set() or self.failure or time.monotonic() > patience):
+            pass
+        heard = answered.is_set() or self.state.ended.is_set() or self.failure
+        if not (heard or (self._where is not None and self.speaker.prompt)):
+            self.go_blind("the job's store does not answer")
+
+    def close(self) -> None:
+        """Says goodbye and ends the threads within a second or so, from any thread, any number of times."""
+        if not self._leaving.acquire(blocking=False):
+            self._closed.wait(_CLOSE_SECONDS)  # another thread is at it, or has done it
             return
+        try:
+            self._close()
+        finally:
+            self._closed.set()
+
+    def leave(self) -> None:
+        """Closes behind the caller's back, who has no time to wait."""
+        threading.Thread(target=self.close, name="countoff closer", daemon=True).start()
+
+    def _close(self) -> None:
         state, speaker = self.state, self.speaker
         if self._where is not None and (state.end is not None or state.proposed is not None):
             ending.wait_until_said(state)
-        if goodbye and state.end is None and speaker.channel is not None:
+        if state.end is None and speaker.channel is not None:
             told = threading.Event()
             speaker.hand(lambda channel: (channel.set(f"bye/{state.rank}", {"bye": True}), told.set()))
             if not state.finished:  # nobody has told the listeners yet: one entry wakes our own
@@ -95,17 +118,25 @@ class Watch:
         if store is None:
             raise RuntimeError("torch.distributed is not initialised")
         deadline = time.monotonic() + self.state.settings.deadline_seconds
-        host, port, prefix, self._hosted = meet(store, self._number, rank=self.state.rank, deadline=deadline)
+        host, port, prefix, hosted = meet(
+            store, self._number, rank=self.state.rank, deadline=deadline, given_up=self._closing.is_set
+        )
+        self._kept = store, hosted
+        channel = Channel(host, port, prefix)
         self._where = host, port, prefix
         self._met.set()
-        return Channel(host, port, prefix)
+        return channel
 
     def _listen(self) -> None:
+        self._met.wait()
+        if self._where is None or self._closing.is_set():
+            return
         try:
-            self._met.wait()
-            if self._where is None or self._closing.is_set():
-                return
             self._ears = channel = Channel(*self._where)
+        except Exception as error:  # the speaker has a connection, so the store is there
+            self.go_blind(f"there is no second connection to the job's store: {_first_line(error)}")
+            return
+        try:
             while not self._closing.is_set():
                 index = self.state.ledger.read
                 if self.state.finished and not channel.has(f"log/{index}"):
@@ -127,11 +158,11 @@ class Watch:
             self.go_blind(f"the control channel holds something that countoff has not written: {error!r}")
             return
         if self._where is None:  # it has never been reached
-            self.go_blind(str(error))
+            self.go_blind(_first_line(error))
             return
-        why = f"The job's store went with it: {str(error).splitlines()[0][:120]}"
+        why = f"The job's store went with it: {_first_line(error)}"
         patience = time.monotonic() + 0.5
-        while time.monotonic() < patience and not self._closing.wait(0.02):
+        while time.monotonic() < patience and not (self._closing.wait(0.02) or self.state.finished):
             for rank, process in list(self.speaker.neighbours.items()):
                 if process.state() == "gone":
                     self._conclude_alone(lost_rank(rank, f"died without a word (pid {process.pid})", why))
@@ -155,7 +186,11 @@ class Watch:
 
     def _guard(self) -> None:
         seen_stopped: dict[int, float] = {}
+        looked = time.monotonic()
         while not self._closing.wait(_LOOK_SECONDS):
+            late, looked = time.monotonic() - looked, time.monotonic()
+            if late > _OVERSLEPT_SECONDS:  # the job was paused, or something held the interpreter: nobody got on
+                self._stall.moved_at += late
             if self.state.end is not None:
                 self._see_it_end()
                 return
@@ -225,70 +260,5 @@ class Watch:
                 ending.leave_now()
 
 
-class Stall:
-    """Reports, once, a job in which no rank has got on for `stall_seconds`."""
-
-    def __init__(self, state: State, speaker: Speaker) -> None:
-        self._state = state
-        self._speaker = speaker
-        self._progress: object = None
-        self.moved_at = time.monotonic()
-        self._posted = False
-        self._reported = False
-
-    def look(self) -> None:
-        """Compares this rank's progress with what it was; no I/O."""
-        progress = self._state.progress()
-        now = time.monotonic()
-        if progress != self._progress:
-            self._progress, self.moved_at = progress, now
-            if self._posted:
-                self._posted = False
-                self._speaker.hand(lambda channel: channel.delete(f"stall/{self._state.rank}"))
-        elif now - self.moved_at > self._state.settings.stall_seconds and not self._posted and not self._reported:
-            self._posted = True
-            self._post()
-
-    def _post(self) -> None:
-        state, place = self._state, stacks.main_thread()
-        record = {
-            **state.own_row(),
-            "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
-            "frames": [clip(frame, 120) for frame in place.frames],
-            "collectives": {clip(name, 32): count for name, count in list(sequence_numbers().items())[:4]},
-        }
-        self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
-        if state.rank == 0:
-            patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
-            self._speaker.poll(Gathering("stall", state.present, patience, self._report, keep=True))
-
-    def _report(self, records: Records, missing: list[int]) -> None:
-        if missing or not self._posted:  # somebody gets on: slow, not stalled
-            self._posted = False
-            return
-        self._reported = True
-        verdict = judge_stall(records, self._state.settings.stall_seconds)
-        uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
-        if uneven is not None:  # it was warned of, and now nothing moves: that is why
-            self._state.propose(uneven)
-        else:
-            self._state.say(verdict)
-
-
-def judge_stall(records: Records, seconds: float) -> Verdict:
-    """Who keeps the others waiting: ranks in their loaders or their own code, before ranks in a collective."""
-    for state in ("in its loader", "in its code", "in a collective"):
-        ranks = [rank for rank, record in records.items() if record["state"] == state]
-        if ranks:
-            break
-    else:
-        ranks, state = list(records), ""
-    first = records[ranks[0]]
-    frames = " < ".join(first["frames"]) or "no frame of the user's code"
-    numbers = {rank: record["collectives"] for rank, record in records.items()}
-    behind = "" if len({str(value) for value in numbers.values()}) == 1 else f" Collectives issued: {numbers}."
-    sentence = f"no rank has got on for {seconds:g} s; {names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} {state}"
-    why = f"rank {ranks[0]} is at {frames}.{behind[:200]}"
-    order = sorted(records, key=lambda rank: (rank not in ranks, rank))
-    rows = tuple(records[rank] for rank in order)
-    return Verdict("Stalled", f"{sentence}.", tuple(ranks), why=why, rows=rows, time=time.time())
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

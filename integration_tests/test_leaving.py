@@ -1,0 +1,152 @@
+"""Ways in which healthy ranks come late, pause and leave: none of them is a verdict; and those that hide a failure."""
+
+import multiprocessing
+import os
+import sys
+import threading
+from typing import Any
+
+import torch.distributed as dist
+
+from countoff.core import Guard, Settings
+from countoff.torch import attach
+from integration_tests.jobs import assert_named, own_rank, verdict_lines
+from integration_tests.loops import even_loader, model_and_optimizer, train_on
+
+
+def test_a_destroyed_process_group_is_no_lost_store(run_ranks):
+    results = run_ranks(destroys_the_group_and_works_on, 2, hosted_by="rank0")
+    assert [result.value for result in results] == [None, None], results
+    assert not any(verdict_lines(result) for result in results), results
+
+
+def destroys_the_group_and_works_on() -> str | None:
+    dist.init_process_group("gloo")
+    loader = even_loader(40)
+    attached = attach(train=loader)
+    for _ in loader:
+        dist.barrier()
+    dist.destroy_process_group()
+    threading.Event().wait(1.5)  # rank 0 saves the model: three times as long as a lost store is looked into
+    verdict = attached.guard.verdict
+    return None if verdict is None else verdict.headline
+
+
+def test_an_exit_of_all_ranks_in_the_middle_is_no_verdict_and_nor_is_a_forked_childs_failure(run_ranks):
+    for result in run_ranks(forks_and_exits, 2):
+        assert result.exit_code == 0, result
+        assert not verdict_lines(result), result
+        assert not result.error_file, result
+
+
+def forks_and_exits() -> None:
+    dist.init_process_group("gloo")
+    loader = even_loader(40)
+    with attach(train=loader) as attached:
+        for _ in loader:
+            child = os.fork()
+            if not child:
+                attached.guard.failed(ValueError("of a child that is not this rank"))
+                os._exit(0)
+            os.waitpid(child, 0)
+            dist.barrier()
+            sys.exit(0)
+
+
+def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
+    results = run_ranks(exits_alone, 2, expect=None)
+    assert "rank 1 stopped after 3 batches of train epoch 0" in results[0].output, results
+    assert results[0].exit_code != 0
+
+
+def exits_alone() -> None:
+    dist.init_process_group("gloo")
+    loader = even_loader()
+    with attach(train=loader) as attached:
+        for number, _ in enumerate(loader, start=1):
+            if own_rank() == 1 and number == 3:
+                sys.exit(0)
+            if number > 3:  # without rank 1 no collective would ever end: only its mark says so
+                attached.guard._state.ended.wait(10)
+
+
+def test_a_pause_of_all_ranks_is_not_blamed_on_an_evaluation_that_was_uneven_before(run_ranks):
+    results = run_ranks(pauses_after_an_uneven_evaluation, 2)
+    assert [result.value for result in results] == [None, None], results
+    assert "UnevenBatches" in results[0].output
+
+
+def pauses_after_an_uneven_evaluation() -> str | None:
+    dist.init_process_group("gloo")
+    guard = Guard(Settings(stall_seconds=0.5), rank=own_rank(), world_size=2)
+    guard.fit_start({})
+    guard.eval_start("validation")
+    for _ in range(3 - own_rank()):
+        guard.batch()
+    guard.eval_end("exhausted")
+    guard.train_start(0)
+    guard.batch()
+    dist.barrier()
+    threading.Event().wait(3.0)  # every rank writes its shard of a checkpoint, for six times stall_seconds
+    dist.barrier()
+    guard.train_end("exhausted")
+    guard.fit_end()
+    guard.close()
+    return None if guard.verdict is None else guard.verdict.headline
+
+
+def test_a_rank_that_comes_after_the_deadline_is_compared_all_the_same(run_ranks):
+    results = run_ranks(comes_late, 3, expect=None)
+    assert_named(results, "UnevenBatches", [2], "rank 2")
+    assert not any("without comparing (" in result.output for result in results), results
+    assert "rank 2 has not counted off" in results[0].output
+
+
+def comes_late() -> None:
+    dist.init_process_group("gloo")
+    store: Any = dist.distributed_c10d._get_default_store()
+    if own_rank() == 0:
+        threading.Event().wait(0.5)  # rank 1's deadline ends before that of rank 0, which waits for rank 2
+    if own_rank() == 2:
+        store.wait(["gone on without rank 2"])
+    guard = Guard(Settings(deadline_seconds=2.0), rank=own_rank(), world_size=3)
+    guard.fit_start({})
+    if own_rank() == 0:
+        store.set("gone on without rank 2", "1")
+    guard.train_start(0)
+    dist.barrier()
+    for _ in range(5 if own_rank() == 2 else 4):
+        guard.batch()
+    guard.train_end("exhausted")
+    guard.fit_end()
+    guard.close()
+
+
+def test_a_child_of_multiprocessing_that_raises_is_named_and_its_traceback_printed(run_ranks):
+    (result,) = run_ranks(starts_ranks_of_its_own, 1)
+    assert result.value == [1, 1], result
+    assert "ValueError: of the user's own" in result.output.partition("Traceback")[2], result
+    assert "countoff: LostRank: rank 1 raised ValueError: of the user's own" in result.output, result
+
+
+def starts_ranks_of_its_own() -> list[int | None]:
+    context = multiprocessing.get_context("fork")
+    path = os.path.abspath("meeting")
+    children = [context.Process(target=child_rank, args=(rank, path)) for rank in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
+
+
+def child_rank(rank: int, path: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    model, optimizer = model_and_optimizer()
+    loader = even_loader()
+    attach(train=loader)
+    for number, batch in enumerate(loader):
+        if rank == 1 and number == 3:
+            raise ValueError("of the user's own")
+        train_on(model, optimizer, batch)

@@ -13,11 +13,12 @@ from countoff._lightning_trainer import (
     REMEDIES,
     count,
     countable_fetcher,
+    data_position,
     eval_loop,
     exhausted_by_looking,
     fetcher_of,
-    finite,
     log,
+    plan_of,
     set_length,
     time_fetches,
     train_facts,
@@ -48,6 +49,7 @@ class CountoffCallback(Options):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Steps aside if the Trainer already has this callback (from the entry point, say)."""
+        self.teardown(trainer, pl_module, stage)  # which does not come after an exception that the program outlives
         first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
         self._active = self.settings.enabled and first is self
 
@@ -56,18 +58,10 @@ class CountoffCallback(Options):
         if not self._active:
             return
         facts = train_facts(trainer)
-        self._totals = Totals(facts, dp_degree=trainer.world_size, framework="Lightning")
-        loop = trainer.fit_loop
-        plan = {
-            "batches_per_epoch": finite(trainer.num_training_batches),
-            "proven_batches_per_epoch": self._totals.plan.batches_per_epoch,
-            "batch_size": facts.batch_size,
-            "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-            "max_epochs": facts.max_epochs,
-            "max_steps": facts.max_steps,
-            "position": [trainer.current_epoch, loop.epoch_loop.batch_progress.current.ready, trainer.global_step],
-        }
-        self._begin(trainer, plan)
+        dp_rank, dp_degree = data_position(trainer)
+        self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
+        plan = plan_of(trainer, facts, self._totals.plan.batches_per_epoch)
+        self._begin(trainer, plan | {"dp_degree": dp_degree, "dp_rank": dp_rank})
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)

@@ -8,6 +8,7 @@ from typing import Any
 
 from countoff._observe import loader_facts
 from countoff.core import Guard, LoaderFacts
+from countoff.mesh import dp_position
 
 REMEDIES = {
     "UnevenBatches": (
@@ -18,14 +19,40 @@ REMEDIES = {
     "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
     "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
+    "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
     "LostRank": "read that rank's own output first; the others only lost their peer.",
     "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
 }
 
 
-def finite(number: int | float) -> int | None:
+def _finite(number: int | float) -> int | None:
     """A number of batches; None for Lightning's infinity, which means that there is no length."""
     return None if math.isinf(number) else int(number)
+
+
+def data_position(trainer: Any) -> tuple[int, int]:
+    """This rank's dp_rank and the dp_degree: those of a strategy's mesh, else every rank reads its own share."""
+    # FSDPStrategy has a shape here until its mesh is made; ModelParallelStrategy raises until then.
+    mesh = getattr(trainer.strategy, "device_mesh", None)
+    try:
+        position = dp_position(mesh) if hasattr(mesh, "get_coordinate") else None
+    except ValueError:  # dims of somebody's own, of which nobody can say which read data
+        position = None
+    return position or (trainer.global_rank, trainer.world_size)
+
+
+def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None) -> dict[str, Any]:
+    """What all ranks must agree on before the first batch."""
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return {
+        "batches_per_epoch": _finite(trainer.num_training_batches),
+        "proven_batches_per_epoch": proven,
+        "batch_size": facts.batch_size,
+        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
+        "max_epochs": facts.max_epochs,
+        "max_steps": facts.max_steps,
+        "position": [trainer.current_epoch, batches, trainer.global_step],
+    }
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

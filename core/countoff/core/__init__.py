@@ -1,8 +1,35 @@
-"""The framework-agnostic core: arithmetic, protocol and the guard that adapters call. Importing it imports no torch."""
+"""The framework-agnostic core: arithmetic, protocol and the guard that adapters call. Importing it imports no torch.
 
-from countoff.core.guard import Guard
-from countoff.core.plan import BatchPlan, LoaderFacts
-from countoff.core.settings import Settings, SettingsError
-from countoff.core.verdict import DivergenceError, Verdict
+Each name is imported when it is first asked for: the command line's help has no time for a guard.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from countoff.core.guard import Guard
+    from countoff.core.plan import BatchPlan, LoaderFacts
+    from countoff.core.settings import Settings, SettingsError
+    from countoff.core.verdict import DivergenceError, Verdict
 
 __all__ = ["BatchPlan", "DivergenceError", "Guard", "LoaderFacts", "Settings", "SettingsError", "Verdict"]
+
+_HOMES = {
+    "BatchPlan": "plan",
+    "DivergenceError": "verdict",
+    "Guard": "guard",
+    "LoaderFacts": "plan",
+    "Settings": "settings",
+    "SettingsError": "settings",
+    "Verdict": "verdict",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

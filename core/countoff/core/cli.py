@@ -1,66 +1,115 @@
-"""The command line. It starts without torch: what a command needs is imported when the command runs."""
+"""The command line. It starts in a tenth of a second: what a command needs is imported when the command runs."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
-from importlib import metadata
-from typing import Annotated, NoReturn
-
-import typer
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 _RANKS = range(2, 65)
 _MAX_SECONDS = 60.0
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+_ABOUT = """\
+Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
+
+In your own job, one line does it:
+
+    from countoff.lightning import Countoff
+    trainer = Trainer(callbacks=[Countoff()])
+
+See it work, with real ranks on this machine:
+
+    countoff demo --ranks 4
+
+Before the GPUs are paid for, ask what a configuration really is, and what is wrong with it:
+
+    countoff plan train.toml --world-size 8
+    countoff check train.toml --world-size 8
+"""
+_PLAN = """\
+How many samples, tokens and steps a run really has, on so many ranks: from a configuration, from flags, or both (a flag
+wins over the file).
+
+    countoff plan --batch-size 2 --seq-len 2048 --world-size 4
+    countoff plan llama3_8b.toml --world-size 8,64,512
+    countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
+    countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
+
+A configuration is a TorchTitan TOML, a lingua, Accelerate or Composer (llm-foundry) YAML, a DeepSpeed JSON, or
+module:function for a Python config of TorchTitan 0.3 and later, which is imported and called.
+What does not divide is refused, never rounded. It exits 0, or 2 with one line that says why there is no plan.
+"""
+_CHECK = """\
+What is wrong with a configuration on so many ranks: one line each, the worst first.
+
+    countoff check train.toml --world-size 64
+    countoff check llama.yaml --world-size 16 --ignore dp-rank
+
+silent: the run goes on and is wrong; stops: it fails with an error; note: worth knowing, no fault.
+It exits 0 if there is no fault, 1 if there is one, 2 with one line if the configuration cannot be read.
+"""
+_DEMO = """\
+A real Lightning job with one short rank: adrift, then named by countoff, then mended.
+
+It trains on scikit-learn's digits, on the CPU, in under two minutes, and leaves nothing behind.
+
+    countoff demo --ranks 4
+"""
 
 
-def main() -> None:
-    """Runs the command line; the console script `countoff`."""
-    app()
+class _Parser(argparse.ArgumentParser):
+    """A parser that refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(f"{message} (see {self.prog} --help)", code=2)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        version()
-        raise typer.Exit
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line; the console script `countoff`.
 
-
-@app.callback()
-def countoff(
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
-
-    In your own job, one line does it:
-
-        from countoff.lightning import Countoff
-        trainer = Trainer(callbacks=[Countoff()])
-
-    See it work, with real ranks on this machine:
-
-        countoff demo --ranks 4
+    Args:
+        arguments: What follows the program's name; None: as it was called.
     """
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.version:
+        version(chosen)
+    elif chosen.run is None:
+        parser.print_help()
+    else:
+        chosen.run(chosen)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(f"countoff {_installed_version()}")
+def version(_: argparse.Namespace) -> None:
+    """Prints the version."""
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("countoff")
+    except metadata.PackageNotFoundError:
+        installed = "(run from its sources)"
+    print(f"countoff {installed}")
 
 
-@app.command()
-def demo(
-    ranks: Annotated[int, typer.Option(help="Ranks to start on this machine, 2 to 64.")] = 4,
-    seconds_before_cut: Annotated[
-        float, typer.Option(help="Seconds without progress after which the hanging job is cut off.")
-    ] = 6.0,
-) -> None:
-    """A real Lightning job with one short rank: adrift, then named by countoff, then mended.
+def plan(chosen: argparse.Namespace) -> None:
+    """Prints what a run really is."""
+    from countoff.core import _cli_plan
 
-    It trains on scikit-learn's digits, on the CPU, in under two minutes, and leaves nothing behind.
-    """
+    _done(_cli_plan.plan, chosen)
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Prints what is wrong with a configuration."""
+    from countoff.core import _cli_plan
+
+    _done(_cli_plan.check, chosen)
+
+
+def demo(chosen: argparse.Namespace) -> None:
+    """Runs the demonstration."""
+    ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
     if ranks not in _RANKS:
         _refuse(f"--ranks must be a whole number from {_RANKS.start} to {_RANKS.stop - 1}, got {ranks}", code=2)
     if not 0 < seconds_before_cut <= _MAX_SECONDS:
@@ -80,16 +129,99 @@ def demo(
         _refuse("interrupted; every process of the demo has been ended", code=130)
 
 
-def _installed_version() -> str:
+def _done(command: Any, chosen: argparse.Namespace) -> None:
     try:
-        return metadata.version("countoff")
-    except metadata.PackageNotFoundError:
-        return "(run from its sources)"
+        code = command(chosen)
+        sys.stdout.flush()
+    except ValueError as error:
+        _refuse(str(error), code=2)
+    except BrokenPipeError:  # `countoff plan … | head`: what is still buffered must not fail at the interpreter's end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _parser() -> _Parser:
+    parser = _command(_Parser, prog="countoff", description=_ABOUT)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    _plan_arguments(_command(commands.add_parser, "plan", description=_PLAN, help="what a run really is", run=plan))
+    wrong = _command(commands.add_parser, "check", description=_CHECK, help="what is wrong with a config", run=check)
+    _check_arguments(wrong)
+    shown = _command(commands.add_parser, "demo", description=_DEMO, help="see it work, with real ranks", run=demo)
+    shown.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64 (4)")
+    shown.add_argument(
+        "--seconds-before-cut",
+        type=float,
+        default=6.0,
+        metavar="S",
+        help="seconds without progress after which the hanging job is cut off (6)",
+    )
+    _command(commands.add_parser, "version", description="Print the version.", help="print the version", run=version)
+    return parser
+
+
+def _command(make: Any, *names: str, run: Any = None, **told: str) -> Any:
+    # No abbreviations: a misspelt --dp must not pass for --dp-shard.
+    parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **told)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--framework", metavar="NAME", help="whose format the file has, where its fields do not tell")
+    parser.add_argument(
+        "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"
+    )
+    parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size; needs --ranks-per-node")
+    parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
+    numbers = parser.add_argument_group("the run (each wins over the configuration)")
+    numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
+    numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
+    numbers.add_argument("--accumulation", metavar="N", help="batches per optimizer step (gradient_accumulation_steps)")
+    numbers.add_argument("--global-batch-size", metavar="N", help="samples per optimizer step over all data ranks")
+    numbers.add_argument("--steps", metavar="N", help="optimizer steps of the run")
+    numbers.add_argument("--epochs", metavar="N", help="passes over the dataset")
+    numbers.add_argument(
+        "--dataset-size", metavar="N", help="samples of the dataset, shared out as DistributedSampler does"
+    )
+    numbers.add_argument("--drop-last", action="store_true", help="a last batch that is not full is thrown away")
+    dims = parser.add_argument_group("the mesh (-1: what the others leave over)")
+    for name in ("dp-replicate", "dp-shard", "cp", "tp", "pp"):
+        dims.add_argument(f"--{name}", metavar="N", help=f"ranks along {name.replace('-', '_')}")
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, or module:function")
+    _config_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--explain", action="store_true", help="say where each number comes from")
+    changing = parser.add_argument_group("a global batch that changes")
+    changing.add_argument(
+        "--ramp",
+        metavar="START,STEP,SAMPLES",
+        help="Megatron's --rampup-batch-size: the batch grows over so many samples",
+    )
+    changing.add_argument(
+        "--resume-samples", metavar="N", help="samples already seen, over all data ranks: where each of them goes on"
+    )
+    scaling = parser.add_argument_group("learning rate")
+    scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
+    scaling.add_argument("--lr-batch", metavar="N", help="the global batch size for which --lr was tuned")
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a file, or module:function")
+    _config_arguments(parser)
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="CODE", help="leave out findings of this code, as dp-rank"
+    )
 
 
 def _refuse(reason: str, code: int = 1) -> NoReturn:
-    print(f"countoff: {reason}", file=sys.stderr)
-    raise typer.Exit(code)
+    print(f"countoff: {' '.join(reason.split())}", file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

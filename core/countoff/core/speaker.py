@@ -206,7 +206,10 @@ class Speaker:
         channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at, "failure": state.failure})
         dead = verdict.ranks if verdict.gone else ()
         if state.rank == 0:
-            owed = [rank for rank in state.present or range(state.world_size) if rank not in dead]
+            known = state.present or range(state.world_size)
+            # A plan that still lies there came after the roll call: a late rank, but one that counts.
+            here = [rank for rank in range(state.world_size) if rank in known or channel.has(f"plan/{rank}")]
+            owed = [rank for rank in here if rank not in dead]
             table: list[Records] = []
             gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, lambda rows, _: table.append(rows))
             while not gathering.poll(channel):

@@ -1,0 +1,241 @@
+"""What is wrong with a configuration on so many ranks: the mistakes that a file shows before a GPU is paid for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from countoff.core._findings import Finding, Level, worst_first
+from countoff.core._schedules import LinguaSchedule, Schedule, TorchTitanSchedule, peak_factor
+from countoff.core.job import Job, JobError, RunPlan
+from countoff.core.ranks import RankMap
+
+__all__ = ["check_job"]
+
+
+def check_job(job: Job, *, world_size: int) -> list[Finding]:
+    """Returns all that was noticed about a run on so many ranks, the worst first.
+
+    Args:
+        job: The run.
+        world_size: The ranks, at least 1.
+
+    Example:
+        >>> job = Job("", ("dp", "tp"), (2, 8), ("dp",), batch_size=2)
+        >>> print(*[finding.line for finding in check_job(job, world_size=4)])
+        stops   dims: the dims do not fit 4 ranks: dp 2 × tp 8 = 16, but world_size is 4
+    """
+    found = [*job.findings, *_world(job, world_size), *_schedule(job)]
+    try:
+        ranks = job.rank_map(world_size)
+    except JobError as error:
+        return worst_first([*found, Finding("stops", "dims", str(error))])
+    found += [*_refilled(job, ranks), *_lingua_ranks(job, ranks), *_chunks(job, ranks), *_lengths(job, ranks)]
+    uneven = job.uneven_experts(ranks)
+    if uneven is not None:
+        found.append(Finding("stops", "experts", f"{job.key('expert_parallel')}: {uneven}"))
+    try:
+        found += _plan(RunPlan.of(job, world_size=world_size))
+    except JobError as error:
+        found.append(Finding("stops", "batch", str(error)))
+    return worst_first(found)
+
+
+def _world(job: Job, world_size: int) -> Iterator[Finding]:
+    if job.world_size is not None and job.world_size != world_size:
+        yield Finding(
+            "stops",
+            "world-size",
+            f"{job.key('world_size')} is {job.world_size}, and the job was to have {world_size} ranks: all that is "
+            f"said here holds for {world_size}",
+        )
+
+
+def _schedule(job: Job) -> Iterator[Finding]:
+    schedule, steps = job.schedule, job.steps
+    if schedule is None or steps is None:
+        return
+    warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
+    key, steps_key = job.key("warmup_steps"), job.key("steps")
+    peak = peak_factor(schedule, steps=steps)
+    if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
+        yield Finding(
+            "stops",
+            "warm-up",
+            f"{key} and {steps_key} are both {steps:,}: lingua divides by zero after the last step, before the last "
+            f"checkpoint is written",
+        )
+    elif warmup >= min(steps, horizon) and steps > 1:
+        yield Finding("silent", "warm-up", _long_warmup(schedule, key, steps_key, steps, peak))
+    if horizon < steps:
+        yield _short_horizon(job, schedule, steps)
+    elif horizon > steps and warmup < steps:
+        yield Finding(
+            "note",
+            "horizon",
+            f"{job.key('horizon_steps')} is {horizon:,} and the run ends after {steps:,} steps, at a learning rate of "
+            f"{schedule.factor(steps - 1):.4g} of the configured one: right if the run is to be cut short",
+        )
+    if isinstance(schedule, LinguaSchedule) and warmup and schedule.scheduler != "constant":
+        again = "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
+        yield Finding(
+            "note",
+            "first-step",
+            f"the first step of lingua has a learning rate of 0{again if schedule.scheduler == 'cosine' else ''}",
+        )
+
+
+def _long_warmup(schedule: Schedule, key: str, steps_key: str, steps: int, peak: float) -> str:
+    warmup = schedule.warmup_steps
+    if isinstance(schedule, TorchTitanSchedule):
+        cut = min(warmup, schedule.horizon_steps)
+        return (
+            f"{key} is {warmup:,} of {steps:,} steps: TorchTitan cuts it to {cut:,} and the learning rate never "
+            f"decays; set {key} well below {steps_key}"
+        )
+    return (
+        f"{key} is {warmup:,} and {steps_key} is {steps:,}: the learning rate only rises, to {peak:.4g} of the "
+        f"configured one, and never decays; set {key} below {steps:,}"
+    )
+
+
+def _short_horizon(job: Job, schedule: Schedule, steps: int) -> Finding:
+    horizon, last = schedule.horizon_steps, schedule.factor(steps - 1)
+    key, steps_key = job.key("horizon_steps"), job.key("steps")
+    head = f"{key} is {horizon:,} and {steps_key} is {steps:,}: "
+    level: Level = "silent"
+    if math.isnan(last):
+        text = f"after {horizon:,} steps there is no learning rate left to compute, and the run stops"
+        level = "stops"
+    elif last < 0:
+        text = (
+            f"from step {_first_below_zero(schedule, horizon, steps):,} on the learning rate is negative, at the last "
+            f"step {last:.4g} of the configured one: the model is trained away from its data"
+        )
+    elif last == 0:
+        text = f"the last {steps - horizon:,} steps have a learning rate of 0 and train nothing"
+    else:
+        text = f"the schedule ends {steps - horizon:,} steps early; the last step has {last:.4g} of the configured rate"
+    return Finding(level, "horizon", f"{head}{text}; set {key} to {steps:,} or leave it out")
+
+
+def _first_below_zero(schedule: Schedule, horizon: int, steps: int) -> int:
+    """The first step, counted from 1, whose factor is negative: the decay only falls, so the middle tells the half."""
+    low, high = min(horizon, steps) - 1, steps - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if schedule.factor(middle) < 0 else (middle + 1, high)
+    return low + 1
+
+
+def _refilled(job: Job, ranks: RankMap) -> Iterator[Finding]:
+    dim = job.refilled_dim
+    if dim is None or job.fits(ranks.world_size):
+        return
+    written = dict(zip(job.names, job.sizes, strict=True))[dim]
+    size = dict(zip(ranks.names, ranks.sizes, strict=True))[dim]
+    origin = job.origins.get(dim)
+    given = origin is not None and origin.given
+    where = f"{job.key(dim)} {written}" if given else f"{job.key(dim)}, which is not written,"
+    yield Finding(
+        "silent" if given else "note",
+        "override",
+        f"{where} does not fit {ranks.world_size} ranks: {job.framework} sets it to {size}, and only its log says so",
+    )
+
+
+def _lingua_ranks(job: Job, ranks: RankMap) -> Iterator[Finding]:
+    """Lingua computes ``replicate * dp_replicate + shard``, where the factor must be dp_shard."""
+    if job.framework != "lingua":
+        return
+    sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
+    replicas, shards = sizes["dp_replicate"], sizes["dp_shard"]
+    computed: list[int] = []
+    for rank in range(ranks.world_size):
+        at = ranks.coordinates(rank)
+        computed.append(at["dp_replicate"] * (replicas if shards > 1 else 1) + at["dp_shard"])
+    verdict = ranks.check_dp_ranks(computed)
+    if verdict is not None:
+        yield Finding(
+            "stops" if any(value >= ranks.dp_degree for value in computed) else "silent",
+            "dp-rank",
+            f"lingua's train.py multiplies by dp_replicate where dp_shard is right: {verdict.sentence[:-1]}; make it "
+            f'dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), or, where it is that '
+            f"already, --ignore dp-rank",
+        )
+
+
+def _chunks(job: Job, ranks: RankMap) -> Iterator[Finding]:
+    for source, chunks in job.chunks.items():
+        degree = ranks.dp_degree
+        if not chunks:
+            yield Finding("stops", "chunks", f"{source} has no *.chunk.*.jsonl: lingua divides by zero")
+        elif chunks > degree:
+            left = chunks - degree
+            yield Finding(
+                "silent",
+                "chunks",
+                f"{source} has {chunks} chunks for {degree} data ranks: lingua reads the first {degree}, and {left} "
+                f"({100 * left / chunks:.3g} % of the files) are never read; make it {degree} chunks",
+            )
+        elif degree % chunks:
+            yield Finding(
+                "stops",
+                "chunks",
+                f"{source} has {chunks} chunks, which must divide {degree} data ranks: lingua stops on an assertion",
+            )
+
+
+def _lengths(job: Job, ranks: RankMap) -> Iterator[Finding]:
+    if job.framework != "torchtitan" or job.sequence_length is None:
+        return
+    sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
+    divisor = sizes["tp"] * (2 * sizes["cp"] if sizes["cp"] > 1 else 1)
+    if job.sequence_length % divisor:
+        yield Finding(
+            "stops",
+            "sequence-length",
+            f"{job.key('sequence_length')} {job.sequence_length:,} must divide by tp {sizes['tp']}"
+            f"{' × 2 × cp ' + str(sizes['cp']) if sizes['cp'] > 1 else ''} = {divisor}",
+        )
+
+
+def _plan(plan: RunPlan) -> Iterator[Finding]:
+    job, ranks, batches = plan.job, plan.ranks, plan.batches
+    shared = ranks.world_size // ranks.dp_degree
+    if shared > 1:
+        yield Finding(
+            "note",
+            "data-ranks",
+            f"{ranks.world_size} ranks read {ranks.dp_degree} shares: count samples and tokens over the data ranks "
+            f"alone, or they come out {shared} times too high",
+        )
+    if job.data_ends and ranks.dp_degree > 1:
+        yield Finding(
+            "stops",
+            "uneven",
+            f"the data is read once, and {ranks.dp_degree} data ranks seldom have equally many batches: the first to "
+            f"end leaves with exit code 0, and the others fail in a collective; read it for ever (infinite=True), and "
+            f"end by {job.key('steps')}",
+        )
+    if job.pipeline_microbatches > 1:
+        how = "cut out of the batch" if job.microbatches_inside else "each a whole batch"
+        yield Finding(
+            "note",
+            "micro-batches",
+            f"{job.pipeline_microbatches} pipeline micro-batches, {how} (TorchTitan until 0.3.0 cuts the batch into "
+            f"them, since then it multiplies by them)",
+        )
+    if job.micro_batch_size is not None and plan.batch_size is not None and job.micro_batch_size > plan.batch_size:
+        yield Finding(
+            "note",
+            "micro-batches",
+            f"{job.key('micro_batch_size')} {job.micro_batch_size} is more than the {plan.batch_size} samples that a "
+            f"rank has: it is cut to that",
+        )
+    if batches.samples_repeated:
+        text = f"{batches.samples_repeated} samples are read twice per epoch, to even the ranks"
+        yield Finding("note", "repeats", text)
+    if batches.samples_dropped:
+        text = f"{batches.samples_dropped} samples per epoch are dropped with the last batches"
+        yield Finding("note", "dropped", text)

@@ -1,0 +1,194 @@
+"""The learning-rate factors of the frameworks' schedules, step by step, so that a configuration shows what it will do.
+
+The factor multiplies the configured learning rate. Steps count from 0: step 0 is the first one taken. Each formula
+repeats its framework's, its oddities included, because they are what a configuration has to be checked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+__all__ = ["LinguaSchedule", "Schedule", "TorchTitanSchedule", "WarmupDecay", "peak_factor"]
+
+
+class Schedule(Protocol):
+    """A learning-rate schedule over optimizer steps."""
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the full learning rate, as the configuration has them."""
+        ...
+
+    @property
+    def horizon_steps(self) -> int:
+        """Steps for which the schedule is planned."""
+        ...
+
+    def factor(self, step: int) -> float:
+        """The factor of a step, counted from 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class TorchTitanSchedule:
+    """Warm-up, stable, decay, as TorchTitan's ``LRSchedulersContainer`` builds it.
+
+    A warm-up that is longer than the horizon is cut to it, and a decay that does not fit after it as well; TorchTitan
+    logs a warning and goes on. One step is added to the stable part, so that the last step is not at the minimum.
+
+    Attributes:
+        warmup_steps: Steps of the warm-up, at least 0.
+        horizon_steps: ``lr_scheduler.total_steps``, or ``training.steps`` where that is not set; at least 1.
+        decay_ratio: The part of the horizon in which the rate decays, 0 to 1; None: all that follows the warm-up.
+        decay_type: The curve of the decay.
+        min_factor: The factor towards which the decay goes.
+
+    Example:
+        >>> schedule = TorchTitanSchedule(warmup_steps=2, horizon_steps=10, decay_ratio=0.8)
+        >>> schedule.factor(0), schedule.factor(1), schedule.factor(9)
+        (0.5, 1.0, 0.125)
+    """
+
+    warmup_steps: int
+    horizon_steps: int
+    decay_ratio: float | None = None
+    decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
+    min_factor: float = 0.0
+
+    @property
+    def phases(self) -> tuple[int, int, int]:
+        """The steps of warm-up, stable and decay as they will really be."""
+        warmup = min(self.warmup_steps, self.horizon_steps)
+        left = self.horizon_steps - warmup
+        decay = left if self.decay_ratio is None else min(round(self.horizon_steps * self.decay_ratio), left)
+        return warmup, left + 1 - decay, decay
+
+    def factor(self, step: int) -> float:
+        """The factor of a step, counted from 0; below 0 where the run outlives a linear or square-root decay."""
+        warmup, stable, decay = self.phases
+        if step < warmup:
+            return (step + 1) / warmup
+        if step < warmup + stable:
+            return 1.0
+        if not decay:
+            return math.nan  # TorchTitan stops on an assertion here
+        progress = (step + 1 - warmup - stable) / decay
+        curve = {
+            "linear": 1 - progress,
+            "sqrt": 1 - math.sqrt(progress),
+            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        }[self.decay_type]
+        return self.min_factor + (1 - self.min_factor) * curve
+
+
+@dataclass(frozen=True)
+class LinguaSchedule:
+    """The schedules of lingua's ``optim`` section.
+
+    Attributes:
+        scheduler: The curve.
+        warmup_steps: ``optim.warmup``, at least 0.
+        horizon_steps: ``steps``, at least 1: lingua has no other horizon.
+        min_factor: ``optim.lr_min_ratio``.
+        cycle_length: The part of the run that one cycle takes.
+        cosine_theta: The exponent of the progress inside the cosine.
+        decay_fraction: The part of a cycle in which ``wsd`` decays.
+        exp_factor: The exponent of ``inv_sqrt``.
+
+    Example:
+        >>> schedule = LinguaSchedule("cosine", warmup_steps=2000, horizon_steps=1000)
+        >>> schedule.factor(0), schedule.factor(999)
+        (0.0, 0.4995)
+    """
+
+    scheduler: Literal["constant", "linear", "inv_sqrt", "cosine", "wsd"]
+    warmup_steps: int
+    horizon_steps: int
+    min_factor: float = 0.1
+    cycle_length: float = 1.0
+    cosine_theta: float = 1.0
+    decay_fraction: float = 0.1
+    exp_factor: float = 0.5
+
+    def factor(self, step: int) -> float:
+        """The factor of a step, counted from 0: at step == steps the cosine is 1.0 again."""
+        if self.scheduler == "constant":
+            return 1.0
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        if self.scheduler == "inv_sqrt":
+            return max((self.warmup_steps / step) ** self.exp_factor, self.min_factor) if step else math.nan
+        if self.scheduler == "wsd":
+            return self._stable_then_decay(step)
+        if step > self.horizon_steps:
+            return self.min_factor
+        if self.horizon_steps == self.warmup_steps:
+            return math.nan  # lingua divides by zero here
+        progress = (step - self.warmup_steps) / (self.horizon_steps - self.warmup_steps)
+        if self.scheduler == "linear":
+            return progress * self.min_factor + (1 - progress)
+        sign = 1 - 2 * ((step // (self.horizon_steps * self.cycle_length)) % 2)
+        wave = sign * math.cos(math.pi * progress**self.cosine_theta / self.cycle_length)
+        return self.min_factor + 0.5 * (1 - self.min_factor) * (wave + 1)
+
+    def _stable_then_decay(self, step: int) -> float:
+        cycle = max(int(self.horizon_steps * self.cycle_length), 1)
+        end = cycle * (step // cycle + 1) if step != self.horizon_steps else self.horizon_steps
+        decay = int(end * self.decay_fraction)
+        if step <= end - decay:
+            return 1.0
+        progress = (step - (end - decay)) / decay
+        return 1 / (progress / self.min_factor + (1 - progress)) if self.min_factor else math.nan
+
+
+@dataclass(frozen=True)
+class WarmupDecay:
+    """Linear warm-up, then a decay to a minimum that holds from the horizon on, as Composer and DeepSpeed have it.
+
+    Attributes:
+        curve: The curve of the decay.
+        warmup_steps: Steps of the warm-up, at least 0.
+        horizon_steps: Steps at which the decay ends, at least 1.
+        min_factor: The factor at its end.
+
+    Example:
+        >>> WarmupDecay("linear", warmup_steps=10, horizon_steps=110).factor(60)
+        0.5
+    """
+
+    curve: Literal["linear", "cosine", "constant"]
+    warmup_steps: int
+    horizon_steps: int
+    min_factor: float = 0.0
+
+    def factor(self, step: int) -> float:
+        """The factor of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return step / self.warmup_steps
+        if self.curve == "constant":
+            return 1.0
+        left = self.horizon_steps - self.warmup_steps
+        progress = min((step - self.warmup_steps) / left, 1.0) if left > 0 else 1.0
+        shape = 1 - progress if self.curve == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        return self.min_factor + (1 - self.min_factor) * shape
+
+
+def peak_factor(schedule: Schedule, *, steps: int) -> float:
+    """Returns the largest factor that a run reaches.
+
+    Every schedule here rises until its warm-up ends and falls or stays after it, but may rise again past its horizon.
+
+    Args:
+        schedule: The schedule.
+        steps: Optimizer steps of the run, at least 1.
+
+    Example:
+        >>> peak_factor(LinguaSchedule("cosine", warmup_steps=2000, horizon_steps=1000), steps=1000)
+        0.4995
+    """
+    warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
+    turns = (0, warmup - 1, warmup, warmup + 1, horizon - 1, horizon, 2 * horizon, steps - 1)
+    factors = [schedule.factor(step) for step in turns if 0 <= step < steps]
+    return max((factor for factor in factors if not math.isnan(factor)), default=math.nan)

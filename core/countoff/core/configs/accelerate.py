@@ -1,0 +1,79 @@
+"""Accelerate's YAML files, as ``accelerate config`` writes them: the processes are there, the batch is in the code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from countoff.core._orders import ORDERS
+from countoff.core.configs._fields import Fields, unread
+from countoff.core.job import Job
+
+__all__ = ["read"]
+
+_AUTO = ("auto",)
+_SECTIONS = (
+    *("deepspeed_config", "fsdp_config", "megatron_lm_config", "parallelism_config", "dynamo_config", "ipex_config"),
+    *("fp8_config", "mpirun_config", "tpu_env", "commands", "aws_config", "sagemaker_inputs_file", "fault_tolerance"),
+)
+_FIELDS = (
+    *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes"),
+    *("num_machines", "machine_rank", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend"),
+    *("same_network", "main_training_function", "enable_cpu_affinity", "downcast_bf16", "tpu_name", "tpu_zone"),
+    *("tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env", "command_file", "dynamo_backend", "deepspeed_hostfile"),
+    *("gradient_accumulation_steps", "use_fp8", "command", "main_process_ip", "num_cpu_threads_per_process"),
+)
+_PARALLELISM = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy", "sp_backend")
+_DIMS = {"dp_replicate": "dp_replicate_size", "dp_shard": "dp_shard_size", "cp": "cp_size", "sp": "sp_size"}
+
+
+def read(data: Mapping[str, Any]) -> Job:
+    """Returns the run that an Accelerate YAML describes, as far as it does.
+
+    Args:
+        data: The parsed file.
+
+    Raises:
+        ConfigError: If a field has a wrong type or is out of its domain.
+    """
+    fields = Fields(data, "Accelerate")
+    known = {"": _FIELDS, "parallelism_config": [f"parallelism_config_{name}" for name in _PARALLELISM]}
+    unread(fields, known, sections=_SECTIONS, data=data, consequence="Accelerate uses its default instead.")
+    world_size = fields.whole("world_size", "num_processes", None)
+    machines = fields.whole("", "num_machines", 1) or 1
+    if world_size is not None and world_size % machines:
+        fields.note(
+            "machines",
+            f"num_processes {world_size} counts the processes of all {machines} machines together, and does not divide "
+            f"by num_machines: {world_size} per machine would be {world_size * machines}",
+            "stops",
+        )
+    return Job(
+        framework="accelerate",
+        names=ORDERS["accelerate"].names,
+        sizes=_sizes(fields),
+        data_dims=ORDERS["accelerate"].data_dims,
+        batch_size=fields.whole("batch_size", "deepspeed_config.train_micro_batch_size_per_gpu", None, unset=_AUTO),
+        gradient_accumulation_steps=fields.whole(
+            "gradient_accumulation_steps",
+            ("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"),
+            None,
+            unset=_AUTO,
+        ),
+        global_batch_size=fields.whole("global_batch_size", "deepspeed_config.train_batch_size", None, unset=_AUTO),
+        world_size=world_size,
+        origins=fields.origins,
+        findings=tuple(fields.findings),
+    )
+
+
+def _sizes(fields: Fields) -> tuple[int, ...]:
+    sizes: list[int] = []
+    said = fields.section("parallelism_config")
+    for name in ORDERS["accelerate"].names:
+        key = f"parallelism_config.parallelism_config_{_DIMS.get(name, 'tp_size')}"
+        # Without a section for it every process reads its own share.
+        sizes.append(fields.whole(name, key, 1 if said or name != "dp_shard" else -1) or 1)
+    if said and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
+        sizes[0] = -1  # what is left over replicates, as in DDP
+    return tuple(sizes)

@@ -1,0 +1,168 @@
+"""Composer's YAML files, as llm-foundry reads them: the global batch is given, each rank's share follows.
+
+Every batch is an optimizer step; micro-batches are cut out of it. Durations carry their unit: ``4800ba``, ``1ep``,
+``5000000tok``. Composer trains until the duration is reached, so the last step may go past it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from countoff.core._orders import ORDERS
+from countoff.core._schedules import WarmupDecay
+from countoff.core.configs._fields import ConfigError, Fields, unread
+from countoff.core.job import Job
+
+__all__ = ["read"]
+
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
+_CURVES = {
+    "cosine_with_warmup": "cosine",
+    "linear_decay_with_warmup": "linear",
+    "constant_with_warmup": "constant",
+}
+_FIELDS = (
+    *("max_seq_len", "global_seed", "run_name", "model", "tokenizer", "train_loader", "eval_loader", "eval_loaders"),
+    *("scheduler", "schedulers", "optimizer", "algorithms", "max_duration", "eval_interval", "eval_first"),
+    *("eval_subset_num_batches", "global_train_batch_size", "device_train_batch_size", "device_train_microbatch_size"),
+    *("device_train_grad_accum", "device_eval_batch_size", "device_eval_microbatch_size", "precision", "seed"),
+    *("fsdp_config", "tp_config", "parallelism_config", "deepspeed_config", "progress_bar", "log_to_console"),
+    *("console_log_interval", "callbacks", "loggers", "variables", "data_local", "data_remote", "save_interval"),
+    *("save_num_checkpoints_to_keep", "save_folder", "save_filename", "save_overwrite", "save_latest_filename"),
+    *("save_ignore_keys", "save_weights_only", "load_path", "load_weights_only", "load_ignore_keys", "icl_tasks"),
+    *("load_strict_model_weights", "autoresume", "max_split_size_mb", "python_log_level", "dist_timeout", "code_paths"),
+    *("metadata", "profiler", "compile_config", "expandable_segments", "icl_seq_len", "eval_gauntlet", "log_config"),
+    *("icl_subset_num_batches", "only_hf_checkpoint", "only_composer_checkpoint", "accumulate_train_batch_on_tokens"),
+    *("flatten_imports", "spin_dataloaders", "load_exclude_algorithms", "fp8_config", "train_dataset", "name"),
+)
+
+
+def read(data: Mapping[str, Any]) -> Job:
+    """Returns the run that an llm-foundry YAML describes.
+
+    Args:
+        data: The parsed file; ``${…}`` is filled in from its own fields.
+
+    Raises:
+        ConfigError: If a field has a wrong type or is out of its domain, or refers to one that is not there.
+    """
+    filled = cast("Mapping[str, Any]", _filled(data, data, 0))
+    fields = Fields(filled, "Composer")
+    unread(fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops")
+    sizes = (
+        fields.whole("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
+        fields.whole("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
+        fields.whole("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+    )
+    batch = fields.whole("global_batch_size", "global_train_batch_size", None)
+    length = fields.whole("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
+    steps, epochs = _duration(fields, batch, length)
+    if epochs is not None:
+        _compare_epochs(fields, epochs)
+    return Job(
+        framework="composer",
+        names=ORDERS["composer"].names,
+        sizes=sizes,
+        data_dims=ORDERS["composer"].data_dims,
+        batch_size=None if batch else fields.whole("batch_size", "device_train_batch_size", None),
+        sequence_length=length,
+        gradient_accumulation_steps=1,
+        global_batch_size=batch,
+        micro_batch_size=fields.whole("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
+        steps=steps,
+        epochs=epochs,
+        drop_last=fields.flag("train_loader.drop_last", False),
+        learning_rate=fields.number("learning_rate", "optimizer.lr", None),
+        schedule=_schedule(fields, steps, batch, length),
+        origins=fields.origins,
+        findings=tuple(fields.findings),
+    )
+
+
+def _filled(value: object, root: Mapping[str, Any], depth: int) -> object:
+    """Returns a value with every ``${a.b}`` that is a whole text replaced by that field of the file."""
+    if depth > 20:
+        raise ConfigError("the file's ${…} refer to each other in a circle, or it is nested too deeply")
+    if isinstance(value, Mapping):
+        return {key: _filled(one, root, depth + 1) for key, one in cast("Mapping[str, object]", value).items()}
+    if isinstance(value, list):
+        return [_filled(one, root, depth + 1) for one in cast("list[object]", value)]
+    found = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        return value
+    target: object = root
+    for part in found[1].split("."):
+        target = cast("Mapping[str, object]", target).get(part) if isinstance(target, Mapping) else None
+    if target is None:
+        raise ConfigError(f"${{{found[1]}}} refers to a field that is not in the file")
+    return _filled(target, root, depth + 1)
+
+
+def _time(fields: Fields, path: str) -> tuple[float, str] | None:
+    """Returns a duration and its unit."""
+    text = fields.text(path)
+    if text is None:
+        return None
+    found = _DURATION.fullmatch(text.strip())
+    if found is None and text.isdigit():
+        found = _DURATION.fullmatch(f"{text}ep")  # a bare number is in epochs
+    if found is None:
+        raise ConfigError(f"{path} must be a time with its unit, as 4800ba, 1ep or 5000000tok, got {text!r}")
+    return float(found[1].replace("_", "")), found[2]
+
+
+def _duration(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
+    """Returns the steps or the epochs of the run."""
+    said = _time(fields, "max_duration")
+    if said is None:
+        return None, None
+    if said[1] == "ep":
+        return None, _exact("max_duration", said[0])
+    return _steps("max_duration", said, batch, length), None
+
+
+def _steps(path: str, said: tuple[float, str], batch: int | None, length: int | None) -> int | None:
+    """Returns a duration in batches, rounded up to the batch that reaches it; None if that cannot be known."""
+    amount, unit = _exact(path, said[0]), said[1]
+    if unit == "ba":
+        return amount
+    per_step = {"sp": batch, "tok": batch * length if batch and length else None}.get(unit)
+    return None if per_step is None else -(-amount // per_step)
+
+
+def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> WarmupDecay | None:
+    curve = _CURVES.get(fields.text("scheduler.name") or "")
+    if curve is None or steps is None:
+        return None
+    warmup = _in_steps(fields, "scheduler.t_warmup", "0ba", steps, batch, length)
+    horizon = _in_steps(fields, "scheduler.t_max", "1dur", steps, batch, length)
+    if warmup is None or not horizon:
+        return None
+    lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
+    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest)
+
+
+def _compare_epochs(fields: Fields, epochs: int) -> None:
+    """Compares the schedule with a run in epochs, where it is written in epochs as well."""
+    warmup, horizon = _time(fields, "scheduler.t_warmup"), _time(fields, "scheduler.t_max")
+    if warmup is not None and warmup[1] == "ep" and warmup[0] >= epochs:
+        text = f"scheduler.t_warmup is {warmup[0]:g}ep and max_duration is {epochs}ep: the learning rate only rises"
+        fields.note("warm-up", f"{text}; make the warm-up a part of the run, such as 0.05dur", "silent")
+    if horizon is not None and horizon[1] == "ep" and horizon[0] < epochs:
+        text = f"scheduler.t_max is {horizon[0]:g}ep and max_duration is {epochs}ep: the rest has the lowest rate"
+        fields.note("horizon", f"{text}; make it 1dur", "silent")
+
+
+def _in_steps(fields: Fields, path: str, default: str, steps: int, batch: int | None, length: int | None) -> int | None:
+    said = _time(fields, path) or _time(Fields({"default": default}, ""), "default")
+    assert said is not None
+    return round(said[0] * steps) if said[1] == "dur" else _steps(path, said, batch, length)
+
+
+def _exact(path: str, amount: float) -> int:
+    if amount != int(amount):
+        raise ConfigError(f"{path} must be a whole number in its unit, got {amount:g}")
+    return int(amount)

@@ -1,0 +1,77 @@
+"""DeepSpeed's JSON files: of the three batch numbers any two give the third, and ``auto`` leaves one to the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from countoff.core._orders import ORDERS
+from countoff.core._schedules import WarmupDecay
+from countoff.core.configs._fields import Fields, unread
+from countoff.core.job import Job
+
+__all__ = ["read"]
+
+_AUTO = ("auto",)
+_FIELDS = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler"),
+    *("communication_data_type", "prescale_gradients", "gradient_predivide_factor", "sparse_gradients", "fp16", "bf16"),
+    *("amp", "gradient_clipping", "zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("steps_per_print", "wall_clock_breakdown", "dump_state", "autotuning", "flops_profiler", "comms_logger"),
+    *("activation_checkpointing", "sparse_attention", "data_efficiency", "curriculum_learning", "tensorboard", "wandb"),
+    *("csv_monitor", "comet", "compression_training", "checkpoint", "data_types", "elasticity", "aio", "eigenvalue"),
+    *("progressive_layer_drop", "quantize_training", "hybrid_engine", "compile", "tensor_parallel", "nebula"),
+    *("sequence_parallel_size", "memory_breakdown", "disable_allgather", "dataloader_drop_last", "torch_autocast"),
+    *("seq_parallel_communication_data_type", "graph_harvesting", "use_data_before_expert_parallelism", "zenflow"),
+    *("gradient_accumulation_dtype", "weight_quantization", "fp16_master_weights_and_gradients", "pipeline"),
+)
+
+
+def read(data: Mapping[str, Any]) -> Job:
+    """Returns the run that a DeepSpeed JSON describes.
+
+    Args:
+        data: The parsed file.
+
+    Raises:
+        ConfigError: If a field has a wrong type or is out of its domain.
+    """
+    fields = Fields(data, "DeepSpeed")
+    unread(fields, {}, sections=_FIELDS, data=data, consequence="DeepSpeed ignores it.")
+    return Job(
+        framework="deepspeed",
+        names=ORDERS["deepspeed"].names,
+        sizes=(
+            1 if not fields.has("pipeline.stages") else fields.whole("pipe", "pipeline.stages", 1, unset=_AUTO) or 1,
+            -1,
+            fields.whole("model", "tensor_parallel.autotp_size", 1, minimum=0) or 1,
+        ),
+        data_dims=ORDERS["deepspeed"].data_dims,
+        batch_size=fields.whole("batch_size", "train_micro_batch_size_per_gpu", None, unset=_AUTO),
+        gradient_accumulation_steps=fields.whole(
+            "gradient_accumulation_steps", "gradient_accumulation_steps", None, unset=_AUTO
+        ),
+        global_batch_size=fields.whole("global_batch_size", "train_batch_size", None, unset=_AUTO),
+        learning_rate=_rate(fields),
+        schedule=_schedule(fields),
+        origins=fields.origins,
+        findings=tuple(fields.findings),
+    )
+
+
+def _rate(fields: Fields) -> float | None:
+    if fields.text("optimizer.params.lr") in (None, "auto"):
+        return None
+    return fields.number("learning_rate", "optimizer.params.lr", None)
+
+
+def _schedule(fields: Fields) -> WarmupDecay | None:
+    """Returns the curve of the two schedulers that have a warm-up and a known end."""
+    if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
+        return None
+    total = fields.whole("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)
+    warmup = fields.whole("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
+    if total is None or fields.text("scheduler.params.warmup_num_steps") == "auto":
+        return None
+    curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"
+    return WarmupDecay(curve, warmup or 0, total)

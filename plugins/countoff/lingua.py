@@ -1,0 +1,111 @@
+"""countoff for lingua: one line where its train loop enters the data loader, on every rank.
+
+In ``apps/main/train.py``, after the loader has been entered::
+
+    from countoff.lingua import watch
+    data_loader = context_stack.enter_context(
+        watch(data_loader, args, mesh=world_mesh, dp_rank=dp_rank, dp_degree=dp_degree,
+              optimizer=optimizer, step=train_state.step)
+    )
+
+The dp_rank is the one that lingua's own line computed, so that a wrong factor in it is named before the first batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from countoff._attached import Attached
+from countoff._observe import learning_rates, rank_and_world_size, versions
+from countoff.core import Guard, LoaderFacts, Settings
+from countoff.core.totals import Totals
+from countoff.mesh import rank_map
+
+__all__ = ["watch"]
+
+REMEDIES = {
+    "UnevenBatches": "lingua's loader has no end: look for a break, or an exception, of one rank alone.",
+    "PlanMismatch": "start every rank with the same configuration and checkpoint.",
+    "StepMismatch": "step on the same batches everywhere: train_state.acc_step must be equal on all ranks.",
+    "LearningRateMismatch": "give optim and steps the same values on every rank.",
+    "RankMapError": (
+        'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
+        "not dp_rank * dp_degree, which is the number of replicas there."
+    ),
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+}
+
+
+@contextlib.contextmanager
+def watch(
+    data_loader: Iterator[Any],
+    args: Any,
+    *,
+    mesh: Any,
+    dp_rank: int,
+    dp_degree: int,
+    optimizer: Any = None,
+    step: int = 0,
+    **options: Any,
+) -> Iterator[Iterator[Any]]:
+    """Watches lingua's loop. Collective: every rank must enter it; it waits at most `deadline_seconds`.
+
+    Args:
+        data_loader: What lingua's ``build_dataloader_from_args`` gives.
+        args: Its ``TrainArgs``: ``data.batch_size``, ``data.seq_len``, ``grad_acc_steps`` and ``steps`` are read.
+        mesh: Its ``world_mesh``.
+        dp_rank: The share that this rank reads, as train.py computed it.
+        dp_degree: The shares in all, as train.py computed them.
+        optimizer: Its optimizer: the learning rates are compared between ranks.
+        step: Optimizer steps that a checkpoint has behind it.
+        **options: The options of every adapter; see `Settings`.
+
+    Yields:
+        The loader, counted.
+
+    Raises:
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+        RankMapError: If the ranks' dp_ranks leave data unread, or let ranks read each other's.
+        PlanMismatch: If ranks begin with different plans.
+        ValueError: If dp_degree is not that of the mesh.
+    """
+    settings = Settings.resolve(**options)
+    if not settings.enabled:
+        yield data_loader
+        return
+    rank, world_size = rank_and_world_size()
+    ranks = rank_map(mesh)
+    if dp_degree != ranks.dp_degree:
+        raise ValueError(f"rank {rank}: dp_degree is {dp_degree}, and the mesh has {ranks.dp_degree} data ranks")
+    facts = LoaderFacts(
+        reported_batches=None,
+        batch_size=args.data.batch_size,
+        drop_last=True,
+        samples_per_rank=None,
+        gradient_accumulation_steps=args.grad_acc_steps,
+        max_steps=args.steps,
+        sequence_length=args.data.seq_len,
+        reported_is_cap=False,
+        partial_step="dropped",
+    )
+
+    def new_guard() -> Guard:
+        rates = None if optimizer is None else lambda: learning_rates([optimizer])
+        return Guard(settings, rank=rank, world_size=world_size, remedies=REMEDIES, learning_rates=rates)
+
+    attached = Attached(new_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)
+    position = step * args.grad_acc_steps
+    plan = {
+        "batch_size": facts.batch_size,
+        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
+        "max_steps": facts.max_steps,
+        "position": [0, position, step],
+        "dp_degree": dp_degree,
+        "dp_rank": dp_rank,
+    }
+    attached.begin(plan, versions(), lambda: None)
+    # Leaving with an error tells the others; leaving without one ends the fit.
+    with attached:
+        yield attached.passes.follow(data_loader, None, position=position)

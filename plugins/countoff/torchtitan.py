@@ -1,0 +1,174 @@
+"""countoff for TorchTitan: ``attach(trainer)`` between building the trainer and ``trainer.train()``, on every rank.
+
+Or without a line of code, in place of ``-m torchtitan.train``::
+
+    torchrun --nproc-per-node 8 -m countoff.torchtitan --module llama3 --config llama3_8b
+
+A batch is what the trainer takes from its loader at once: a micro-batch, where a pipeline reads those one by one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from countoff._attached import Attached
+from countoff._observe import learning_rates, rank_and_world_size, versions
+from countoff.core import Guard, LoaderFacts, Settings, Verdict
+from countoff.core._checks import check_job
+from countoff.core.configs import torchtitan_python
+from countoff.core.job import Job
+from countoff.core.totals import Totals
+
+try:
+    from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
+except ImportError as error:
+    raise ImportError("countoff.torchtitan needs TorchTitan: pip install torchtitan") from error
+
+__all__ = ["attach", "main"]
+
+REMEDIES = {
+    "UnevenBatches": (
+        "let the loader begin anew at its end (infinite=True, the default), or set training.steps to what every data "
+        "rank has; TorchTitan cancels the step in which data runs out, on that rank alone."
+    ),
+    "PlanMismatch": "start every rank with the same config and checkpoint.",
+    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizers.step().",
+    "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
+    "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+}
+
+
+def attach(trainer: Any, **options: Any) -> Attached:
+    """Watches a TorchTitan trainer from the moment at which it begins to read.
+
+    Every rank must call it, before ``trainer.train()``. The guard begins when the checkpoint has been loaded; then it
+    waits for the other ranks at most `deadline_seconds`.
+
+    Args:
+        trainer: A ``torchtitan.trainer.Trainer``, or one of its subclasses.
+        **options: The options of every adapter; see `Settings`.
+
+    Returns:
+        The handle; it is detached when ``train()`` returns.
+
+    Raises:
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+    """
+    settings = Settings.resolve(**options)
+    rank, world_size = rank_and_world_size()
+    job = _job(trainer)
+    facts = _facts(trainer, job)
+
+    def new_guard() -> Guard:
+        return Guard(
+            settings,
+            rank=rank,
+            world_size=world_size,
+            remedies=REMEDIES,
+            learning_rates=lambda: learning_rates(trainer.optimizers),
+        )
+
+    dp_rank, dp_degree = _position(trainer, rank, world_size)
+    attached = Attached(new_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
+    if not settings.enabled:
+        return attached
+    read, train = trainer.batch_generator, trainer.train
+
+    def begin(loader: Any) -> Iterator[Any]:
+        plan = {
+            "batch_size": facts.batch_size,
+            "gradient_accumulation_steps": facts.gradient_accumulation_steps,
+            "max_steps": facts.max_steps,
+            "position": [0, trainer.step * facts.gradient_accumulation_steps, trainer.step],
+            "dp_degree": dp_degree,
+            "dp_rank": dp_rank,
+        }
+        attached.begin(plan, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
+        trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
+        return _counted(attached, read(loader), trainer.step * facts.gradient_accumulation_steps)
+
+    def watched() -> None:
+        try:
+            train()
+        except BaseException as error:
+            attached.guard.failed(error)
+            raise
+        attached.detach()
+
+    trainer.batch_generator, trainer.train = begin, watched
+    return attached
+
+
+def main() -> None:
+    """Runs TorchTitan's own training program with every trainer attached."""
+    from torchtitan import train as program  # pyright: ignore[reportMissingImports]
+
+    trainer_class: Any = program.Trainer
+    original: Callable[[Any], None] = trainer_class.train
+
+    def train(trainer: Any) -> None:
+        trainer_class.train = original
+        attach(trainer)
+        trainer.train()
+
+    trainer_class.train = train
+    program.main()
+
+
+def _job(trainer: Any) -> Job:
+    """The run as its config describes it; the config's attribute has had two names."""
+    return torchtitan_python.read(getattr(trainer, "config", None) or trainer.job_config)
+
+
+def _facts(trainer: Any, job: Job) -> LoaderFacts:
+    parts = 1
+    for name in ("num_pipeline_parallel_microbatches", "num_pp_microbatches"):
+        parts = getattr(trainer, name, parts)
+    return LoaderFacts(
+        reported_batches=None,
+        # Counted in tokens alone, a batch is one packed row.
+        batch_size=1 if job.batch_size is None else getattr(trainer.dataloader, "batch_size", job.batch_size),
+        drop_last=True,
+        samples_per_rank=None,
+        gradient_accumulation_steps=trainer.gradient_accumulation_steps * parts,
+        max_steps=job.steps,
+        sequence_length=job.tokens_per_micro_batch or job.sequence_length,
+        reported_is_cap=False,
+        partial_step="dropped",
+    )
+
+
+def _position(trainer: Any, rank: int, world_size: int) -> tuple[int, int]:
+    """The share that the loader really reads; without one of TorchTitan's, what the config says."""
+    loader = trainer.dataloader
+    if hasattr(loader, "dp_rank") and hasattr(loader, "dp_world_size"):
+        return int(loader.dp_rank), int(loader.dp_world_size)
+    ranks = _job(trainer).rank_map(world_size)
+    return ranks.dp_rank(rank), ranks.dp_degree
+
+
+def _horizon(job: Job, world_size: int) -> list[Verdict]:
+    found = check_job(job, world_size=world_size)
+    silent = [finding.text for finding in found if finding.level == "silent" and finding.code in ("horizon", "warm-up")]
+    return [Verdict("WrongHorizon", f"{text}.") for text in silent[:1]]
+
+
+def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:
+    """The batches, counted; TorchTitan's own error, which ends its loop, passes as the end of the data."""
+    ended: list[DataloaderExhaustedError] = []
+
+    def until_the_end() -> Iterator[Any]:
+        try:
+            yield from batches
+        except DataloaderExhaustedError as error:
+            ended.append(error)
+
+    yield from attached.passes.follow(until_the_end(), None, position=position)
+    raise ended[0] if ended else DataloaderExhaustedError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

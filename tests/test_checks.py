@@ -1,0 +1,355 @@
+"""The mistakes that a configuration shows: each is found, at its level, with its numbers, and nothing else is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+
+import pytest
+
+from countoff.core._checks import check_job
+from countoff.core._findings import Finding, worst_first
+from countoff.core.configs import read_job, torchtitan_python
+from countoff.core.job import Job
+
+
+def found(path: Path, text: str, *, world_size: int) -> list[Finding]:
+    path.write_text(dedent(text))
+    return check_job(read_job(str(path)), world_size=world_size)
+
+
+def faults(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.level, finding.code) for finding in findings if finding.is_fault]
+
+
+TITAN = """
+    [training]
+    local_batch_size = 2
+    global_batch_size = {batch}
+    seq_len = {seq_len}
+    steps = {steps}
+    [lr_scheduler]
+    warmup_steps = {warmup}
+    {schedule}
+    [parallelism]
+    tensor_parallel_degree = {tp}
+    context_parallel_degree = {cp}
+    pipeline_parallel_degree = {pp}
+    pipeline_parallel_microbatch_size = {micro}
+    expert_parallel_degree = {ep}
+    """
+SOUND = {
+    "batch": 64,
+    "seq_len": 2048,
+    "steps": 100,
+    "warmup": 10,
+    "schedule": "",
+    "tp": 1,
+    "cp": 1,
+    "pp": 1,
+    "micro": 1,
+    "ep": 1,
+}
+
+
+def titan(path: Path, *, world_size: int, **changes: object) -> list[Finding]:
+    return found(path / "titan.toml", TITAN.format(**{**SOUND, **changes}), world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"tp": 2}, {"tp": 2, "cp": 2}, {"pp": 2}, {"ep": 4}, {"batch": -1}, {"warmup": 0}]
+)
+def test_a_sound_torchtitan_config_has_no_fault(tmp_path: Path, changes: dict[str, object]) -> None:
+    assert faults(titan(tmp_path, world_size=16, **changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "fault", "text"),
+    [
+        ({"tp": 8}, 4, ("stops", "dims"), "tp 8"),
+        ({"tp": 3}, 16, ("stops", "dims"), "multiply to 3, which does not divide world_size 16"),
+        ({"batch": 50}, 16, ("stops", "batch"), "training.global_batch_size 50 is no multiple of"),
+        ({"batch": 50}, 16, ("stops", "batch"), "32 or 64 would do"),
+        ({"warmup": 100}, 16, ("silent", "warm-up"), "cuts it to 100 and the learning rate never decays"),
+        ({"warmup": 200}, 16, ("silent", "warm-up"), "lr_scheduler.warmup_steps is 200 of 100 steps"),
+        ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "from step 52 on the learning rate is negative"),
+        ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "-1.225 of the configured one"),
+        (
+            {"schedule": "total_steps = 50\ndecay_type = 'sqrt'"},
+            16,
+            ("silent", "horizon"),
+            "from step 52 on the learning rate is negative",
+        ),
+        (
+            {"schedule": "total_steps = 50\ndecay_type = 'cosine'\nmin_lr_factor = 0.1"},
+            16,
+            ("silent", "horizon"),
+            "the schedule ends 50 steps early; the last step has",
+        ),
+        (
+            {"ep": 3},
+            16,
+            ("stops", "experts"),
+            "parallelism.expert_parallel_degree: 3 must divide dp_shard × cp × tp = 16",
+        ),
+        ({"seq_len": 2050, "tp": 4}, 16, ("stops", "sequence-length"), "2,050 must divide by tp 4 = 4"),
+        ({"seq_len": 2052, "tp": 2, "cp": 4}, 16, ("stops", "sequence-length"), "by tp 2 × 2 × cp 4 = 16"),
+        ({"pp": 2, "micro": 3}, 16, ("stops", "micro-batches"), "does not divide by"),
+    ],
+)
+def test_a_mistake_in_a_torchtitan_config_is_found(
+    tmp_path: Path, changes: dict[str, object], world_size: int, fault: tuple[str, str], text: str
+) -> None:
+    indented = {name: str(value).replace("\n", "\n    ") for name, value in changes.items()}
+    findings = titan(tmp_path, world_size=world_size, **indented)
+    assert faults(findings) == [fault]
+    assert text in findings[0].text
+    assert "\n" not in findings[0].line
+
+
+def test_the_worst_mistake_comes_first(tmp_path: Path) -> None:
+    findings = titan(tmp_path, world_size=16, batch=50, tp=2, warmup=100)
+    assert faults(findings) == [("silent", "warm-up"), ("stops", "batch")]
+    assert [finding.level for finding in worst_first(reversed(findings))] == [finding.level for finding in findings]
+
+
+def test_what_a_pipeline_does_to_a_batch_is_said(tmp_path: Path) -> None:
+    notes = [finding.text for finding in titan(tmp_path, world_size=16, pp=2) if finding.code == "micro-batches"]
+    assert len(notes) == 1
+    assert "2 pipeline micro-batches, cut out of the batch" in notes[0]
+
+
+def test_ranks_that_share_data_are_not_to_be_counted_twice(tmp_path: Path) -> None:
+    notes = [finding.text for finding in titan(tmp_path, world_size=16, tp=4) if finding.code == "data-ranks"]
+    assert notes == [
+        "16 ranks read 4 shares: count samples and tokens over the data ranks alone, or they come out 4 times too high"
+    ]
+
+
+def test_a_run_that_is_cut_short_of_its_schedule_is_a_note(tmp_path: Path) -> None:
+    findings = titan(tmp_path, world_size=16, schedule="total_steps = 1000")
+    assert faults(findings) == []
+    assert "the run ends after 100 steps" in findings[0].text
+
+
+LINGUA = """
+    steps: {steps}
+    optim: {{lr: 3.0e-4, warmup: {warmup}}}
+    distributed: {{fsdp_type: {fsdp}, dp_shard: {shard}, {replicate} tp_size: 1}}
+    data: {{batch_size: 2, seq_len: 128{data}}}
+    """
+
+
+def lingua(path: Path, *, world_size: int, **changes: object) -> list[Finding]:
+    sound = {"steps": 1000, "warmup": 100, "fsdp": "full_shard", "shard": 1, "replicate": "", "data": ""}
+    return found(path / "lingua.yaml", LINGUA.format(**{**sound, **changes}), world_size=world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 256])
+def test_a_sound_lingua_config_has_no_fault(tmp_path: Path, world_size: int) -> None:
+    findings = lingua(tmp_path, world_size=world_size)
+    assert faults(findings) == []
+    assert "first-step" in {finding.code for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "fault", "text"),
+    [
+        ({"warmup": 2000}, 8, ("silent", "warm-up"), "the learning rate only rises, to 0.4995 of the configured one"),
+        ({"warmup": 1000}, 8, ("stops", "warm-up"), "lingua divides by zero after the last step"),
+        (
+            {"replicate": "dp_replicate: 4,"},
+            8,
+            ("silent", "override"),
+            "distributed.dp_replicate 4 does not fit 8 ranks",
+        ),
+        ({"shard": 3}, 8, ("stops", "dims"), "which does not divide world_size 8"),
+        ({"fsdp": "no_shard", "shard": 2}, 4, ("stops", "mesh"), "no_shard needs dp_shard 1, not 2"),
+        ({"shard": 8}, 16, ("silent", "dp-rank"), "37.5 % of the data is never read"),
+        ({"shard": 32}, 64, ("silent", "dp-rank"), "46.9 % of the data is never read"),
+        ({"shard": 8}, 24, ("silent", "dp-rank"), "41.7 % of the data is never read"),
+        (
+            {"shard": 4},
+            32,
+            ("stops", "dp-rank"),
+            "16 of 32 ranks have a dp_rank outside 0 to 31 (rank 16: 32, the largest 59)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_lingua_config_is_found(
+    tmp_path: Path, changes: dict[str, object], world_size: int, fault: tuple[str, str], text: str
+) -> None:
+    findings = lingua(tmp_path, world_size=world_size, **changes)
+    assert faults(findings) == [fault]
+    assert text in findings[0].text
+
+
+@pytest.mark.parametrize("world_size", [4, 8, 16])
+def test_linguas_wrong_factor_is_right_by_luck_where_it_equals_the_right_one(tmp_path: Path, world_size: int) -> None:
+    # One replica, no shards, or as many of one as of the other.
+    shard = {4: 2, 8: 8, 16: 4}[world_size]
+    assert faults(lingua(tmp_path, world_size=world_size, shard=shard)) == []
+
+
+@pytest.mark.parametrize(
+    ("chunks", "level", "text"),
+    [
+        (20, "silent", "reads the first 8, and 12 (60 % of the files) are never read"),
+        (3, "stops", "has 3 chunks, which must divide 8 data ranks"),
+        (0, "stops", "has no *.chunk.*.jsonl: lingua divides by zero"),
+        (8, None, ""),
+        (4, None, ""),
+    ],
+)
+def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, level: str | None, text: str) -> None:
+    (tmp_path / "books").mkdir()
+    for number in range(chunks):
+        (tmp_path / "books" / f"books.chunk.{number:02}.jsonl").touch()
+    findings = lingua(tmp_path, world_size=8, data=f", root_dir: {tmp_path}, sources: {{books: 1.0}}")
+    assert faults(findings) == ([] if level is None else [(level, "chunks")])
+    assert text in findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("given", "fault", "text"),
+    [
+        (
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1},
+            ("stops", "batch"),
+            "64 is not train_micro_batch_size_per_gpu 4 × gradient_accumulation_steps 1 × 8 data ranks = 32",
+        ),
+        # DeepSpeed floors before it compares: 30 // 4 // 8 is 0 batches.
+        (
+            {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4},
+            ("stops", "batch"),
+            "30 is no multiple of train_micro_batch_size_per_gpu 4 × 8 data ranks = 32 samples: 32 would do",
+        ),
+        ({"train_batch_size": 63}, ("stops", "batch"), "56 or 64 would"),
+        # World taken for data ranks: 8 ranks in tensor-parallel pairs are 4 shares.
+        (
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": 8,
+                "gradient_accumulation_steps": 1,
+                "tensor_parallel": {"autotp_size": 2},
+            },
+            ("stops", "batch"),
+            "× 4 data ranks = 32",
+        ),
+    ],
+)
+def test_a_mistake_in_a_deepspeed_config_is_found(
+    tmp_path: Path, given: dict[str, object], fault: tuple[str, str], text: str
+) -> None:
+    findings = found(tmp_path / "ds.json", json.dumps(given), world_size=8)
+    assert faults(findings) == [fault]
+    assert text in findings[0].text
+
+
+@pytest.mark.parametrize(("total", "text"), [(50, "the last 50 steps have a learning rate of 0"), (100, "")])
+def test_a_deepspeed_schedule_that_ends_before_the_run_is_found(tmp_path: Path, total: int, text: str) -> None:
+    scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "scheduler": scheduler}))
+    job = read_job(str(tmp_path / "ds.json"))
+    findings = check_job(replace(job, steps=100), world_size=8)
+    assert faults(findings) == ([("silent", "horizon")] if text else [])
+    assert not text or text in findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("lines", "world_size", "fault", "text"),
+    [
+        ("num_processes: 8\nnum_machines: 4", 16, ("stops", "world-size"), "num_processes is 8"),
+        # One machine's processes taken for all of them.
+        ("num_processes: 6\nnum_machines: 4", 6, ("stops", "machines"), "6 per machine would be 24"),
+        (
+            "num_processes: 8\n"
+            "parallelism_config: {parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 2}",
+            8,
+            ("stops", "dims"),
+            "= 4, but world_size is 8",
+        ),
+    ],
+)
+def test_a_mistake_in_an_accelerate_config_is_found(
+    tmp_path: Path, lines: str, world_size: int, fault: tuple[str, str], text: str
+) -> None:
+    (tmp_path / "acc.yaml").write_text(f"compute_environment: LOCAL_MACHINE\n{lines}\n")
+    findings = check_job(read_job(str(tmp_path / "acc.yaml")), world_size=world_size)
+    assert faults(findings) == [fault]
+    assert text in findings[0].text
+
+
+COMPOSER = """
+    max_seq_len: 2048
+    global_train_batch_size: {batch}
+    device_train_microbatch_size: {micro}
+    max_duration: {duration}
+    scheduler: {{name: cosine_with_warmup, t_warmup: {warmup}, t_max: {horizon}, alpha_f: 0.1}}
+    """
+
+
+def composer(path: Path, **changes: object) -> list[Finding]:
+    sound = {"batch": 256, "micro": 4, "duration": "1000ba", "warmup": "100ba", "horizon": "1dur"}
+    return found(path / "mpt.yaml", COMPOSER.format(**{**sound, **changes}), world_size=8)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"warmup": "0.1dur"},
+        {"duration": "3ep", "warmup": "1ep", "horizon": "3ep"},
+        {"duration": "1000000000tok"},
+        {"micro": "auto"},
+    ],
+)
+def test_a_sound_composer_config_has_nothing_to_say(tmp_path: Path, changes: dict[str, object]) -> None:
+    assert composer(tmp_path, **changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault", "text"),
+    [
+        ({"batch": 250}, ("stops", "batch"), "global_train_batch_size 250 does not divide into 8 data ranks"),
+        ({"warmup": "1000ba"}, ("silent", "warm-up"), "the learning rate only rises"),
+        ({"duration": "3ep", "warmup": "3ep"}, ("silent", "warm-up"), "t_warmup is 3ep and max_duration is 3ep"),
+        ({"duration": "3ep", "horizon": "2ep"}, ("silent", "horizon"), "t_max is 2ep and max_duration is 3ep"),
+        ({"horizon": "500ba"}, ("silent", "horizon"), "the schedule ends 500 steps early; the last step has 0.1"),
+    ],
+)
+def test_a_mistake_in_a_composer_config_is_found(
+    tmp_path: Path, changes: dict[str, object], fault: tuple[str, str], text: str
+) -> None:
+    findings = composer(tmp_path, **changes)
+    assert faults(findings) == [fault]
+    assert text in findings[0].text
+
+
+def test_a_micro_batch_that_is_larger_than_a_ranks_batch_is_said(tmp_path: Path) -> None:
+    findings = composer(tmp_path, micro=64)
+    assert faults(findings) == []
+    assert "64 is more than the 32 samples that a rank has" in findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("drop_last", "text"), [(False, "1 samples are read twice per epoch"), (True, "samples per epoch are dropped")]
+)
+def test_what_a_dataset_loses_or_repeats_is_said(drop_last: bool, text: str) -> None:
+    job = Job("", ("dp",), (-1,), ("dp",), batch_size=4, dataset_size=99, epochs=1, drop_last=drop_last)
+    assert text in check_job(job, world_size=4)[0].text
+
+
+@pytest.mark.parametrize(
+    ("infinite", "world_size", "is_fault"), [(False, 4, True), (False, 1, False), (True, 4, False)]
+)
+def test_data_that_ends_on_every_rank_by_itself_is_said(infinite: bool, world_size: int, is_fault: bool) -> None:
+    config = SimpleNamespace(
+        training=SimpleNamespace(steps=100),
+        parallelism=SimpleNamespace(),
+        lr_scheduler=SimpleNamespace(warmup_steps=10),
+        dataloader=SimpleNamespace(infinite=infinite),
+    )
+    findings = check_job(torchtitan_python.read(config), world_size=world_size)
+    assert faults(findings) == ([("stops", "uneven")] if is_fault else [])

@@ -1,0 +1,298 @@
+"""`countoff plan` and `countoff check` at the prompt: what they print, and how they refuse."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+
+from countoff.core import cli
+
+QUESTION = """
+    [training]
+    batch_size = 2
+    seq_len = 2048
+    warmup_steps = 200
+    steps = 1000
+    data_parallel_degree = -1
+    """
+SHORT = """
+    [training]
+    steps = 100
+    [lr_scheduler]
+    warmup_steps = 10
+    total_steps = 50
+    """
+
+
+class Said(NamedTuple):
+    """What a command printed, and how it ended."""
+
+    code: object
+    out: str
+    err: str
+
+
+Run = Callable[[Sequence[str]], Said]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def called(arguments: Sequence[str]) -> Said:
+        code: object = 0
+        try:
+            cli.main(list(arguments))
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return Said(code, printed.out, printed.err)
+
+    return called
+
+
+@pytest.fixture
+def question(tmp_path: Path) -> str:
+    (tmp_path / "titan.toml").write_text(dedent(QUESTION))
+    return str(tmp_path / "titan.toml")
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """The lines of a printed table: name, then one value per world size; two blanks between columns."""
+    lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+    return {line[0]: line[1:] for line in lines if line}
+
+
+def test_the_question_of_torchtitan_is_answered(run: Run, question: str) -> None:
+    said = run(["plan", question, "--world-size", "4"])
+    assert (said.code, said.err) == (0, "")
+    assert table(said.out)["tokens per step"] == ["16,384"]
+    assert "2 sequences × 2,048 tokens × 4 data ranks × 1 accumulation = 16,384 tokens per step" in said.out
+
+
+def test_flags_alone_make_a_plan(run: Run) -> None:
+    said = run(["plan", "--batch-size", "2", "--seq-len", "2048", "--nodes", "2", "--ranks-per-node", "2"])
+    assert table(said.out)["tokens per step"] == ["16,384"]
+
+
+def test_world_sizes_stand_side_by_side(run: Run, question: str) -> None:
+    shown = table(run(["plan", question, "--world-size", "8,64", "--world-size", "512"]).out)
+    assert shown["ranks"] == ["8", "64", "512"]
+    assert shown["data ranks"] == ["8", "64", "512"]
+    assert shown["tokens per step"] == ["32,768", "262,144", "2,097,152"]
+
+
+def test_a_flag_wins_over_the_file_and_says_so(run: Run, question: str) -> None:
+    said = run(["plan", question, "--world-size", "4", "--batch-size", "3", "--tp", "2", "--explain"])
+    assert table(said.out)["tokens per step"] == ["12,288"]
+    assert "batch_size = 3  (--batch-size: a flag)" in said.out
+    assert "sequence_length = 2,048  (training.seq_len: written in the configuration)" in said.out
+    assert "pp = 1  (parallelism.pipeline_parallel_degree: not written: the default of torchtitan)" in said.out
+    assert "dp_shard = 2  (training.data_parallel_degree: what the other dims leave over)" in said.out
+    assert "data ranks = dp_replicate 1 × dp_shard 2 = 2" in said.out
+
+
+def test_a_dataset_gives_epochs_repeats_and_totals(run: Run) -> None:
+    flags = ["--batch-size", "2", "--accumulation", "4", "--dataset-size", "1001", "--epochs", "3"]
+    shown = table(run(["plan", *flags, "--world-size", "4"]).out)
+    assert shown["batches per epoch and data rank"] == ["126"]
+    assert shown["steps"] == ["96"]
+    assert shown["read twice"] == ["3"]
+    assert shown["samples of the run"] == ["3,012"]
+    dropped = table(run(["plan", *flags, "--world-size", "4", "--drop-last"]).out)
+    assert dropped["dropped"] == ["1"]
+
+
+def test_json_has_every_number_under_its_name(run: Run, question: str) -> None:
+    said = run(["plan", question, "--world-size", "4", "--tp", "2", "--json"])
+    plan = json.loads(said.out)
+    assert plan["dims"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+    assert (plan["world_size"], plan["dp_degree"]) == (4, 2)
+    assert (plan["batch_size"], plan["global_batch_size"], plan["tokens_per_step"]) == (2, 4, 8192)
+    assert (plan["total_steps"], plan["total_samples"], plan["total_tokens"]) == (1000, 4000, 8_192_000)
+    assert plan["batches_per_epoch"] is None
+    several = json.loads(run(["plan", question, "--world-size", "4,8", "--json"]).out)
+    assert [one["world_size"] for one in several] == [4, 8]
+
+
+def test_a_learning_rate_is_scaled_to_the_batch_that_comes_out(run: Run) -> None:
+    flags = ["--batch-size", "32", "--world-size", "256", "--lr", "0.1", "--lr-batch", "256"]
+    shown = table(run(["plan", *flags]).out)
+    assert shown["learning rate, linear (SGD)"] == ["3.2"]
+    assert shown["learning rate, square root (Adam)"] == ["0.5657"]
+    assert json.loads(run(["plan", *flags, "--json"]).out)["learning_rate_linear"] == pytest.approx(3.2)
+
+
+def test_a_ramp_and_a_resumed_run_are_counted_in_whole_batches(run: Run) -> None:
+    flags = ["plan", "--batch-size", "2", "--global-batch-size", "32", "--world-size", "4"]
+    said = run([*flags, "--ramp", "8,8,100", "--resume-samples", "1024"])
+    shown = table(said.out)
+    assert shown["steps of the ramp"] == ["9"]
+    assert shown["samples of the ramp"] == ["120"]
+    assert shown["batches behind each data rank"] == ["128"]
+    assert json.loads(run([*flags, "--ramp", "8,8,100", "--json"]).out)["ramp_steps"] == 9
+
+
+def test_a_fault_is_exit_1_and_a_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text(dedent(SHORT))
+    said = run(["check", str(tmp_path / "short.toml"), "--world-size", "4"])
+    assert said.code == 1
+    assert len(said.out.splitlines()) == 1
+    assert said.out.startswith(
+        "silent  horizon: lr_scheduler.total_steps is 50 and training.steps is 100: from step 52 "
+    )
+
+
+def test_an_ignored_fault_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text(dedent(SHORT))
+    said = run(["check", str(tmp_path / "short.toml"), "--world-size", "4", "--ignore", "horizon"])
+    assert said.code == 0
+    assert said.out == f"{tmp_path / 'short.toml'} on 4 ranks: no fault found\n"
+
+
+def test_a_sound_config_is_exit_0(run: Run, question: str) -> None:
+    said = run(["check", question, "--world-size", "4"])
+    assert (said.code, said.out, said.err) == (0, f"{question} on 4 ranks: no fault found\n", "")
+
+
+def test_several_world_sizes_are_checked_and_the_worst_counts(run: Run, question: str) -> None:
+    said = run(["check", question, "--world-size", "7,4", "--tp", "2"])
+    assert said.code == 1
+    assert "7 ranks: stops   dims: " in said.out
+    assert f"{question} on 4 ranks: no fault found" in said.out
+
+
+def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "acc.yaml").write_text("compute_environment: LOCAL_MACHINE\nnum_processes: 4\n")
+    assert table(run(["plan", str(tmp_path / "acc.yaml"), "--batch-size", "8"]).out)["samples per step"] == ["32"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--world-size", "0"], "--world-size must be a whole number of at least 1, got 0"),
+        (["--world-size", "-4"], "--world-size must be a whole number of at least 1, got -4"),
+        (["--world-size", "4,,8"], "--world-size must be a whole number of at least 1, got nothing"),
+        (["--world-size", "2.5"], "--world-size must be a whole number of at least 1, got 2.5"),
+        (["--world-size", "4", "--batch-size", "3e-4"], "--batch-size must be a whole number of at least 1, got 3e-4"),
+        (["--world-size", "4", "--seq-len", "many"], "--seq-len must be a whole number of at least 1, got many"),
+        (["--world-size", "4", "--steps", "0"], "--steps must be a whole number of at least 1, got 0"),
+        (["--world-size", "4", "--tp", "0"], "--tp must be a whole number of at least 1, or -1 for what is left over"),
+        (["--world-size", "4", "--tp", "3"], "multiply to 3, which does not divide world_size 4"),
+        (["--world-size", "4", "--dp-shard", "-1", "--dp-replicate", "-1"], "only one size may be -1"),
+        (["--world-size", "4", "--dp-shard", "3"], "= 3, but world_size is 4"),
+        (["--nodes", "2"], "--nodes and --ranks-per-node need each other"),
+        (["--nodes", "2", "--ranks-per-node", "2", "--world-size", "4"], "not both"),
+        ([], "how many ranks? No configuration says it: give --world-size N"),
+        (["--world-size", "4", "--lr", "0.1"], "--lr and --lr-batch need each other"),
+        (["--world-size", "4", "--lr", "-1", "--lr-batch", "8"], "--lr must be a number above 0, got -1"),
+        (["--world-size", "4", "--lr", "x", "--lr-batch", "8"], "--lr must be a number above 0, got x"),
+        (["--world-size", "4", "--global-batch-size", "10"], "--global-batch-size 10 is no multiple of"),
+        (["--world-size", "4", "--ramp", "8,8"], "--ramp must be START,STEP,SAMPLES, got 8,8"),
+        (["--world-size", "4", "--ramp", "3,5,100"], "the ramp's global batch 3 is no multiple of 8"),
+        (["--world-size", "4", "--resume-samples", "1001"], "resume after 1000 or 1008"),
+        (["--word-size", "4"], "unrecognized arguments: --word-size 4"),
+        (["--world-size"], "argument --world-size: expected one argument"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(run: Run, question: str, arguments: list[str], message: str) -> None:
+    said = run(["plan", question, *arguments])
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert said.err.startswith("countoff: ")
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.toml", None, "gone.toml does not exist"),
+        ("empty.yaml", b"", "empty.yaml is empty"),
+        ("binary.toml", b"\x89PNG\r\n\x1a\n\x00\xff", "binary.toml cannot be read: it is not text"),
+        (
+            "lingua.yaml",
+            b"data: {batch_size: 3e-4}",
+            "data.batch_size must be a whole number of at least 1, got the text",
+        ),
+        (
+            "titan.toml",
+            b"[training]\nbatch_size = -1",
+            "training.batch_size must be a whole number of at least 1, got -1",
+        ),
+        ("what.yaml", b"colour: blue", "give --framework"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(
+    run: Run, tmp_path: Path, command: str, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    said = run([command, str(tmp_path / name), "--world-size", "4"])
+    assert (said.code, said.out) == (2, "")
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_a_wrong_framework_is_refused(run: Run, question: str) -> None:
+    said = run(["plan", question, "--world-size", "4", "--framework", "torchtitn"])
+    assert said.code == 2
+    assert "did you mean torchtitan?" in said.err
+
+
+def test_a_dim_that_a_framework_has_not_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "lingua.yaml").write_text("data: {batch_size: 2}\n")
+    said = run(["plan", str(tmp_path / "lingua.yaml"), "--world-size", "4", "--pp", "2"])
+    assert (said.code, said.err) == (2, "countoff: --pp: lingua has no such dim; it has dp_replicate, dp_shard, tp\n")
+
+
+@pytest.mark.parametrize("command", [[], ["plan"], ["check"], ["demo"]])
+def test_every_help_teaches_by_example(run: Run, command: list[str]) -> None:
+    said = run([*command, "--help"])
+    assert said.code == 0
+    assert f"    countoff {' '.join(command)}" in said.out
+
+
+def test_no_command_at_all_shows_the_help(run: Run) -> None:
+    assert "countoff plan" in run([]).out
+
+
+def test_a_reader_that_leaves_early_is_no_error(question: str) -> None:
+    script = "from countoff.core.cli import main; main()"
+    command = [sys.executable, "-c", script, "plan", question, "--world-size", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["check", "--help"]])
+def test_help_imports_nothing_that_takes_time(arguments: list[str]) -> None:
+    script = (
+        "import atexit, sys; atexit.register(lambda: print('modules:', *sorted(sys.modules)))\n"
+        "from countoff.core.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert not loaded & {"torch", "rich", "yaml", "countoff.core.guard", "countoff.core.plan", "importlib.metadata"}
+
+
+def test_a_plan_and_a_check_import_no_framework(question: str) -> None:
+    script = (
+        "import atexit, sys; atexit.register(lambda: print('modules:', *sorted(sys.modules)))\n"
+        "from countoff.core.cli import main; main()"
+    )
+    for command in ("plan", "check"):
+        arguments = [sys.executable, "-c", script, command, question, "--world-size", "4"]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+        assert not set(done.stdout.splitlines()[-1].split()) & {"torch", "numpy", "lightning", "composer", "accelerate"}

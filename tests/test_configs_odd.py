@@ -1,0 +1,93 @@
+"""Whatever stands in a configuration, it is read, or refused in one line; nothing else comes out."""
+
+import contextlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from countoff.core._checks import check_job
+from countoff.core.configs import accelerate, composer, deepspeed, lingua, torchtitan_toml
+from countoff.core.job import Job, JobError, RunPlan
+
+FIELDS: dict[ModuleType, str] = {
+    lingua: """steps grad_acc_steps optim.lr optim.warmup optim.scheduler optim.lr_min_ratio optim.cycle_length
+        optim.decay_fraction distributed.dp_replicate distributed.dp_shard distributed.tp_size distributed.fsdp_type
+        data.batch_size data.seq_len data.sources data.root_dir""",
+    composer: """max_duration global_train_batch_size device_train_microbatch_size scheduler.name scheduler.t_warmup
+        scheduler.t_max scheduler.alpha_f optimizer.lr max_seq_len train_loader.drop_last tp_config
+        fsdp_config.data_parallel_shard_degree tp_config.tensor_parallel_degree""",
+    torchtitan_toml: """training.batch_size training.local_batch_size training.global_batch_size training.seq_len
+        training.steps training.data_parallel_degree lr_scheduler.warmup_steps lr_scheduler.total_steps
+        lr_scheduler.decay_ratio lr_scheduler.decay_type parallelism.tensor_parallel_degree
+        parallelism.pipeline_parallel_degree parallelism.pipeline_parallel_microbatch_size
+        parallelism.expert_parallel_degree experimental.pipeline_parallel_microbatches""",
+    deepspeed: """train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps scheduler.type
+        scheduler.params.warmup_num_steps scheduler.params.total_num_steps optimizer.params.lr
+        tensor_parallel.autotp_size""",
+    accelerate: """num_processes num_machines gradient_accumulation_steps deepspeed_config.gradient_accumulation_steps
+        parallelism_config.parallelism_config_tp_size parallelism_config.parallelism_config_dp_shard_size""",
+}
+numbers = st.sampled_from([1, 2, 3, 4, 8, 64, 100])
+WORDS = [
+    "auto",
+    "3e-4",
+    "x",
+    "${a}",
+    "${steps}",
+    "1ep",
+    "100ba",
+    "0.5dur",
+    "1000tok",
+    "cosine",
+    "wsd",
+    "constant",
+    "linear",
+    "inv_sqrt",
+    "sqrt",
+    "cosine_with_warmup",
+    "WarmupDecayLR",
+    "full_shard",
+    "no_shard",
+]
+odd = (
+    st.sampled_from([0, -1, 1.5, 10**12, float("inf"), float("nan"), True, None, "", *WORDS])
+    | st.builds(list[int])
+    | st.builds(dict[str, int])
+)
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """The fields in their sections; a field that stands where a section should be stays there."""
+    data: dict[str, Any] = {}
+    for path, value in flat.items():
+        *sections, name = path.split(".")
+        place: Any = data
+        for section in sections:
+            place = place.setdefault(section, {}) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place[name] = value
+    return data
+
+
+@pytest.mark.parametrize("reader", FIELDS, ids=lambda reader: reader.__name__.rpartition(".")[2])
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_odd_values_are_read_or_refused_in_one_line(reader: ModuleType, data: st.DataObject) -> None:
+    names = st.sampled_from(FIELDS[reader].split())
+    config = nested(data.draw(st.dictionaries(names, numbers | odd, min_size=1)))
+    job: Job | None = None
+    said = ""
+    try:
+        job = reader.read(config)
+    except ValueError as refused:
+        said = str(refused)
+    assert "\n" not in said
+    if job is None:
+        return
+    for world_size in (1, 6, 8):
+        assert all("\n" not in finding.line for finding in check_job(job, world_size=world_size))
+        with contextlib.suppress(JobError):
+            assert RunPlan.of(job, world_size=world_size).identity

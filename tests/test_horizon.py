@@ -1,0 +1,86 @@
+"""Learning-rate horizons: where a schedule ends in a run, and what is said of one that ends elsewhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from countoff.core.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+
+
+def ticked(horizon, steps):
+    """The step after which the schedule has had all its ticks, found by ticking."""
+    ticks = 0
+    for step in range(1, steps + 1):
+        ticks += horizon.ticks_per_step
+        if ticks >= horizon.ticks:
+            return step
+    raise AssertionError("it has not ended")
+
+
+@given(st.integers(1, 500), st.integers(1, 9))
+def test_it_ends_at_the_step_at_which_its_ticks_are_used_up(ticks, ticks_per_step):
+    horizon = Horizon("OneCycleLR", ticks=ticks, ticks_per_step=ticks_per_step)
+    assert horizon.end_step == ticked(horizon, ticks)
+
+
+@given(st.integers(1, 200), st.integers(1, 8), st.integers(1, 9))
+def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epochs, ticks_per_step):
+    steps = steps_per_epoch * epochs
+    horizon = Horizon("OneCycleLR", ticks=steps * ticks_per_step, ticks_per_step=ticks_per_step)
+    assert horizon.end_step == steps
+    assert horizon.rho(steps) == 1
+    assert wrong_horizon(horizon, total_steps=steps, slack_steps=0) is None
+    assert planned_epochs(horizon, steps_per_epoch=steps_per_epoch) is None
+
+
+@pytest.mark.parametrize(("ticks_per_step", "end", "warmup", "share"), [(2, 50, 10, "1/2"), (4, 25, 5, "1/4")])
+def test_a_schedule_made_in_steps_ends_at_a_part_of_the_run(ticks_per_step, end, warmup, share):
+    horizon = Horizon("LambdaLR", ticks=100, ticks_per_step=ticks_per_step, warmup_ticks=20)
+    verdict = wrong_horizon(horizon, total_steps=100, slack_steps=3, why="Two processes tick it.")
+    assert verdict is not None
+    assert (verdict.kind, verdict.why) == ("WrongHorizon", "Two processes tick it.")
+    assert verdict.sentence == (
+        f"LambdaLR was made for 100 ticks and ticks {ticks_per_step} times per optimizer step: it ends at step {end} "
+        f"of 100 ({share} of the run); its warm-up of 20 ticks ends at step {warmup}."
+    )
+
+
+def test_a_schedule_that_is_longer_than_the_run_is_told_so():
+    verdict = wrong_horizon(Horizon("CosineAnnealingLR", ticks=300), total_steps=100, slack_steps=3)
+    assert verdict is not None
+    assert verdict.sentence == (
+        "CosineAnnealingLR was made for 300 ticks and ticks once per optimizer step: it would end at step 300, and the "
+        "run ends at step 100."
+    )
+
+
+def test_an_end_that_is_no_round_part_is_given_in_percent():
+    verdict = wrong_horizon(Horizon("LinearLR", ticks=70), total_steps=100, slack_steps=3)
+    assert verdict is not None
+    assert "ends at step 70 of 100 (70% of the run)" in verdict.sentence
+
+
+@pytest.mark.parametrize(("ticks", "wrong"), [(97, False), (96, True), (103, False), (104, True)])
+def test_rounding_is_not_mentioned(ticks, wrong):
+    verdict = wrong_horizon(Horizon("LinearLR", ticks=ticks), total_steps=100, slack_steps=3)
+    assert (verdict is not None) == wrong
+
+
+def test_what_can_have_been_meant_is_not_mentioned():
+    two_epochs_of_ticks = Horizon("OneCycleLR", ticks=400, ticks_per_step=2)
+    assert planned_epochs(two_epochs_of_ticks, steps_per_epoch=100) is None
+    assert planned_epochs(Horizon("OneCycleLR", ticks=301, ticks_per_step=2), steps_per_epoch=100) is None
+    assert planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=1), steps_per_epoch=100) is None
+    assert planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=4), steps_per_epoch=100) == 3
+
+
+def test_a_schedule_has_run_out_with_its_last_tick():
+    horizon = Horizon("OneCycleLR", ticks=30, ticks_per_step=2)
+    assert run_out(horizon, ticks=29, span="train epoch 1") is None
+    assert run_out(horizon, ticks=30, span="train epoch 1") is not None
+
+
+@pytest.mark.parametrize("numbers", [{"ticks": 0}, {"ticks": 1.5}, {"ticks": 3, "ticks_per_step": 0}])
+def test_numbers_outside_their_domain_are_refused(numbers):
+    with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        Horizon("LinearLR", **numbers)

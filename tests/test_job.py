@@ -1,0 +1,265 @@
+"""Runs on so many ranks: against enumerations of what the ranks really read, and refused where they do not divide."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from countoff.core._ramp import Ramp, resumed_batches
+from countoff.core._scaling import linear_scaled, square_root_scaled
+from countoff.core._schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
+from countoff.core.job import Job, JobError, RunPlan
+
+DIMS = ("dp", "tp")
+
+
+def job(**numbers: object) -> Job:
+    return Job("", DIMS, (-1, 1), ("dp",), **numbers)  # pyright: ignore[reportArgumentType]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 60),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 3),
+    st.none() | st.integers(1, 40),
+)
+def test_a_run_over_a_dataset_is_the_enumeration_of_what_its_ranks_read(
+    dp: int, tp: int, size: int, batch_size: int, accumulation: int, drop_last: bool, epochs: int, steps: int | None
+) -> None:
+    order = list(range(size))
+    order += [order[place % size] for place in range(-size % dp)]
+    shares = [order[dp_rank::dp] for dp_rank in range(dp)]
+    cut = [
+        [
+            batch
+            for batch in (share[at : at + batch_size] for at in range(0, len(share), batch_size))
+            if len(batch) == batch_size or not drop_last
+        ]
+        for share in shares
+    ]
+    read, taken = 0, 0
+    for _epoch in range(max(epochs, 1)):
+        for number, batches in enumerate(zip(*cut, strict=True), start=1):
+            if taken == steps:
+                break
+            read += sum(map(len, batches))
+            taken += number % accumulation == 0 or number == len(cut[0])
+    described = Job(
+        "",
+        DIMS,
+        (dp, tp),
+        ("dp",),
+        batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        dataset_size=size,
+        sequence_length=7,
+        drop_last=drop_last,
+        epochs=max(epochs, 1),
+        steps=steps,
+    )
+    plan = RunPlan.of(described, world_size=dp * tp)
+    assert plan.batches.total_steps == taken
+    assert plan.batches.batches_per_epoch == len(cut[0])
+    if cut[0]:
+        assert plan.total_samples == read
+        assert plan.total_tokens == read * 7
+    assert plan.batches.global_batch_size == batch_size * accumulation * dp
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.booleans())
+def test_any_two_of_the_three_batch_numbers_give_the_third(
+    size: int, accumulation: int, dp: int, micro: int, inside: bool, with_size: bool
+) -> None:
+    total = size * accumulation * dp * (1 if inside else micro)
+    known = {"batch_size": size} if with_size else {"gradient_accumulation_steps": accumulation}
+    plan = RunPlan.of(
+        job(global_batch_size=total, pipeline_microbatches=micro, microbatches_inside=inside, **known), world_size=dp
+    )
+    assert (plan.batch_size, plan.gradient_accumulation_steps) == (size, accumulation)
+    assert plan.batches.global_batch_size == total
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 9))
+def test_a_global_batch_that_does_not_divide_is_refused_with_the_two_that_do(total: int, size: int, dp: int) -> None:
+    described = job(global_batch_size=total, batch_size=size)
+    if total % (size * dp) == 0:
+        assert RunPlan.of(described, world_size=dp).gradient_accumulation_steps == total // (size * dp)
+        return
+    with pytest.raises(JobError, match="global_batch_size") as refused:
+        RunPlan.of(described, world_size=dp)
+    below = total // (size * dp) * size * dp
+    assert f"{below or size * dp}" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_identity_of_torchtitans_question_is_spelled_out() -> None:
+    plan = RunPlan.of(job(batch_size=2, sequence_length=2048), world_size=4)
+    assert plan.identity == "2 sequences × 2,048 tokens × 4 data ranks × 1 accumulation = 16,384 tokens per step"
+
+
+def test_ranks_that_share_their_data_add_no_tokens() -> None:
+    plan = RunPlan.of(Job("", DIMS, (-1, 2), ("dp",), batch_size=2, sequence_length=2048), world_size=4)
+    assert plan.batches.tokens_per_step == 8192
+
+
+@pytest.mark.parametrize(("inside", "tokens"), [(True, 65_536), (False, 262_144)])
+def test_pipeline_micro_batches_cut_a_batch_or_multiply_it(inside: bool, tokens: int) -> None:
+    described = job(batch_size=8, sequence_length=2048, pipeline_microbatches=4, microbatches_inside=inside)
+    plan = RunPlan.of(described, world_size=4)
+    assert plan.batches.tokens_per_step == tokens
+    assert ("4 pipeline micro-batches" in plan.identity) == (not inside)
+
+
+def test_a_framework_that_counts_in_tokens_is_refused_in_tokens() -> None:
+    described = job(tokens_per_micro_batch=4096, tokens_per_step=100_000, microbatches_inside=False)
+    with pytest.raises(JobError, match=r"= 32768 tokens: 98304 or 131072 would do"):
+        RunPlan.of(described, world_size=8)
+
+
+def test_three_batch_numbers_that_disagree_are_refused() -> None:
+    with pytest.raises(JobError, match=r"64 is not batch_size 4 × gradient_accumulation_steps 2 × 4 data ranks = 32"):
+        RunPlan.of(job(batch_size=4, gradient_accumulation_steps=2, global_batch_size=64), world_size=4)
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    plan = RunPlan.of(job(sequence_length=8), world_size=4)
+    assert (plan.batches.tokens_per_step, plan.total_tokens, plan.total_samples) == (None, None, None)
+    assert plan.identity == "the batch size is not known: give --batch-size"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"steps": True}, "steps must be"),
+        ({"pipeline_microbatches": 0}, "pipeline_microbatches must be"),
+        ({"epochs": 1.0}, "epochs must be"),
+    ],
+)
+def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        job(**numbers)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["torchtitan", "linear", "sqrt", "cosine", "lingua", "wsd", "inv_sqrt", "decay"]),
+    st.integers(0, 40),
+    st.integers(1, 40),
+    st.integers(1, 60),
+)
+def test_the_peak_of_a_schedule_is_the_largest_of_all_its_steps(
+    kind: str, warmup: int, horizon: int, steps: int
+) -> None:
+    schedule = {
+        "torchtitan": TorchTitanSchedule(warmup, horizon, decay_ratio=0.3),
+        "linear": TorchTitanSchedule(warmup, horizon),
+        "sqrt": TorchTitanSchedule(warmup, horizon, decay_type="sqrt"),
+        "cosine": TorchTitanSchedule(warmup, horizon, decay_type="cosine", min_factor=0.1),
+        "lingua": LinguaSchedule("linear", warmup, steps),
+        "wsd": LinguaSchedule("wsd", warmup, steps),
+        "inv_sqrt": LinguaSchedule("inv_sqrt", warmup, steps),
+        "decay": WarmupDecay("cosine", warmup, horizon),
+    }[kind]
+    every = [schedule.factor(step) for step in range(steps)]
+    known = [factor for factor in every if not math.isnan(factor)]
+    peak = peak_factor(schedule, steps=steps)
+    assert (peak == pytest.approx(max(known))) if known else math.isnan(peak)
+
+
+def test_linguas_cosine_is_back_at_one_after_its_last_step() -> None:
+    schedule = LinguaSchedule("cosine", warmup_steps=10, horizon_steps=100, min_factor=0.1)
+    assert schedule.factor(99) == pytest.approx(0.1, abs=1e-3)
+    assert schedule.factor(100) == 1.0
+    assert schedule.factor(101) == 0.1
+
+
+def test_torchtitans_learning_rate_turns_negative_past_its_horizon() -> None:
+    schedule = TorchTitanSchedule(warmup_steps=10, horizon_steps=50)
+    assert schedule.factor(99) == pytest.approx(-1.225)
+
+
+@pytest.mark.parametrize(("batch", "linear", "root"), [(8192, 3.2, 0.566), (256, 0.1, 0.1), (64, 0.025, 0.05)])
+def test_learning_rates_are_scaled_between_batches(batch: int, linear: float, root: float) -> None:
+    assert linear_scaled(0.1, tuned_batch_size=256, global_batch_size=batch) == pytest.approx(linear)
+    assert square_root_scaled(0.1, tuned_batch_size=256, global_batch_size=batch) == pytest.approx(root, abs=5e-4)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_a_learning_rate_that_is_none_is_not_scaled(rate: float) -> None:
+    with pytest.raises(ValueError, match="must be a finite number above 0"):
+        linear_scaled(rate, tuned_batch_size=1, global_batch_size=1)
+
+
+def test_every_share_of_an_expert_mesh_is_a_data_share() -> None:
+    described = Job(
+        "torchtitan", ("dp_shard", "tp"), (-1, 1), ("dp_shard",), expert_parallel=4, experts_must_divide=True
+    )
+    assert [described.rank_map(8).dp_rank(rank) for rank in range(8)] == list(range(8))
+    with pytest.raises(JobError, match="4 must divide dp_shard × tp = 6"):
+        described.rank_map(6)
+
+
+def test_the_dim_that_a_framework_refills_takes_what_is_left_over() -> None:
+    described = Job("lingua", ("dp_replicate", "tp"), (3, 2), ("dp_replicate",), refilled_dim="dp_replicate")
+    sizes = [described.rank_map(world_size).sizes for world_size in (6, 8, 2)]
+    assert sizes == [(3, 2), (4, 2), (1, 2)]
+    with pytest.raises(JobError, match="does not divide world_size 7"):
+        described.rank_map(7)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(1, 300))
+def test_a_ramp_is_what_a_loop_over_its_steps_finds(start: int, increment: int, increments: int, samples: int) -> None:
+    ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=start + increment * increments)
+    taken: list[int] = []
+    seen = 0
+    while True:
+        # Megatron's own words, with its division of floats made exact.
+        batch = ramp.global_batch_size
+        if seen <= samples and increments:
+            batch = start + int(seen * increments / samples) * increment
+        if batch >= ramp.global_batch_size:
+            break
+        taken.append(batch)
+        seen += batch
+    assert [batch for batch, steps in ramp.pieces() for _ in range(steps)] == taken
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((8, 5, 100, 32), "a ramp from 8 in increments of 5 does not reach 32"),
+        ((8, 8, 100, 4), "does not reach 4"),
+        ((0, 8, 100, 32), "start must be an integer of at least 1"),
+    ],
+)
+def test_a_ramp_that_does_not_arrive_is_refused(numbers: tuple[int, int, int, int], message: str) -> None:
+    start, increment, samples, total = numbers
+    with pytest.raises(ValueError, match=message):
+        Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
+
+
+def test_a_ramp_whose_batches_do_not_divide_is_refused_and_not_rounded() -> None:
+    with pytest.raises(ValueError, match="the ramp's global batch 24 is no multiple of 16"):
+        Ramp(start=16, increment=8, samples=1000, global_batch_size=32).pieces(divisor=16)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 5))
+def test_a_run_goes_on_between_two_batches_or_not_at_all(samples: int, batch_size: int, dp_degree: int) -> None:
+    read = [list(range(start, start + batch_size * dp_degree)) for start in range(0, 300, batch_size * dp_degree)]
+    behind = [number for number in range(len(read) + 1) if sum(map(len, read[:number])) == samples]
+    if behind:
+        assert resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree) == behind[0]
+    else:
+        with pytest.raises(ValueError, match="resume after "):
+            resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree)

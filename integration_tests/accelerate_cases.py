@@ -1,0 +1,268 @@
+"""What else people do with Accelerate, a job each: resume, join, nest, end early, start alone, plan a schedule."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader
+
+from countoff.accelerate import attach
+from integration_tests.accelerate_jobs import (
+    Loop,
+    forward_and_back,
+    map_loader,
+    model_and_optimizer,
+    run,
+    stream_loader,
+    weights,
+)
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+
+
+def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, Any]:
+    """Trains through, then again in two halves with a checkpoint between; says what came of both."""
+    loop = Loop(samples=66, shuffle=True, epochs=3, accumulation=2, loader={"use_seedable_sampler": True})
+    through = run(replace(loop, options=None))
+
+    def begin(options: dict[str, Any]) -> tuple[Any, ...]:
+        accelerator = loop.accelerator()
+        model, raw = model_and_optimizer()
+        model, optimizer, train = accelerator.prepare(model, raw, loop.train_loader(accelerator.num_processes))
+        return accelerator, model, raw, optimizer, train, attach(accelerator, train=train, **options)
+
+    def train_some(parts: tuple[Any, ...], first: tuple[int, int], last: tuple[int, int] | None) -> None:
+        accelerator, model, _, optimizer, train, _ = parts
+        for epoch in range(first[0], loop.epochs):
+            train.set_epoch(epoch)
+            skip = first[1] if epoch == first[0] else 0
+            loader = accelerator.skip_first_batches(train, skip) if skip else train
+            for number, batch in enumerate(loader, start=skip + 1):
+                forward_and_back(accelerator, model, optimizer, batch)
+                if (epoch, number) == last:
+                    accelerator.save_state("saved")
+                    return
+
+    parts = begin({})
+    train_some(parts, (0, 0), save_at)
+    parts[-1].detach()
+    parts[0].wait_for_everyone()
+    saved = Path("saved")
+    if differently and own_rank() == 1:  # an older one, from this host's own disk
+        saved = Path(shutil.copytree(saved, "older"))
+        (saved / "countoff.json").write_text('{"epoch": 0, "batches": 9, "steps": 5}')
+    parts = begin({})
+    accelerator, model, raw, _, _, handle = parts
+    accelerator.load_state(str(saved))
+    train_some(parts, save_at, None)
+    found = {
+        "through": through.weights,
+        "resumed": weights(model),
+        "steps": raw.applied,
+        "counted": handle.guard.steps,
+        "epoch": handle.passes.epoch,
+        "batches": handle.guard.train_batches,
+    }
+    handle.detach()
+    return found
+
+
+def two_accelerators() -> list[tuple[int, int, int]]:
+    """A loop within a loop, each with an Accelerator, a model and a handle of its own; steps applied and counted."""
+    sides: list[tuple[Any, ...]] = []
+    for samples in (48, 24):
+        accelerator = Accelerator(cpu=True)
+        model, raw = model_and_optimizer()
+        model, optimizer, train = accelerator.prepare(model, raw, map_loader(samples))
+        sides.append((accelerator, model, raw, optimizer, train, attach(accelerator, train=train)))
+    outer, inner = sides
+    for number, batch in enumerate(outer[4]):
+        forward_and_back(outer[0], outer[1], outer[3], batch)
+        if number % 3 == 0:
+            for small in inner[4]:
+                forward_and_back(inner[0], inner[1], inner[3], small)
+    found = [(side[2].applied, side[5].guard.steps, side[5].guard.train_batches) for side in sides]
+    outer[5].detach()  # the first that came: the second goes on
+    for small in inner[4]:
+        forward_and_back(inner[0], inner[1], inner[3], small)
+    found.append((inner[2].applied, inner[5].guard.steps, inner[5].guard.train_batches))
+    inner[5].detach()
+    assert "countoff" not in DataLoaderShard.__iter__.__qualname__
+    return found
+
+
+def ends_training(before_detach: bool) -> bool:
+    """`end_training()` destroys the process group; the handle is let go of before that or after it."""
+    accelerator = Accelerator(cpu=True)
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    handle = attach(accelerator, train=train)
+    for batch in train:
+        forward_and_back(accelerator, model, optimizer, batch)
+    if before_detach:
+        accelerator.end_training()
+        handle.detach()
+    else:
+        handle.detach()
+        accelerator.end_training()
+    return handle.guard.verdict is None
+
+
+def leaves_it_to_the_exit() -> None:
+    """Never detached: the end of the program is the end of the fit, and `end_training()` came first."""
+    accelerator = Accelerator(cpu=True)
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    attach(accelerator, train=train)
+    for batch in train:
+        forward_and_back(accelerator, model, optimizer, batch)
+    accelerator.end_training()
+
+
+def joined() -> str:
+    accelerator = Accelerator(cpu=True)
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    with attach(accelerator, train=train), accelerator.join_uneven_inputs([model]):
+        for batch in train:
+            forward_and_back(accelerator, model, optimizer, batch)
+    return weights(model)
+
+
+class AsOnGpus(Accelerator):
+    """Enters `Join`, which Accelerate otherwise does on GPUs only; on a CPU it works as well."""
+
+    multi_device = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+
+def joined_in_earnest() -> list[int]:
+    """Uneven batches inside a Join that `join_uneven_inputs` has really entered."""
+    accelerator = AsOnGpus(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    model, raw = model_and_optimizer()
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    train = accelerator.prepare(map_loader(28))
+    batches = [0, 0]
+    with attach(accelerator, train=train):
+        for epoch in range(2):
+            with accelerator.join_uneven_inputs([model]):
+                for images, labels in train:
+                    torch.nn.functional.cross_entropy(model(images), labels).backward()
+                    raw.step()
+                    raw.zero_grad()
+                    batches[epoch] += 1
+    assert "join_uneven_inputs" not in vars(accelerator)
+    return batches
+
+
+def overflows() -> tuple[int, int, bool]:
+    """A gradient scaler that leaves one of five steps out; steps applied, counted, and whether one was skipped."""
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = torch.GradScaler("cpu", init_scale=4.0)
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    skipped = False
+    with attach(accelerator, train=train) as handle:
+        for number, (images, labels) in enumerate(train):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+            accelerator.backward(loss * (float("inf") if number == 2 else 1.0))
+            optimizer.step()
+            skipped |= optimizer.step_was_skipped
+            optimizer.zero_grad()
+        return raw.applied, handle.guard.steps, skipped
+
+
+def joined_by_hand(batches: Sequence[int]) -> str:
+    """Uneven streams inside torch's own Join, which Accelerate only enters on GPUs."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    model, raw = model_and_optimizer()
+    loader = stream_loader(batches[own_rank()], accelerator.num_processes)
+    model, optimizer, train = accelerator.prepare(model, raw, loader)
+    handle = attach(accelerator, train=train)
+    for _ in range(2):
+        with handle.uncounted(), model.join():
+            for batch in train:
+                forward_and_back(accelerator, model, optimizer, batch)
+    handle.detach()
+    return weights(model)
+
+
+def alone() -> int:
+    """What a CPU job does that has not been told that it is one: each process for itself."""
+    accelerator = Accelerator()
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    with attach(accelerator, train=train) as handle:
+        for batch in train:
+            forward_and_back(accelerator, model, optimizer, batch)
+        return handle.guard.steps
+
+
+def refusals() -> list[str]:
+    """What attach says to loaders that it cannot watch; and that it leaves Accelerate's classes alone if it is off."""
+    accelerator = Accelerator(cpu=True)
+    original, plain = DataLoaderShard.__iter__, map_loader(40)
+    prepared = accelerator.prepare(plain)
+    said: list[str] = []
+    wrong: list[dict[str, Any]] = [{"train": plain}, {"train": prepared, "eval": {"digits": plain}}, {"train": [1]}, {}]
+    for arguments in wrong:
+        try:
+            attach(accelerator, **arguments)
+        except TypeError as error:
+            said.append(str(error))
+    off = attach(accelerator, train=prepared, enabled=False)
+    assert DataLoaderShard.__iter__ is original
+    off.detach()
+    on = attach(accelerator, train=prepared)
+    assert DataLoaderShard.__iter__ is not original
+    on.detach()
+    assert DataLoaderShard.__iter__ is original
+    return said
+
+
+def sharded_hub_stream(shards: int) -> None:
+    """A streaming data set of Hugging Face's `datasets`, whose shards Accelerate deals out to the ranks."""
+    import datasets  # pyright: ignore[reportMissingImports]
+
+    def samples(numbers: list[int]) -> Iterator[dict[str, Any]]:
+        images, labels = digits()
+        for shard in numbers:
+            for number in range(3 * BATCH_SIZE):
+                yield {"images": images[shard * 100 + number].numpy(), "labels": int(labels[shard * 100 + number])}
+
+    data = datasets.IterableDataset.from_generator(samples, gen_kwargs={"numbers": list(range(shards))})
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    model, raw = model_and_optimizer()
+    loader = DataLoader(data.with_format("torch"), batch_size=BATCH_SIZE)  # pyright: ignore[reportArgumentType]
+    model, optimizer, train = accelerator.prepare(model, raw, loader)
+    attach(accelerator, train=train)
+    for epoch in range(2):
+        for number, batch in enumerate(train, start=1):
+            forward_and_back(accelerator, model, optimizer, (batch["images"], batch["labels"]))
+            print(f"trained {epoch} {number}", flush=True)
+
+
+def scheduled(horizon: int, epochs: int | None, run_epochs: int, **options: Any) -> list[float]:
+    """Trains with a schedule of so many ticks that Accelerate has prepared; the learning rate after each step."""
+    accelerator = Accelerator(cpu=True, **options)
+    model, raw = model_and_optimizer()
+    scheduler = torch.optim.lr_scheduler.LinearLR(raw, 1.0, 0.0, total_iters=horizon)
+    model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
+    rates: list[float] = []
+    with attach(accelerator, train=train, epochs=epochs):
+        for _ in range(run_epochs):
+            for images, labels in train:
+                accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+                rates.append(float(raw.param_groups[0]["lr"]))
+    return rates
+
+
+def scheduled_with(horizon: int, options: dict[str, Any]) -> list[float]:
+    return scheduled(horizon, 2, 2, **options)

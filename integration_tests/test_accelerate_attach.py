@@ -1,0 +1,63 @@
+"""What `countoff.accelerate.attach` says before the first batch."""
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from integration_tests import accelerate_cases as cases
+from integration_tests.jobs import verdict_lines
+
+
+def said(results):
+    return [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
+
+
+def test_a_loader_that_was_never_prepared_is_refused(run_ranks):
+    (result,) = run_ranks(cases.refusals, 1)
+    train, evaluation, other, nothing = result.value
+    assert train.startswith("attach(train=…) got a DataLoader that Accelerate has not prepared: call attach() after")
+    assert evaluation.startswith("attach(eval=…) got a DataLoader")
+    assert other.startswith("attach(train=…) got a list")
+    assert nothing.startswith("attach() needs a loader to watch")
+
+
+def test_processes_that_train_alone_are_told_so_once(run_ranks):
+    results = run_ranks(cases.alone, 2)
+    (line,) = said(results)
+    assert "NotDistributed: WORLD_SIZE is 2, and Accelerate has num_processes=1: each process trains" in line
+    assert "ACCELERATE_USE_CPU=true" in results[0].output
+    assert [result.value for result in results] == [10, 10]
+
+
+def test_a_schedule_that_ends_half_way_is_told_at_which_step(run_ranks):
+    results = run_ranks(cases.scheduled, 2, 20, 2, 2)
+    (line,) = said(results)
+    assert "WrongHorizon: LinearLR was made for 20 ticks and ticks 2 times per optimizer step: " in line
+    assert "it ends at step 10 of 20 (1/2 of the run)" in line
+    for remedy in ("accelerator.num_processes", "step_scheduler_with_optimizer=False", "split_batches=True"):
+        assert remedy in results[0].output
+    rates = results[0].value
+    assert rates[9] == pytest.approx(0.0)  # what was foretold has come true
+    assert rates[8] > 0
+
+
+def test_a_schedule_of_an_odd_number_of_epochs_is_told_without_knowing_the_run(run_ranks):
+    (line,) = said(run_ranks(cases.scheduled, 2, 30, None, 1))
+    assert "it ends at step 15 of 30 (1/2 of the run)" in line
+
+
+def test_a_schedule_that_has_run_out_is_told_when_the_next_epoch_begins(run_ranks):
+    (line,) = said(run_ranks(cases.scheduled, 2, 20, None, 2))
+    assert "it ended at step 10, and train epoch 1 begins with what is left of the learning rate" in line
+
+
+@pytest.mark.parametrize(
+    ("horizon", "options"),
+    [(40, {}), (20, {"step_scheduler_with_optimizer": False})],
+    ids=["times the processes", "ticked by the loop"],
+)
+def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
+    results = run_ranks(cases.scheduled_with, 2, horizon, options)
+    assert said(results) == []
+    assert results[0].value[-1] == pytest.approx(0.0)
+    assert results[0].value[-3] > 0

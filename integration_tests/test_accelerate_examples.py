@@ -1,0 +1,32 @@
+"""The examples of Accelerate and the Trainer, as a reader starts them: each names the fault, and mended it trains."""
+
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+FOUND = {
+    "accelerate_digits.py": "UnevenBatches: rank 1 ran out of data after 23 batches of train epoch 0",
+    "transformers_digits.py": "PlanMismatch: before the first batch, batches_per_epoch is 24 on rank 0, 23 on rank 1",
+}
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("example", FOUND)
+def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
+    run = run_torchrun(EXAMPLES / example, 2, env=CPU)
+    assert run.exit_code == 1, run.output
+    for rank in (0, 1):
+        assert f"[rank {rank}] countoff: {FOUND[example]}" in run.output, run.output
+    assert FOUND[example] in run.output.partition("Root Cause (first observed failure)")[2], run.output
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("example", FOUND)
+def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun, example):
+    run = run_torchrun(EXAMPLES / example, 2, "--mended", env=CPU)
+    assert run.exit_code == 0, run.output
+    assert "countoff:" not in run.output, run.output
+    accuracy = float(run.output.partition("of 24 batches on each rank; accuracy on held-out digits ")[2].split()[0])
+    assert accuracy > 0.85, run.output

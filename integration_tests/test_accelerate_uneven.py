@@ -1,0 +1,145 @@
+"""Accelerate loops whose ranks are out of step: named before a gradient is mixed with one of another place."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from integration_tests import accelerate_cases as cases
+from integration_tests import accelerate_jobs as jobs
+from integration_tests.accelerate_jobs import Loop, trained
+from integration_tests.jobs import assert_named, verdict_lines
+
+UNSHARED = {"dispatch_batches": False}
+UNEVEN = {
+    "the second one short": Loop(batches=[4, 3]),
+    "the first one short, shuffled": Loop(batches=[3, 4], shuffle=True, epochs=3),
+    "one epoch": Loop(batches=[4, 3], epochs=1),
+    "lengths reported alike": Loop(batches=[3, 4], reported=[4, 4]),
+    "accumulating": Loop(batches=[4, 3], accumulation=4, epochs=3),
+    "accumulating, shuffled": Loop(batches=[3, 4], accumulation=4, shuffle=True),
+}
+
+
+def everything(results):
+    return "\n".join(map(str, results))
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_an_uneven_stream_is_named_before_a_gradient_is_mixed(run_ranks, name):
+    loop = replace(UNEVEN[name], loader=UNSHARED)
+    results = run_ranks(jobs.run, 2, loop, expect=None)
+    short = loop.batches.index(3)
+    # A rank that has ended the fit, as the short one has after one epoch, may be gone when the other objects.
+    for result in results if loop.epochs > 1 else [results[1 - short]]:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, result
+        assert f"rank {short} ran out of data after 3 batches of train epoch 0" in text, result
+        assert result.exit_code != 0
+        batches = trained(result.output)
+        if loop.accumulation == 1:
+            assert batches == [(0, 1), (0, 2), (0, 3)], result
+        assert {epoch for epoch, _ in batches} == {0}, result
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("short", [0, 2])
+def test_the_short_one_of_four_ranks_is_named(run_ranks, ranks, short):
+    batches = [3 if rank == short else 4 for rank in range(ranks)]
+    results = run_ranks(jobs.run, ranks, Loop(batches=batches, loader=UNSHARED), expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert f"rank {short} ran out of data after 3 batches of train epoch 0" in text, everything(results)
+        assert trained(result.output) == [(0, 1), (0, 2), (0, 3)], everything(results)
+
+
+def test_three_shards_on_two_ranks_are_named(run_ranks):
+    pytest.importorskip("datasets", reason="datasets is not among the development dependencies: pip install datasets")
+    results = run_ranks(cases.sharded_hub_stream, 2, 3, expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert "rank 1 ran out of data after 3 batches of train epoch 0" in text, everything(results)
+        assert trained(result.output) == [(0, 1), (0, 2), (0, 3)], everything(results)
+
+
+def test_lengths_that_differ_are_named_before_the_first_batch(run_ranks):
+    results = run_ranks(jobs.run, 2, Loop(batches=[4, 3], reported=[4, 3], loader=UNSHARED), expect=None)
+    assert_named(results, "PlanMismatch", [0, 1], "batches_per_epoch is 4 on rank 0, 3 on rank 1")
+    assert [trained(result.output) for result in results] == [[], []]
+
+
+def test_a_break_of_one_rank_in_training_is_named(run_ranks):
+    results = run_ranks(jobs.run, 2, Loop(samples=80, break_at={1: 3}, epochs=100), expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert "rank 1 stopped after 3 batches of train epoch 0" in text, everything(results)
+        assert result.exit_code != 0
+
+
+def test_a_break_of_one_rank_under_dispatching_is_named(run_ranks):
+    loop = Loop(samples=80, break_at={1: 3}, epochs=100, loader={"dispatch_batches": True})
+    results = run_ranks(jobs.run, 2, loop, expect=None)
+    for result in results:
+        assert "rank 1 stopped after 3 batches of train epoch 0" in result.output, everything(results)
+        assert result.exit_code != 0
+
+
+def test_a_break_of_one_rank_in_an_evaluation_costs_it_a_step_and_is_named(run_ranks):
+    loop = Loop(
+        samples=88, accumulation=4, evals=[24], eval_inside=2, eval_break_at={1: 1}, options={"uneven_eval": "allow"}
+    )
+    results = run_ranks(jobs.run, 2, loop, expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: StepMismatch: after 11 batches of train epoch 0" in text, everything(results)
+        assert "3 optimizer steps" in text, everything(results)
+        assert "2 optimizer steps" in text, everything(results)
+        assert result.exit_code != 0
+
+
+def test_gathering_over_uneven_evaluations_is_named_where_that_was_asked_for(run_ranks):
+    loop = Loop(samples=40, evals=[26], gather=True, loader={"even_batches": False}, options={"uneven_eval": "raise"})
+    results = run_ranks(jobs.run, 2, loop, expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert "rank 1 ran out of data after 3 batches of digits 0" in text, everything(results)
+        assert result.exit_code != 0
+
+
+def test_gathering_over_uneven_evaluations_is_warned_of_and_then_is_a_stall(run_ranks):
+    loop = Loop(samples=40, evals=[24], gather=True, loader={"even_batches": False}, options={"stall_seconds": 1.5})
+    loop = replace(loop, evals=[28])
+    results = run_ranks(jobs.run, 2, loop, expect=None)
+    assert "countoff: UnevenBatches: " in results[0].output, everything(results)
+    assert any(result.exit_code for result in results), everything(results)
+
+
+def test_an_evaluation_of_rank_0_alone_that_was_attached_is_explained(run_ranks):
+    results = run_ranks(jobs.run, 2, Loop(samples=40, evals=[16], eval_ranks=[0]), expect=None)
+    for result in results:
+        assert "rank 0 began digits 0" in result.output, everything(results)
+        assert "attach(..., eval_ranks=[0])" in result.output, everything(results)
+        assert result.exit_code != 0
+
+
+@pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])
+def test_an_uneven_evaluation_that_gathers_nothing_is_legitimate(run_ranks, mode, warnings):
+    loop = Loop(samples=40, evals=[28], loader={"even_batches": False}, options={"uneven_eval": mode})
+    results = run_ranks(jobs.run, 2, loop)
+    lines = [line for result in results for line in verdict_lines(result)]
+    assert sum("countoff: UnevenBatches: " in line for line in lines) == warnings, everything(results)
+    assert [result.value.evals for result in results] == [[4, 4], [3, 3]]
+    assert [result.value.counted_evals for result in results] == [[4, 4], [3, 3]]
+
+
+def test_ranks_that_load_different_checkpoints_are_named(run_ranks):
+    results = run_ranks(cases.resumed, 2, (1, 4), True, expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: PlanMismatch: " in text, everything(results)
+        assert "position is [1, 4, 7] on rank 0, [0, 9, 5] on rank 1" in text, everything(results)

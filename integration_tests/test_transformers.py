@@ -1,0 +1,104 @@
+"""The transformers Trainer with the callback, on real ranks."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from integration_tests import trainer_jobs as jobs
+from integration_tests.jobs import verdict_lines
+from integration_tests.trainer_jobs import Job
+
+CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+UNSHARED = {"accelerator_config": {"dispatch_batches": False}}
+SPLIT = {"accelerator_config": {"split_batches": True}}
+
+
+def everything(results):
+    return "\n".join(map(str, results))
+
+
+def said(results):
+    return [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
+
+
+@pytest.mark.parametrize(("batches", "accumulation"), [([4, 3], 1), ([3, 4], 4)])
+def test_uneven_streams_with_max_steps_are_named_in_their_first_epoch(run_ranks, batches, accumulation):
+    args = {"max_steps": 10, "gradient_accumulation_steps": accumulation, **UNSHARED}
+    results = run_ranks(jobs.train, 2, Job(batches=batches, args=args), expect=None, env=CPU)
+    short = batches.index(3)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert f"rank {short} ran out of data after 3 batches of train epoch 0" in text, everything(results)
+        assert result.exit_code != 0
+        assert "trained 1 " not in result.output, everything(results)
+
+
+def test_a_rank_that_stops_alone_is_named(run_ranks):
+    results = run_ranks(jobs.train, 2, Job(samples=80, stop=(1, 3)), expect=None, env=CPU)
+    text = "\n".join(verdict_lines(results[0]))  # rank 1 has ended the fit, and may be gone when rank 0 objects
+    assert "rank 1 stopped after 3 batches of train epoch 0" in text, everything(results)
+    assert results[0].exit_code != 0
+
+
+def test_uneven_evaluations_are_named_where_that_was_asked_for(run_ranks):
+    job = Job(samples=40, eval_batches=[3, 2], args={"eval_strategy": "epoch", **UNSHARED})
+    job = jobs.replace(job, options={"uneven_eval": "raise"})
+    results = run_ranks(jobs.train, 2, job, expect=None, env=CPU)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, everything(results)
+        assert "rank 1 ran out of data after 2 batches of evaluation" in text, everything(results)
+        assert result.exit_code != 0
+
+
+HEALTHY = {
+    "evaluated by epoch": Job(
+        samples=70, evals=[22, 30], args={"eval_strategy": "epoch", "gradient_accumulation_steps": 4}
+    ),
+    "evaluated inside": Job(samples=72, evals=[24], args={"eval_strategy": "steps", "eval_steps": 4}),
+    "streams": Job(batches=[5] * 4, args={"max_steps": 8, **UNSHARED}),
+    "dispatched streams": Job(batches=[5] * 4, args={"max_steps": 8, "gradient_accumulation_steps": 2}),
+    "stopped in mid-epoch": Job(samples=80, args={"max_steps": 7}),
+    "resumed in mid-epoch": Job(samples=80, resume=True, args={"save_strategy": "no"}),
+}
+
+
+@pytest.mark.ranks(2, 4)
+def test_healthy_training_is_left_alone_to_the_bit(run_ranks, ranks):
+    results = run_ranks(jobs.with_and_without, ranks, list(HEALTHY.values()), env=CPU, deadline_seconds=180)
+    for result in results:
+        assert verdict_lines(result) == [], result
+        for name, (plain, counted) in zip(HEALTHY, result.value, strict=True):
+            assert plain.weights == counted.weights, name
+            assert counted.counted_steps == counted.applied == plain.applied, name
+            assert counted.steps == plain.steps, name
+            assert counted.evaluations == plain.evaluations, name
+    (_, by_epoch), *_ = results[0].value
+    first = next(line for line in by_epoch.history if "countoff/total_steps" in line)
+    assert first["countoff/total_steps"] == by_epoch.steps
+    assert first["countoff/samples_repeated"] == (2 if ranks == 2 else 10)
+
+
+def test_a_stream_that_yields_more_than_its_length_is_left_alone(run_ranks):
+    job = Job(batches=[5, 5], reported=[4, 4], args={"num_train_epochs": 2, **UNSHARED})
+    for result in run_ranks(jobs.with_and_without, 2, [job], env=CPU):
+        ((plain, counted),) = result.value
+        assert plain.weights == counted.weights
+        assert counted.counted_steps == counted.steps == 8
+        assert not any("UnevenBatches" in line for line in verdict_lines(result))
+
+
+def test_a_total_that_split_batches_makes_wrong_is_told(run_ranks):
+    (line,) = said(run_ranks(jobs.train, 2, Job(samples=80, args=SPLIT), env=CPU))
+    assert "WrongTotal: the Trainer counts 8 samples per optimizer step over 2 processes" in line
+    assert "so there are 4" in line
+
+
+@pytest.mark.parametrize(("horizon", "warnings"), [(20, 0), (10, 1)])
+def test_a_schedule_of_ones_own_is_held_against_the_run(run_ranks, horizon, warnings):
+    lines = said(run_ranks(jobs.train, 2, Job(samples=80, horizon=horizon), env=CPU))
+    assert len(lines) == warnings
+    if lines:
+        assert "WrongHorizon: LambdaLR was made for 10 ticks" in lines[0]
+        assert "it ends at step 10 of 20 (1/2 of the run)" in lines[0]

@@ -1,0 +1,26 @@
+"""TRL's trainers are the Trainer's subclasses: one of them, for real."""
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not among the development dependencies: pip install trl")
+
+from integration_tests import trl_jobs as jobs
+from integration_tests.jobs import verdict_lines
+
+CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+
+
+def test_supervised_fine_tuning_is_left_alone_to_the_bit(run_ranks):
+    for result in run_ranks(jobs.with_and_without, 2, [22, 22], env=CPU, deadline_seconds=200):
+        plain, counted = result.value
+        assert verdict_lines(result) == [], result
+        assert plain["weights"] == counted["weights"]
+        assert counted["counted"] == counted["steps"] == plain["steps"]
+
+
+def test_supervised_fine_tuning_on_uneven_streams_is_named(run_ranks):
+    for result in run_ranks(jobs.fine_tune, 2, [32, 24], 20, True, expect=None, env=CPU, deadline_seconds=200):
+        text = "\n".join(verdict_lines(result))
+        assert "countoff: UnevenBatches: " in text, result
+        assert "rank 1 ran out of data after" in text, result
+        assert result.exit_code != 0

@@ -1,0 +1,200 @@
+"""Jobs of the transformers Trainer for the tests of `countoff.transformers`: a linear model of the digits, no hub."""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from countoff.transformers import Countoff
+from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream, weights
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+
+
+class Digits(Dataset[Any]):
+    """The first so many digits."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._images, self._labels = digits()
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self._images[index], self._labels[index]
+
+
+class Linear(torch.nn.Module):
+    """What the Trainer wants of a model: a dict with the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layer = torch.nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layer(images)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def collate(samples: Sequence[Any]) -> dict[str, torch.Tensor]:
+    return {
+        "images": torch.stack([image for image, _ in samples]),
+        "labels": torch.stack([label for _, label in samples]),
+    }
+
+
+def falling(step: int, *, num_training_steps: int) -> float:
+    return max(0.0, 1 - step / num_training_steps)
+
+
+class Truth(TrainerCallback):
+    """What the Trainer itself says, event by event."""
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        print(f"trained {int(state.epoch)} {state.global_step}", flush=True)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.evaluations += 1
+
+
+class StopsAlone(TrainerCallback):
+    """Ends training on one rank only."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self._rank, self._step = rank, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if own_rank() == self._rank and state.global_step == self._step:
+            control.should_training_stop = True
+
+
+def all_ranks_batch() -> int:
+    """Samples of one batch of every rank."""
+    return BATCH_SIZE * int(os.environ["WORLD_SIZE"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a test varies. Sequences hold one value per rank.
+
+    Attributes:
+        batches: Batches of each rank's train stream.
+        reported: What it reports, in batches per rank; None: it has no length.
+        samples: Use a map-style dataset of so many samples instead.
+        evals: Samples of each map-style evaluation dataset.
+        eval_batches: Batches of each rank's evaluation stream.
+        args: TrainingArguments.
+        stop: Rank and step at which one rank stops alone.
+        horizon: Ticks of a linear schedule of the user's own; 0: the Trainer makes one.
+        options: Options of Countoff; None: no callback.
+        resume: Train up to a checkpoint first, then resume from it in another Trainer.
+    """
+
+    batches: Sequence[int] = ()
+    reported: Sequence[int] | None = None
+    samples: int = 0
+    evals: Sequence[int] = ()
+    eval_batches: Sequence[int] = ()
+    args: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[int, int] | None = None
+    horizon: int = 0
+    options: Mapping[str, Any] | None = field(default_factory=dict)
+    resume: bool = False
+
+    def train_set(self) -> Any:
+        if self.samples:
+            return Digits(self.samples)
+        samples = self.batches[own_rank()] * all_ranks_batch()
+        if self.reported is None:
+            return Stream(samples)
+        return SizedStream(samples, self.reported[own_rank()] * all_ranks_batch())
+
+    def eval_set(self) -> Any:
+        if self.eval_batches:
+            return Stream(self.eval_batches[own_rank()] * all_ranks_batch())
+        return {str(number): Digits(samples) for number, samples in enumerate(self.evals)} or None
+
+    def trainer(self, **more: Any) -> tuple[Trainer, CountingSGD, Countoff | None, Truth]:
+        arguments: dict[str, Any] = {
+            "output_dir": "out",
+            "use_cpu": True,
+            "report_to": "none",
+            "per_device_train_batch_size": BATCH_SIZE,
+            "per_device_eval_batch_size": BATCH_SIZE,
+            "num_train_epochs": 2,
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "logging_strategy": "no",
+            "dataloader_pin_memory": False,
+            "remove_unused_columns": False,
+            "label_names": ["labels"],
+        }
+        model = Linear()
+        optimizer = CountingSGD(model.parameters(), lr=0.1)
+        scheduler = (
+            LambdaLR(optimizer, functools.partial(falling, num_training_steps=self.horizon)) if self.horizon else None
+        )
+        countoff = None if self.options is None else Countoff(**self.options)
+        truth = Truth()
+        callbacks: list[TrainerCallback] = [truth, *([countoff] if countoff else [])]
+        if self.stop is not None:
+            callbacks.append(StopsAlone(*self.stop))
+        trainer = Trainer(
+            model=model,
+            args=TrainingArguments(**{**arguments, **self.args, **more}),
+            train_dataset=self.train_set(),
+            eval_dataset=self.eval_set(),
+            data_collator=collate,
+            optimizers=(optimizer, scheduler),
+            callbacks=callbacks,
+        )
+        return trainer, optimizer, countoff, truth
+
+
+@dataclass
+class Outcome:
+    """What the Trainer did, and what countoff counted."""
+
+    weights: str
+    steps: int
+    applied: int
+    evaluations: int
+    counted_steps: int
+    progress: dict[str, float]
+    history: list[dict[str, Any]]
+
+
+def train(job: Job) -> Outcome:
+    """Trains on one rank and says what came of it."""
+    resume = None
+    if job.resume:
+        first, *_ = job.trainer(save_strategy="steps", save_steps=3, max_steps=3)
+        first.train()
+        resume = "out/checkpoint-3"
+    trainer, optimizer, countoff, truth = job.trainer()
+    trainer.train(resume_from_checkpoint=resume)
+    guard = countoff.guard if countoff else None
+    return Outcome(
+        weights=weights(trainer.model),
+        steps=trainer.state.global_step,
+        applied=optimizer.applied,
+        evaluations=truth.evaluations,
+        counted_steps=guard.steps if guard else 0,
+        progress=countoff.progress() if countoff else {},
+        history=trainer.state.log_history,
+    )
+
+
+def with_and_without(jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
+    """Each job without countoff and with it, one after the other in one process."""
+    return [(train(replace(job, options=None)), train(job)) for job in jobs]

@@ -1,0 +1,142 @@
+"""What can be read off an Accelerator and its loaders, and what there is to say about it before the first batch."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from countoff._accelerate_loaders import source_length
+from countoff._horizons import horizon_of
+from countoff._observe import reported_length
+from countoff._prepared import loader_facts
+from countoff.core import BatchPlan, LoaderFacts, Verdict
+from countoff.core.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+
+_log = logging.getLogger("countoff")
+
+REMEDIES = {
+    "UnevenBatches": (
+        "give every rank as many batches: even_batches=True for map-style data, dispatch_batches=True (rank 0 reads "
+        "for all) or an iterable that cuts all ranks at the shortest, or a break at a count that every rank has; if "
+        "only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may differ: "
+        "attach(..., uneven_eval='allow')."
+    ),
+    "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
+    "StepMismatch": (
+        "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of one "
+        "rank in an evaluation, which hides the end of the train loader from accumulate()."
+    ),
+    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+    "WrongLength": "make len() of the data set what it yields; nothing else in Accelerate depends on it.",
+    "WrongHorizon": (
+        "multiply horizon and warm-up by accelerator.num_processes, or "
+        "Accelerator(step_scheduler_with_optimizer=False) and step it once per optimizer step, or "
+        "Accelerator(split_batches=True)."
+    ),
+    "NotDistributed": (
+        "start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, or "
+        "Accelerator(cpu=True)."
+    ),
+}
+TICKS = "accelerator.prepare() makes a scheduler tick once per process at every optimizer step."
+
+
+def alone(accelerator: Any) -> Verdict | None:
+    """A warning, on one process, if the launcher started several and Accelerate has taken each for the only one."""
+    launched = os.environ.get("WORLD_SIZE", "")
+    known = accelerator.num_processes
+    if not launched.isdigit() or int(launched) == known or os.environ.get("RANK", "0") != "0":
+        return None
+    sentence = (
+        f"WORLD_SIZE is {launched}, and Accelerate has num_processes={known}: each process trains a model of its own, "
+        "on all of the data."
+    )
+    return Verdict("NotDistributed", sentence, time=time.time())
+
+
+def dp_degree_of(accelerator: Any) -> int:
+    """Shares into which Accelerate cuts the data: the world, less tensor, context and sequence parallel ranks."""
+    mesh = getattr(accelerator, "torch_device_mesh", None)
+    if mesh is None:
+        return accelerator.num_processes
+    return math.prod(mesh[name].size() for name in mesh.mesh_dim_names or () if name.startswith(("dp", "fsdp")))
+
+
+def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps: int | None) -> LoaderFacts:
+    """What the prepared train loader and the Accelerator say; nothing is known of a loader that there is not."""
+    known: dict[str, Any] = {
+        "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        "max_epochs": epochs,
+        "max_steps": max_steps,
+        "reported_is_cap": False,
+        "partial_step": "applied" if accelerator.gradient_state.sync_with_dataloader else "carried",
+    }
+    if loader is None:
+        return LoaderFacts(reported_batches=None, batch_size=None, drop_last=False, samples_per_rank=None, **known)
+    degree, world_size = dp_degree_of(accelerator), accelerator.num_processes
+    place = accelerator.process_index * degree // world_size  # the dims that share data are the innermost
+    return loader_facts(loader, num_processes=degree, process_index=place, **known)
+
+
+def length_to_agree_on(facts: LoaderFacts) -> int | None:
+    """The reported length, where ranks that differ in it cannot both be right.
+
+    With `even_batches=False` they may differ, and inside `join_uneven_inputs` that is what is meant.
+    """
+    return None if facts.one_pass is not None and facts.one_pass.uneven else facts.reported_batches
+
+
+def say_lengths(accelerator: Any, name: str, loader: Any) -> None:
+    """Logs a length before and after `prepare`, on rank 0: schedules are planned with one and run by the other."""
+    before, after = source_length(loader), reported_length(loader)
+    if accelerator.is_main_process and before is not None and before != after:
+        _log.info("%s: %d batches before prepare(), %d per process after it", name, before, after)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The torch optimizer inside Accelerate's and DeepSpeed's wrappers."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
+    """The schedulers that Accelerate ticks by itself and whose length can be read, each with its horizon."""
+    for prepared in accelerator._schedulers:
+        scheduler = getattr(prepared, "scheduler", None)
+        if scheduler is None or not getattr(prepared, "step_with_optimizer", False):
+            continue
+        ticks_per_step = 1 if prepared.split_batches else accelerator.num_processes
+        horizon = horizon_of(scheduler, ticks_per_step=ticks_per_step)
+        if horizon is not None:
+            yield scheduler, horizon
+
+
+def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -> Verdict | None:
+    """A warning about the first scheduler that will not end where the run ends, as far as that can be told yet."""
+    for _, horizon in horizons(accelerator):
+        total = plan.total_steps
+        found = None
+        if total:
+            found = wrong_horizon(horizon, total_steps=total, slack_steps=(epochs or 0) + 1, why=TICKS)
+        elif plan.steps_per_epoch and (planned := planned_epochs(horizon, steps_per_epoch=plan.steps_per_epoch)):
+            steps = planned * plan.steps_per_epoch
+            found = wrong_horizon(horizon, total_steps=steps, slack_steps=0, why=TICKS)
+        if found is not None:
+            return found
+    return None
+
+
+def horizon_at_epoch(accelerator: Any, epoch: int) -> Verdict | None:
+    """A warning about the first scheduler that is ticked by process and has ended though another epoch begins."""
+    for scheduler, horizon in horizons(accelerator):
+        if epoch and horizon.ticks_per_step > 1:
+            found = run_out(horizon, ticks=scheduler.last_epoch, span=f"train epoch {epoch}", why=TICKS)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,82 @@
+"""What the transformers Trainer's own objects say, and what they say wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+
+from countoff._accelerate_facts import REMEDIES as ACCELERATE_REMEDIES
+from countoff._horizons import horizon_of
+from countoff._prepared import loader_facts
+from countoff.core import LoaderFacts, Verdict
+from countoff.core.horizon import wrong_horizon
+
+_log = logging.getLogger("countoff")
+
+REMEDIES = {
+    **ACCELERATE_REMEDIES,
+    "UnevenBatches": (
+        "give every rank as many batches: TrainingArguments(accelerator_config={'dispatch_batches': True}), so that "
+        "rank 0 reads for all, or an iterable data set that cuts all ranks at the shortest; if only some ranks "
+        "evaluate: Countoff(eval_ranks=[0]); evaluations that may differ: Countoff(uneven_eval='allow')."
+    ),
+    "PlanMismatch": (
+        "build data set and TrainingArguments alike on every rank, with accelerator_config={'even_batches': True} "
+        "where the lengths differ, and resume from the same checkpoint."
+    ),
+    "StepMismatch": "let every rank decide alike: no callback that sets control.should_training_stop on one rank.",
+    "WrongLength": "make len() of the data set what it yields; the Trainer's epochs and max_steps follow from it.",
+    "WrongHorizon": "make the scheduler for as many ticks as the run has optimizer steps, or let the Trainer make it.",
+    "WrongTotal": (
+        "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
+    ),
+}
+
+
+def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
+    """What the train loader and TrainingArguments say."""
+    limited = args.max_steps > 0
+    facts = loader_facts(
+        loader,
+        num_processes=process.num_processes,
+        process_index=process.process_index,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        max_epochs=None if limited else math.ceil(args.num_train_epochs),
+        max_steps=args.max_steps if limited else None,
+    )
+    if facts.reported_batches is None:
+        _log.info("the train loader has no length: the Trainer's `epoch` is a fraction of max_steps, not of the data")
+    return facts
+
+
+def plan_of(facts: LoaderFacts, args: Any) -> dict[str, Any]:
+    """What all ranks must agree on before the first batch."""
+    return {
+        "batches_per_epoch": facts.reported_batches,
+        "batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "max_epochs": facts.max_epochs,
+        "max_steps": facts.max_steps,
+    }
+
+
+def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:
+    """A warning about a scheduler that will not end where the run ends."""
+    horizon = None if scheduler is None else horizon_of(getattr(scheduler, "scheduler", scheduler))
+    if horizon is None or state.max_steps < 1:
+        return None
+    return wrong_horizon(horizon, total_steps=state.max_steps, slack_steps=math.ceil(args.num_train_epochs) + 1)
+
+
+def total_warning(args: Any, world_size: int) -> Verdict | None:
+    """A warning about the Trainer's total batch size where Accelerate splits each batch over the processes."""
+    if world_size == 1 or not args.accelerator_config.split_batches:
+        return None
+    true = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    sentence = (
+        f"the Trainer counts {true * world_size} samples per optimizer step over {world_size} processes; with "
+        f"split_batches they share each batch of {args.per_device_train_batch_size}, so there are {true}."
+    )
+    return Verdict("WrongTotal", sentence, time=time.time())

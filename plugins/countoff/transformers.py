@@ -1,0 +1,102 @@
+"""countoff for the Trainer of transformers, and for its subclasses as in TRL: ``Trainer(callbacks=[Countoff()])``.
+
+The Trainer's callbacks see steps, not batches, and never the end of a loader, so passes are observed where Accelerate's
+loaders are iterated; the callback says when a fit begins and ends, and when an epoch is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError("countoff.transformers needs transformers: pip install 'countoff[transformers]'") from error
+from accelerate import PartialState
+
+from countoff._accelerate_facts import alone, unwrapped
+from countoff._accelerate_loaders import follow, same_source, skipped_batches
+from countoff._attached import Attached
+from countoff._observe import learning_rates, versions
+from countoff._options import Options
+from countoff._trainer_facts import REMEDIES, horizon_warning, plan_of, total_warning, train_facts
+from countoff.core import Guard
+from countoff.core.totals import Totals
+
+__all__ = ["Countoff"]
+
+
+class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is the class's
+    __doc__ = Options.__doc__
+    _handle: Attached | None = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of the training under way, or of the last one."""
+        return None if self._handle is None else self._handle.guard
+
+    def progress(self) -> dict[str, float]:
+        """The true totals as known by now, and how far this rank is, under the names of the logs; `Trainer.log` it."""
+        return {} if self._handle is None else self._handle.progress()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Counts off: loaders, optimizer and a resumed position are final."""
+        if self._handle is not None:  # a training that an exception has ended, such as one that ran out of memory
+            self._handle.abandon()
+        if not self.settings.enabled:
+            return
+        process, loader = PartialState(), of_trainer["train_dataloader"]
+        optimizer, scheduler = of_trainer["optimizer"], of_trainer["lr_scheduler"]
+
+        def new_guard() -> Guard:
+            return Guard(
+                self.settings,
+                rank=process.process_index,
+                world_size=process.num_processes,
+                remedies=REMEDIES,
+                learning_rates=lambda: learning_rates([optimizer]),
+            )
+
+        facts = train_facts(loader, args, process)
+        totals = Totals(facts, dp_degree=process.num_processes, framework="the Trainer")
+        applied = unwrapped(optimizer)
+        epoch = int(state.epoch or 0)
+        self._handle = handle = Attached(
+            new_guard, totals, self.settings, epoch=epoch, steps_of=lambda each: each is applied
+        )
+
+        def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
+            left_out = skipped_batches(iterated)
+            train = iterated is loader or (left_out > 0 and same_source(loader, iterated))
+            name = None if train else "evaluation"
+            return handle.passes.follow(batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader)
+
+        position = [epoch, state.global_step]
+        handle.begin(
+            plan_of(facts, args) | {"position": position},
+            versions("accelerate", "transformers"),
+            follow(follower),
+            alone(process),
+            horizon_warning(scheduler, state, args),
+            total_warning(args, process.num_processes),
+        )
+        self._log(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Closes the epoch's span: the Trainer leaves its loader before that is exhausted."""
+        if self._handle is not None:
+            before = self._handle.totals.plan
+            self._handle.passes.close_stale(everything=True)
+            if self._handle.totals.plan != before:
+                self._log(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Ends the fit."""
+        if self._handle is not None:
+            self._handle.detach()
+
+    def _log(self, state: Any) -> None:
+        """Adds the totals to the Trainer's own history, which it saves with every checkpoint."""
+        if state.is_world_process_zero and self._handle is not None:
+            state.log_history.append({**self._handle.progress(), "step": state.global_step})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from countoff._observe import reported_length
 from countoff._prepared import loader_facts
 from countoff.core import BatchPlan, LoaderFacts, Verdict
 from countoff.core.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.mesh import data_position
 
 _log = logging.getLogger("countoff")
 
@@ -59,12 +59,10 @@ def alone(accelerator: Any) -> Verdict | None:
     return Verdict("NotDistributed", sentence, time=time.time())
 
 
-def dp_degree_of(accelerator: Any) -> int:
-    """Shares into which Accelerate cuts the data: the world, less tensor, context and sequence parallel ranks."""
+def position_of(accelerator: Any) -> tuple[int, int]:
+    """This rank's dp_rank and the dp_degree: ranks along tensor, context and sequence parallel dims share data."""
     mesh = getattr(accelerator, "torch_device_mesh", None)
-    if mesh is None:
-        return accelerator.num_processes
-    return math.prod(mesh[name].size() for name in mesh.mesh_dim_names or () if name.startswith(("dp", "fsdp")))
+    return data_position(mesh, rank=accelerator.process_index, world_size=accelerator.num_processes)
 
 
 def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps: int | None) -> LoaderFacts:
@@ -78,9 +76,8 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     }
     if loader is None:
         return LoaderFacts(reported_batches=None, batch_size=None, drop_last=False, samples_per_rank=None, **known)
-    degree, world_size = dp_degree_of(accelerator), accelerator.num_processes
-    place = accelerator.process_index * degree // world_size  # the dims that share data are the innermost
-    return loader_facts(loader, num_processes=degree, process_index=place, **known)
+    dp_rank, dp_degree = position_of(accelerator)
+    return loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
 
 
 def length_to_agree_on(facts: LoaderFacts) -> int | None:

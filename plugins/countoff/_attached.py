@@ -1,7 +1,6 @@
 """The handle of a training loop that is observed from outside: what every `attach` returns, from begin to end.
 
-A loop has no hook for "an exception leaves" and none for "the program ends", so the handle listens at
-`sys.excepthook` and at the interpreter's exit.
+A loop has no hook for "an exception leaves" and none for "the program ends", so the handle listens for its departure.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from countoff._departure import Departure
 from countoff._observe import on_optimizer_step
 from countoff._passes import Passes
 from countoff.core import DivergenceError, Guard, Settings, Verdict, ending
@@ -44,8 +44,7 @@ class Attached:
         self._settings = settings
         self._steps_of = steps_of
         self._release = contextlib.ExitStack()
-        self._excepthook: Any = None
-        self._stay: Any = None
+        self._departure: Departure | None = None
         self._detached = True
         self._failed = False
         self.passes = Passes(new_guard(), epoch=epoch, exhausted=self._learn_length)
@@ -102,8 +101,7 @@ class Attached:
         self._detached = False
         self._release.callback(release)
         self._release.callback(on_optimizer_step(self._step, self._steps_of).remove)
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._tell_and_raise
+        self._departure = Departure(self._fail, self._at_exit)
         self._start_guard(plan, versions)
         for notice in (*notices, self.totals.wrong_length()):
             if notice is not None:
@@ -134,7 +132,7 @@ class Attached:
     ) -> None:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.detach()
-        elif not self._detached:
+        else:
             self._fail(error)
 
     def _let_go(self) -> bool:
@@ -142,18 +140,15 @@ class Attached:
         if self._detached:
             return False
         self._detached = True
-        if self._stay is not None:
-            self._stay()
-        if sys.excepthook == self._tell_and_raise:  # else somebody stands on top of it, and calls it
-            sys.excepthook = self._excepthook
+        if self._departure is not None:
+            self._departure.cancel()
         self._release.close()
         return True
 
     def _start_guard(self, plan: Mapping[str, Any], versions: Mapping[str, str]) -> None:
-        if self._stay is not None:
-            self._stay()
         self.guard.fit_start(plan, versions)
-        self._stay = ending.at_exit(self._at_exit)  # after the guard's own, so that it runs before it
+        if self._departure is not None:
+            self._departure.listen_at_exit()  # after the guard's own, so that it runs before it
 
     def _end_guard(self) -> None:
         try:
@@ -169,18 +164,15 @@ class Attached:
         self.totals.observe(self.guard.batches)
         return self.totals.wrong_length()
 
-    def _tell_and_raise(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        if not self._detached:
-            self._fail(error)
-        self._excepthook(kind, error, traceback)
-
     def _fail(self, error: BaseException) -> None:
+        if self._detached:
+            return
         self._failed = True
         self.guard.failed(error)
 
     def _at_exit(self) -> None:
         error = _under_way()
-        if error is not None and not self._detached:
+        if error is not None:
             self._fail(error)
         if self.guard.verdict is None and not self._failed:
             with contextlib.suppress(DivergenceError):

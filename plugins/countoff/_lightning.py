@@ -13,7 +13,6 @@ from countoff._lightning_trainer import (
     REMEDIES,
     count,
     countable_fetcher,
-    data_position,
     eval_loop,
     exhausted_by_looking,
     fetcher_of,
@@ -27,6 +26,7 @@ from countoff._observe import learning_rates, on_optimizer_step, versions
 from countoff._options import Options
 from countoff.core import Guard
 from countoff.core.totals import Totals
+from countoff.mesh import data_position
 
 
 class CountoffCallback(Options):
@@ -58,7 +58,9 @@ class CountoffCallback(Options):
         if not self._active:
             return
         facts = train_facts(trainer)
-        dp_rank, dp_degree = data_position(trainer)
+        # FSDPStrategy has a shape here until its mesh is made; ModelParallelStrategy raises until then.
+        mesh = getattr(trainer.strategy, "device_mesh", None)
+        dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
         self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
         plan = plan_of(trainer, facts, self._totals.plan.batches_per_epoch)
         self._begin(trainer, plan | {"dp_degree": dp_degree, "dp_rank": dp_rank})

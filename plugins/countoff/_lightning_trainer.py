@@ -8,7 +8,6 @@ from typing import Any
 
 from countoff._observe import loader_facts
 from countoff.core import Guard, LoaderFacts
-from countoff.mesh import dp_position
 
 REMEDIES = {
     "UnevenBatches": (
@@ -28,17 +27,6 @@ REMEDIES = {
 def _finite(number: int | float) -> int | None:
     """A number of batches; None for Lightning's infinity, which means that there is no length."""
     return None if math.isinf(number) else int(number)
-
-
-def data_position(trainer: Any) -> tuple[int, int]:
-    """This rank's dp_rank and the dp_degree: those of a strategy's mesh, else every rank reads its own share."""
-    # FSDPStrategy has a shape here until its mesh is made; ModelParallelStrategy raises until then.
-    mesh = getattr(trainer.strategy, "device_mesh", None)
-    try:
-        position = dp_position(mesh) if hasattr(mesh, "get_coordinate") else None
-    except ValueError:  # dims of somebody's own, of which nobody can say which read data
-        position = None
-    return position or (trainer.global_rank, trainer.world_size)
 
 
 def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None) -> dict[str, Any]:

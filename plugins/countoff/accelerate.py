@@ -68,7 +68,8 @@ def attach(
         )
 
     facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
-    totals = Totals(facts, dp_degree=reading.dp_degree_of(accelerator), framework="len(loader)")
+    dp_rank, dp_degree = reading.position_of(accelerator)
+    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
 
     def counts(optimizer: Any) -> bool:
         prepared = [reading.unwrapped(each) for each in accelerator._optimizers]
@@ -83,6 +84,8 @@ def attach(
         "gradient_accumulation_steps": facts.gradient_accumulation_steps,
         "max_epochs": epochs,
         "max_steps": max_steps,
+        "dp_degree": dp_degree,
+        "dp_rank": dp_rank,
     }
     found = versions("accelerate")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from countoff.core.ranks import ORDERS, RankMap
 
-__all__ = ["dp_position", "rank_map"]
+__all__ = ["data_position", "dp_position", "rank_map"]
 
 _DATA_DIMS = {name for order in ORDERS.values() for name in order.data_dims} | {
     *("replicate", "shard", "ddp", "hsdp_replicate", "hsdp_shard"),
@@ -70,6 +70,24 @@ def dp_position(mesh: Any, data_dims: Sequence[str] | None = None) -> tuple[int,
         if name in chosen:
             share = share * size + int(position)
     return share, math.prod(size for name, size in zip(names, sizes, strict=True) if name in chosen)
+
+
+def data_position(mesh: Any, *, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns this rank's dp_rank and the dp_degree, as an adapter gives them to the roll call.
+
+    Args:
+        mesh: The framework's ``DeviceMesh``; anything else, where it has none.
+        rank: This rank.
+        world_size: Ranks of the job.
+
+    Returns:
+        Those of the mesh. Without one, or where a dim's name does not tell whether it reads data: every rank its own.
+    """
+    try:
+        position = dp_position(mesh) if hasattr(mesh, "get_coordinate") else None
+    except ValueError:
+        position = None
+    return position or (rank, world_size)
 
 
 def _sizes(mesh: Any) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ class Verdict:
     """One finding about the ranks of a job.
 
     Attributes:
-        kind: `UnevenBatches`, `PlanMismatch`, `StepMismatch`, `LearningRateMismatch`, `RankMapError`, `LostRank`,
-            `Stalled`, `WrongLength`, `Truncated` or `VersionMismatch`.
+        kind: That of an exception below, or of a warning: `Stalled`, `WrongLength`, `Truncated`, `VersionMismatch`,
+            `LateRank`, `WrongHorizon`, `WrongTotal`, `NotDistributed`.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the odd one first.
         why: The cause, where it can be told.

@@ -1,0 +1,82 @@
+"""Composer's evaluations, in a fit, after it and outside of one, as a guard sees them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from countoff._composer_state import Read, left_over, length_of, read_loader
+from countoff._composer_words import mended
+from countoff._fetches import Fetches
+from countoff.core import Guard
+
+
+class Evaluations:
+    """The evaluators as they are when a roll call begins, and the evaluation under way.
+
+    Args:
+        state: Composer's State.
+        guard: The guard of the fit.
+        rank: This rank.
+        world_size: Ranks in the job.
+    """
+
+    def __init__(self, state: Any, guard: Guard, rank: int, world_size: int) -> None:
+        self._guard = guard
+        self._ranks = {"rank": rank, "world_size": world_size}
+        self._counted_off: dict[str, tuple[Any, Read]] = {}
+        for each in state.evaluators:
+            loader, limit = each.dataloader.dataloader, each.subset_num_batches
+            limit = None if limit == -1 else limit
+            self._counted_off[each.label] = loader, self._read(loader, each.label, limit)
+        self._open: tuple[Read, Fetches] | None = None
+
+    @property
+    def reads(self) -> dict[str, Read]:
+        """What was read off the evaluators' loaders, by label."""
+        return {label: read for label, (_, read) in self._counted_off.items()}
+
+    def start(self, state: Any, *, may_mend: bool) -> None:
+        """Opens an evaluation.
+
+        Args:
+            state: Composer's State.
+            may_mend: Whether to set its length where that is proven; all ranks must have agreed on the evaluations.
+        """
+        label, loader = str(state.dataloader_label), state.dataloader
+        known, read = self._counted_off.get(label, (None, None))
+        counted_off = known is loader and read is not None
+        if read is None or not counted_off:
+            read = self._read(loader, label, None)
+        wrong, length = read.totals.wrong_length(), None
+        if counted_off and may_mend:
+            length = read.mended_length
+        if wrong is not None:
+            self._guard.warn(replace(mended(wrong, length), subject=label))
+        if length is not None:
+            state.dataloader_len = length
+        fetches = Fetches(loader, self._guard.waited, self._guard.failed)
+        fetches.expected = read.own_batches if read.streaming is not None else None
+        self._open = read, fetches
+        self._guard.eval_start(f"evaluation {label}")
+
+    def end(self, state: Any) -> None:
+        """Closes the evaluation."""
+        if self._open is None:
+            return
+        read, fetches = self._open
+        fetched = fetches.begun
+        left = left_over(read, fetched, self._guard.batches, before=0, length=length_of(state))
+        if left is not None:
+            self._guard.left_over(left)
+        self.release()
+        self._guard.eval_end("exhausted" if fetched is not None and fetched.exhausted else "stopped")
+
+    def release(self) -> None:
+        """Gives the loader back as it was. The second time nothing happens."""
+        if self._open is not None:
+            self._open[1].release()
+            self._open = None
+
+    def _read(self, loader: Any, label: str, limit: int | None) -> Read:
+        return read_loader(loader, length=limit, framework=f"Composer's evaluator {label!r}", **self._ranks)

@@ -1,0 +1,197 @@
+"""One fit of Composer, or one evaluation that stands alone, from its roll call on until it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from countoff._composer_evals import Evaluations
+from countoff._composer_state import Read, batches_when_resumed, left_over, length_of, plan_of, read_loader
+from countoff._composer_words import REMEDIES, mended, uneven_by_design
+from countoff._departure import Departure
+from countoff._fetches import Fetches, Pass
+from countoff._observe import learning_rates, on_optimizer_step, rank_and_world_size, versions
+from countoff.core import DivergenceError, Guard, Settings
+
+
+class Watched:
+    """What is watched from a roll call on until it is left.
+
+    Args:
+        state: Composer's State.
+        settings: The user's choices.
+        train: Whether a fit begins; False for an evaluation outside of one.
+        corrected: The length that countoff has set before for this train loader; None if it has not.
+
+    Attributes:
+        guard: The guard underneath.
+        evaluations: The evaluations in it.
+        train: What was read off the train loader.
+        opens: Whether the next train batch is the first of its pass.
+    """
+
+    def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
+        self._settings = settings
+        self._corrected = corrected
+        self._rank, self._world_size = rank_and_world_size()
+        self.guard = Guard(
+            settings,
+            rank=self._rank,
+            world_size=self._world_size,
+            remedies=REMEDIES,
+            learning_rates=lambda: learning_rates(state.optimizers),
+        )
+        self.opens = True
+        self.train: Read | None = None
+        self._fetches: Fetches | None = None
+        self._pass: Pass | None = None
+        self._position = 0
+        self._epoch_batches: int | None = None
+        self._undo = contextlib.ExitStack()
+        self._finished = self._left = False
+        if train:
+            self._read_train(state, None if corrected is not None else length_of(state))
+        self.evaluations = Evaluations(state, self.guard, self._rank, self._world_size)
+
+    def begin(self, state: Any) -> None:
+        """Counts off. Collective: every rank must call it.
+
+        Raises:
+            PlanMismatch: If ranks begin with different plans.
+        """
+        self._undo.callback(on_optimizer_step(self.guard.step).remove)
+        departure = Departure(self.guard.failed, self._at_exit)
+        self._undo.callback(departure.cancel)
+        if self.train is not None:
+            self._observe_train(state)
+        plan = plan_of(state, self.train, self.evaluations.reads)
+        self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
+        departure.listen_at_exit()  # after the guard's own, so that it runs before it
+
+    def mend(self, state: Any, *, quiet: bool) -> int | None:
+        """Says what is wrong with the train loader; sets its length if that is wanted and proven on all ranks alike.
+
+        Returns:
+            The length that holds from here on, if countoff has set it.
+        """
+        read, length = self.train, self._corrected
+        if read is None:
+            return None
+        if length is None and self._may_mend("proven_batches_per_epoch"):
+            length = read.mended_length
+        wrong = read.totals.wrong_length()
+        if wrong is not None and not quiet:
+            self.guard.warn(mended(wrong, length))
+        if read.uneven is not None and read.streaming is not None and not quiet:
+            self.guard.warn(uneven_by_design(read.streaming.batching_method, read.uneven))
+        if length is not None:
+            state.dataloader_len = length
+            read.totals.corrected(length)
+        return length
+
+    def epoch_start(self, state: Any) -> None:
+        """Opens a train epoch."""
+        if self._fetches is not None and self._fetches.loader is not state.train_dataloader:
+            self._observe_train(state)
+        self.opens, self._position = True, 0
+        self._epoch_batches = self.train.totals.plan.batches_per_epoch if self.train is not None else None
+        if self._fetches is not None and self.train is not None and "train" not in state.dataset_resumption:
+            self._fetches.expected = self.train.own_batches if self.train.streaming is not None else None
+        self.guard.train_start(int(state.timestamp.epoch))
+
+    def first_batch(self, state: Any) -> None:
+        """Looks at the pass that has begun; opens the epoch in whose middle a run resumes."""
+        self.opens = False
+        if self.guard.open_span is None and self.train is not None:
+            self._position = int(state.timestamp.batch_in_epoch)
+            self._epoch_batches = batches_when_resumed(state, self.train, self._rank)
+            self.guard.train_start(int(state.timestamp.epoch), self._position)
+        self._pass = None if self._fetches is None else self._fetches.begun
+        if self._pass is not None:
+            self._pass.skipped = self._pass.batches - 1
+
+    def progress(self) -> float | None:
+        """How much of the train epoch this rank has done, from 0 to 1; None while nobody can know."""
+        return min(1.0, self.guard.train_batches / self._epoch_batches) if self._epoch_batches else None
+
+    def epoch_end(self, state: Any) -> None:
+        """Closes the train epoch, and learns its length where nothing proves it."""
+        read, guard = self.train, self.guard
+        if guard.open_span is None or read is None:
+            return
+        fetched = self._fetches.begun if self.opens and self._fetches is not None else self._pass
+        position, notice = self._position, None
+        before = position if fetched is None or fetched.skipped == position else None
+        left = left_over(read, fetched, guard.train_batches - position, before=before, length=length_of(state))
+        if left is not None:
+            guard.left_over(left)
+        exhausted = fetched is not None and fetched.exhausted
+        if exhausted and before is not None:
+            read.totals.observe(guard.train_batches)
+            notice = read.totals.wrong_length()
+        guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
+
+    def eval_start(self, state: Any) -> None:
+        """Opens an evaluation, and sets its length if that is wanted and proven on all ranks alike."""
+        self.evaluations.start(state, may_mend=self._may_mend("evaluations"))
+
+    def finish(self) -> None:
+        """Closes what is open and ends the fit.
+
+        Raises:
+            DivergenceError: If another rank goes on, or ranks are known to be out of step.
+        """
+        while (span := self.guard.open_span) is not None:
+            end = self.guard.train_end if span.startswith("train") else self.guard.eval_end
+            end("stopped")
+        self._finished = True
+        self.guard.fit_end()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Gives everything back as it was. The second time nothing happens.
+
+        Args:
+            error: What ends it before its time; None where another fit begins in its place.
+        """
+        if self._left:
+            return
+        self._left = True
+        if self._fetches is not None:
+            self._fetches.release()
+        self.evaluations.release()
+        self._undo.close()
+        if error is not None and not self._finished:
+            self.guard.failed(error)
+        elif not self._finished:
+            with contextlib.suppress(DivergenceError):
+                self.finish()
+        self.guard.close()
+
+    def _at_exit(self) -> None:
+        self.leave(what_ended_it())
+
+    def _may_mend(self, name: str) -> bool:
+        agreed = self._world_size == 1 or name in self.guard.agreed
+        return agreed and self._settings.totals == "fix"
+
+    def _read_train(self, state: Any, length: int | None) -> None:
+        self.train = read_loader(
+            state.train_dataloader,
+            length=length,
+            rank=self._rank,
+            world_size=self._world_size,
+            duration=state.max_duration,
+        )
+
+    def _observe_train(self, state: Any) -> None:
+        """Reads and observes the train loader, the first one or another that has taken its place."""
+        if self._fetches is not None:
+            self._fetches.release()
+            self._read_train(state, length_of(state))
+        self._fetches = Fetches(state.train_dataloader, self.guard.waited, self.guard.failed)
+
+
+def what_ended_it() -> BaseException:
+    """The exception under way, or the program's last; a `SystemExit` without a code if it ends without one."""
+    return sys.exc_info()[1] or getattr(sys, "last_value", None) or SystemExit()

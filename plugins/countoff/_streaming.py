@@ -1,0 +1,64 @@
+"""mosaicml-streaming's objects, read into facts for the arithmetic; the library itself is not imported.
+
+A `StreamingDataset` whose subclass deals out samples in a way of its own is not one whose length can be worked out.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from countoff.core.plan import StreamFacts, StreamingFacts
+
+_DEALS_OUT = ("__iter__", "_each_sample_id", "_get_work", "_resume", "_resume_incr_epoch", "resample_streams")
+_PASSES = {"torch.utils.data": "DataLoader", "streaming.base.dataloader": "StreamingDataLoader"}
+
+
+def iterates_as_it_came(loader: Any) -> bool:
+    """Whether a loader's `__iter__` is that of torch's DataLoader or of streaming's, not one of the user's own."""
+    known = [getattr(sys.modules.get(module), name, None) for module, name in _PASSES.items()]
+    return any(each is not None and type(loader).__iter__ is each.__iter__ for each in known)
+
+
+def streaming_dataset(loader: Any) -> Any:
+    """The StreamingDataset that a DataLoader reads; None if it reads another one, or one that deals out by itself."""
+    base = getattr(sys.modules.get("streaming.base.dataset"), "StreamingDataset", None)
+    dataset = getattr(loader, "dataset", None)
+    if base is None or not isinstance(dataset, base) or not iterates_as_it_came(loader):
+        return None
+    changed = [name for name in _DEALS_OUT if getattr(type(dataset), name, None) is not getattr(base, name, None)]
+    return None if changed else dataset
+
+
+def streaming_facts(loader: Any, *, drop_first: int = 0) -> StreamingFacts | None:
+    """What the arithmetic of streaming needs to know of a loader; None if it does not read a StreamingDataset.
+
+    Args:
+        loader: Any loader.
+        drop_first: Samples of the epoch, over all ranks, that an earlier run has trained on.
+    """
+    dataset = streaming_dataset(loader)
+    if dataset is None:
+        return None
+    world = dataset._unique_rank_world
+    return StreamingFacts(
+        epoch_size=int(dataset.epoch_size),
+        nodes=world.num_nodes,
+        ranks_per_node=world.ranks_per_node,
+        dataset_batch_size=dataset.batch_size,
+        batch_size=loader.batch_size,
+        drop_last=bool(loader.drop_last),
+        num_workers=loader.num_workers,
+        batching_method=dataset.batching_method,
+        num_canonical_nodes=dataset.num_canonical_nodes,
+        shuffle=bool(dataset.shuffle),
+        shuffle_algo=dataset.shuffle_algo,
+        replication=dataset.replication,
+        drop_first=drop_first,
+        partition_algo=dataset.partition_algo,
+        initial_nodes=dataset.initial_physical_nodes,
+        streams=tuple(
+            StreamFacts(int(samples), int(stream.choose), float(stream.proportion))
+            for samples, stream in zip(dataset.samples_per_stream, dataset.streams, strict=True)
+        ),
+    )

@@ -1,0 +1,144 @@
+"""countoff for Composer: ``Trainer(callbacks=[Countoff()])``.
+
+Composer agrees before every batch on whether some rank has run out, and stops all of them there: uneven ranks do not
+hang, they lose data without a word. What the console, the schedules and the end of an epoch go by is ``len()`` of the
+loader. So loaders are read before the first batch and observed where they are iterated. A batch that was fetched and
+thrown away is the framework's design here, and no proof that ranks are out of step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from countoff._composer_fit import Watched, what_ended_it
+from countoff._composer_state import length_of
+from countoff._options import Options
+from countoff.core import Guard
+
+try:
+    from composer.core import Callback, State
+    from composer.loggers import Logger
+except ImportError as error:
+    raise ImportError("countoff.composer needs Composer: pip install 'countoff[composer]'") from error
+
+__all__ = ["Countoff"]
+
+
+class Countoff(Options, Callback):
+    """Asserts that all ranks count the same batches and steps, and logs the true totals.
+
+    Every rank's Trainer must have it. The options are those of every adapter; one that is not given comes from
+    ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
+    """
+
+    _fit: Watched | None = None
+    _last: Watched | None = None
+    _alone = False  # whether it is an evaluation outside of a fit
+    _mended: tuple[Any, int] | None = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of the fit under way, or of the last one."""
+        return None if self._last is None else self._last.guard
+
+    def after_load(self, state: State, logger: Logger) -> None:
+        """Mends a wrong length before `fit` looks at it; that takes a roll call of its own."""
+        if self._is_active(state) and self.settings.totals == "fix" and state.train_dataloader is not None:
+            self._begin(state, train=True, quiet=True)
+            self._finish()
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        """Counts off, with the loader in place and the position restored."""
+        if self._is_active(state):
+            self._begin(state, train=True)
+            self._report(logger)
+
+    def epoch_start(self, state: State, logger: Logger) -> None:
+        """Opens the epoch's span; this event does not come where a run resumes in the middle of one."""
+        if self._fit is not None:
+            self._fit.epoch_start(state)
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Counts the batch."""
+        fit = self._fit
+        if fit is None:
+            return
+        if fit.opens:
+            fit.first_batch(state)
+        guard = fit.guard
+        guard.batch()
+        if not guard.train_batches % self.settings.tick_batches and (done := fit.progress()) is not None:
+            logger.log_metrics({"countoff/epoch_progress": done})
+
+    def epoch_end(self, state: State, logger: Logger) -> None:
+        """Closes the epoch's span."""
+        if self._fit is not None:
+            self._fit.epoch_end(state)
+            self._report(logger)
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Opens an evaluation, in a fit or outside of one."""
+        if self._fit is None and self._is_active(state):
+            self._begin(state, train=False)
+        if self._fit is not None:
+            self._fit.eval_start(state)
+
+    def eval_batch_start(self, state: State, logger: Logger) -> None:
+        """Counts a batch of the evaluation."""
+        if self._fit is not None:
+            self._fit.guard.batch()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Closes the evaluation."""
+        if self._fit is not None:
+            self._fit.evaluations.end(state)
+
+    def eval_after_all(self, state: State, logger: Logger) -> None:
+        """Leaves, after evaluations at the end of a fit, which come when the fit has been left."""
+        if self._alone:
+            self._finish()
+
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
+        """Leaves, after `trainer.eval()`."""
+        if self._alone:
+            self._finish()
+
+    def fit_end(self, state: State, logger: Logger) -> None:
+        """Ends the fit."""
+        if self._fit is not None:
+            guard = self._fit.guard
+            self._finish()
+            logger.log_metrics(dict(guard.metrics))
+
+    def close(self, state: State, logger: Logger) -> None:
+        """Leaves; tells the other ranks why, if an exception has ended the fit."""
+        self._leave(what_ended_it())
+
+    def _is_active(self, state: State) -> bool:
+        """Whether this is the Trainer's first Countoff (another may come from its configuration), and is enabled."""
+        return self.settings.enabled and next(each for each in state.callbacks if isinstance(each, Countoff)) is self
+
+    def _begin(self, state: State, *, train: bool, quiet: bool = False) -> None:
+        self._leave()
+        loader, length = self._mended or (None, None)
+        known = length if train and loader is state.train_dataloader and length == length_of(state) else None
+        self._fit = self._last = Watched(state, self.settings, train=train, corrected=known)
+        self._alone = not train
+        self._fit.begin(state)
+        if train and (length := self._fit.mend(state, quiet=quiet)) is not None:
+            self._mended = state.train_dataloader, length
+
+    def _report(self, logger: Logger) -> None:
+        fit = self._fit
+        if fit is not None and fit.train is not None:
+            logger.log_metrics({**fit.train.totals.plan.metrics(), **fit.guard.metrics})
+
+    def _finish(self) -> None:
+        if self._fit is not None:
+            self._fit.finish()
+        self._leave()
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        fit, self._fit, self._alone = self._fit, None, False
+        if fit is not None:
+            fit.leave(error)

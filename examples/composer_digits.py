@@ -13,8 +13,8 @@ Needs: pip install 'countoff[composer]' scikit-learn
 """
 
 import argparse
+import contextlib
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -57,19 +57,7 @@ def write_digits(directory):
             writer.write({"image": (image / 16).astype(np.float32), "label": int(label)})
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fix", action="store_true", help="let countoff set the true length")
-    totals = "fix" if parser.parse_args().fix else "log"
-
-    dist.initialize_dist(get_device("cpu"))
-    shared = [tempfile.mkdtemp() if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(shared)
-    directory = str(Path(shared[0]) / "digits")
-    if dist.get_global_rank() == 0:
-        write_digits(directory)
-    dist.barrier()
-
+def train(directory, totals):
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     trainer = Trainer(
@@ -86,6 +74,22 @@ def main():
     if dist.get_global_rank() == 0:
         print(f"trained {int(trainer.state.timestamp.batch)} batches on each rank")
     trainer.close()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fix", action="store_true", help="let countoff set the true length")
+    totals = "fix" if parser.parse_args().fix else "log"
+
+    dist.initialize_dist(get_device("cpu"))
+    with contextlib.ExitStack() as stack:
+        shared = [None]
+        if dist.get_global_rank() == 0:
+            shared = [stack.enter_context(tempfile.TemporaryDirectory())]
+            write_digits(shared[0] + "/digits")
+        dist.broadcast_object_list(shared)
+        train(shared[0] + "/digits", totals)
+        dist.barrier()  # before rank 0 removes the directory
 
 
 if __name__ == "__main__":

@@ -149,7 +149,9 @@ def streaming_loader(samples: list[int], mistaken: bool, workers: int, arguments
         streams.append(Stream(local=directory))
     kind = SizeForLength if mistaken else Digits
     dataset = kind(**{"streams": streams, "batch_size": BATCH_SIZE, **arguments})
-    return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers)
+    # As in a script: a rank of the harness would otherwise start a forkserver of its own, which imports all that again.
+    context = "fork" if workers else None
+    return StreamingDataLoader(dataset, batch_size=BATCH_SIZE, num_workers=workers, multiprocessing_context=context)
 
 
 def start() -> None:

@@ -266,3 +266,17 @@ def scheduled(horizon: int, epochs: int | None, run_epochs: int, **options: Any)
 
 def scheduled_with(horizon: int, options: dict[str, Any]) -> list[float]:
     return scheduled(horizon, 2, 2, **options)
+
+
+def of_one_process() -> list[tuple[int, int, dict[str, float]]]:
+    """Batches and samples that one process reads, for each of three ways to cut 70 samples, and what was foretold."""
+    found = list[tuple[int, int, dict[str, float]]]()
+    for even_batches, drop_last in ((True, False), (False, False), (True, True)):
+        configuration = DataLoaderConfiguration(even_batches=even_batches)
+        accelerator = Accelerator(cpu=True, dataloader_config=configuration)
+        loader = accelerator.prepare(map_loader(70, drop_last=drop_last))
+        with attach(accelerator, train=loader) as watched:
+            foretold = watched.progress()
+            sizes = [len(batch[0]) for batch in loader]
+        found.append((len(sizes), sum(sizes), foretold))
+    return found

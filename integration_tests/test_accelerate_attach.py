@@ -61,3 +61,14 @@ def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
     assert said(results) == []
     assert results[0].value[-1] == pytest.approx(0.0)
     assert results[0].value[-3] > 0
+
+
+def test_one_process_reads_an_undivided_loader(run_ranks):
+    (result,) = run_ranks(cases.of_one_process, 1)
+    assert not said([result])
+    for batches, samples, foretold in result.value:
+        assert foretold["countoff/batches_per_epoch"] == batches
+        assert foretold["countoff/samples_per_epoch"] == samples
+        assert foretold["countoff/samples_repeated"] == 0
+        assert foretold["countoff/samples_dropped"] == 70 - samples
+    assert [(batches, samples) for batches, samples, _ in result.value] == [(18, 70), (18, 70), (17, 68)]

@@ -1,6 +1,8 @@
 """`countoff plan` and `countoff check` at the prompt: what they print, and how they refuse."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from countoff.core import cli
+from countoff.core._findings import CODES
 
 QUESTION = """
     [training]
@@ -154,6 +157,32 @@ def test_an_ignored_fault_is_none(run: Run, tmp_path: Path) -> None:
     said = run(["check", str(tmp_path / "short.toml"), "--world-size", "4", "--ignore", "horizon"])
     assert said.code == 0
     assert said.out == f"{tmp_path / 'short.toml'} on 4 ranks: no fault found\n"
+
+
+def test_a_code_that_there_is_not_is_refused_with_the_nearest(run: Run, question: str) -> None:
+    done = run(["check", question, "--world-size", "4", "--ignore", "horizn"])
+    assert done.code == 2
+    assert "--ignore knows no code 'horizn'; did you mean horizon?; known: dims, " in done.err
+
+
+def test_the_codes_are_the_documented_ones() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text().partition("## What is wrong")[2]
+    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", page, re.MULTILINE)
+    assert sorted(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)) == sorted(CODES)
+
+
+def test_a_terminal_that_knows_only_ascii_is_no_error(question: str) -> None:
+    for command in (["plan", "--help"], ["plan", question, "--world-size", "4"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "countoff.core.cli", *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        )
+        assert done.stderr == ""
+    assert "4 ranks: 2 sequences ? 2,048 tokens ? 4 data ranks" in done.stdout
 
 
 def test_a_sound_config_is_exit_0(run: Run, question: str) -> None:

@@ -28,7 +28,7 @@ REMEDIES = {
     "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
     "StepMismatch": (
         "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of one "
-        "rank in an evaluation, which hides the end of the train loader from accumulate()."
+        "rank, which also hides the end of the train loader from accumulate() if it is in an evaluation."
     ),
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
     "LostRank": "read that rank's own output first; the others only lost their peer.",

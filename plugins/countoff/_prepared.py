@@ -46,7 +46,7 @@ def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
     undivided = source.batch_sampler if isinstance(source, BatchSamplerShard) else source
     iterable = isinstance(loader.dataset, IterableDataset)
     samples, batch_size, all_different = (None, _batch_size(loader, source), False) if iterable else _drawn(undivided)
-    drop_last = getattr(source if divided else loader, "drop_last", False)
+    drop_last = getattr(source if divided or isinstance(source, BatchSampler) else loader, "drop_last", False)
     return PreparedFacts(
         "DataLoaderDispatcher" if dispatched else "IterableDatasetShard" if iterable else "BatchSamplerShard",
         samples=samples,
@@ -54,7 +54,8 @@ def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
         num_processes=num_processes,
         drop_last=bool(loader._drop_last if dispatched else drop_last),
         split_batches=bool(getattr(loader if dispatched else source, "split_batches", False)),
-        even_batches=bool(getattr(source, "even_batches", True)),
+        # One process alone has an undivided loader, in which nothing is made even.
+        even_batches=bool(getattr(source, "even_batches", divided)),
         all_different=all_different,
         iterable=iterable,
         num_workers=loader.num_workers,

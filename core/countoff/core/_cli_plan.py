@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 
 from countoff.core import _cli_show
 from countoff.core._checks import check_job
-from countoff.core._findings import worst_first
+from countoff.core._findings import CODES, worst_first
 from countoff.core._orders import ORDERS
 from countoff.core.configs import read_job
 from countoff.core.job import Job, Origin, RunPlan
@@ -72,6 +73,11 @@ def check(chosen: argparse.Namespace) -> int:
         ValueError: If the configuration cannot be read; one line says why.
     """
     job = _job(chosen)
+    for code in chosen.ignore:
+        if code not in CODES:
+            near = difflib.get_close_matches(code, CODES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--ignore knows no code {code!r}{hint}; known: {', '.join(CODES)}")
     worst = 0
     sizes = _world_sizes(chosen, job)
     for world_size in sizes:

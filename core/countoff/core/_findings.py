@@ -10,9 +10,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Level", "worst_first"]
+__all__ = ["CODES", "Finding", "Level", "worst_first"]
 
 Level = Literal["silent", "stops", "note"]
+CODES = (
+    *("dims", "batch", "dp-rank", "chunks", "warm-up", "horizon", "uneven", "override"),
+    *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
+    *("exponent", "first-step", "data-ranks", "repeats", "dropped"),
+)
+"""The short names of all findings."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")
 
 

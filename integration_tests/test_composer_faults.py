@@ -1,0 +1,147 @@
+"""Composer, a rank that fails, leaves or waits for its data for ever; streaming reads from S3 by its own downloader."""
+
+import time
+from typing import Any
+
+import pytest
+
+from integration_tests.composer_jobs import Job, fit, needs_composer, outcome, remove_shared_memory
+from integration_tests.harness import Watch
+from integration_tests.jobs import assert_named, own_rank, verdict_lines
+
+pytestmark = needs_composer
+
+
+@pytest.fixture(autouse=True)
+def _clean_up(tmp_path):
+    yield
+    remove_shared_memory(tmp_path)
+
+
+@pytest.fixture
+def store():
+    from integration_tests.s3_server import s3_server
+
+    with s3_server() as running:
+        yield running
+
+
+def torn(number: int) -> None:
+    if own_rank() == 1 and number == 13:
+        raise ValueError("shard 3 is torn")
+
+
+def test_a_loader_that_fails_is_named_on_every_rank(run_ranks):
+    job = Job(train=[8, 8], reported=[8, 8], before=torn)
+    results = run_ranks(fit, 2, job, expect=None, deadline_seconds=60)
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: shard 3 is torn (in batch 3 of train epoch 0)")
+
+
+def ends_outside_of_the_loader(how: str) -> None:
+    import sys
+
+    from composer.core import Callback
+
+    class Fail(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if int(state.timestamp.batch) != 3 or (own_rank() != 1 and how != "all leave"):
+                return
+            if how in ("one leaves", "all leave"):
+                sys.exit(0)
+            raise ValueError("loss is not finite")
+
+    trainer = Job(even=64).make_trainer(callbacks=[Fail()])
+    if how != "closes":
+        trainer.fit()
+        return
+    try:
+        trainer.fit()
+    finally:
+        trainer.close()  # ends in a barrier
+
+
+@pytest.mark.parametrize("how", ["raises", "closes"])
+def test_a_rank_that_raises_is_named_on_every_rank(run_ranks, how):
+    results = run_ranks(ends_outside_of_the_loader, 2, how, expect=None, deadline_seconds=60)
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 3 of train epoch 0)")
+
+
+def test_a_rank_that_goes_on_where_another_has_left_ends_with_a_verdict(run_ranks):
+    left = run_ranks(ends_outside_of_the_loader, 2, "one leaves", expect=None, deadline_seconds=60)[0]
+    assert left.exit_code != 0
+    assert any("countoff: LostRank: rank 0 raised " in line for line in verdict_lines(left)), left.output
+    assert "as one does whose peer is gone" in left.output
+
+
+def test_ranks_that_all_leave_early_have_failed_nowhere(run_ranks):
+    """As after a signal that a preempted job gets: each calls `sys.exit()` at the same batch."""
+    results = run_ranks(ends_outside_of_the_loader, 2, "all leave", deadline_seconds=60)
+    assert [verdict_lines(result) for result in results] == [[], []]
+
+
+def read_from_s3(options: dict[str, Any]) -> dict[str, Any]:
+    """Trains on shards of a sample each, of which rank 0 reads the even and rank 1 the odd ones."""
+    import os
+
+    import boto3
+    from composer.loggers import InMemoryLogger
+
+    from integration_tests import composer_parts as parts
+
+    parts.start()
+    parts.use_own_temporary_directory()
+    if own_rank() == 0:
+        boto3.client("s3", endpoint_url=os.environ["S3_ENDPOINT_URL"]).create_bucket(Bucket="digits")
+        parts.write_shards(("sent", "s3://digits/mds"), 32, size_limit=600)
+    parts.dist.barrier()
+    dataset = parts.Digits(remote="s3://digits/mds", local="cache", batch_size=4, predownload=4, download_timeout=120)
+    loader = parts.StreamingDataLoader(dataset, batch_size=4)
+    memory = InMemoryLogger()
+    trainer = Job(options=options).make_trainer(train_dataloader=loader, max_duration="1ep", loggers=[memory])
+    trainer.fit()
+    result = {**outcome(trainer), **{name: values[-1][1] for name, values in memory.data.items() if "/loader" in name}}
+    trainer.close()
+    return result
+
+
+def test_shards_that_come_late_are_slow_and_whose_they_are_is_logged(run_ranks, store):
+    store.delays = tuple(f"shard.{number:05}" for number in range(1, 32, 2))
+    results = run_ranks(read_from_s3, 2, {}, env=store.environment, deadline_seconds=120)
+    assert [verdict_lines(result) for result in results] == [[], []]
+    assert [result.value["batches"] for result in results] == [4, 4]
+    assert results[0].value["countoff/loader_rank"] == 1
+    assert results[0].value["countoff/loader_seconds_max"] > results[0].value["countoff/loader_seconds"] > 0
+
+
+def test_a_download_that_never_ends_is_a_stall_of_the_rank_in_its_loader(run_ranks, store):
+    store.holds = ("shard.00013",)
+
+    def release_once_reported(watch: Watch) -> None:
+        patience = time.monotonic() + 60
+        while "countoff: Stalled: " not in watch.results()[0].output and time.monotonic() < patience:
+            watch.let_run(0.1)
+        store.released.set()
+
+    results = run_ranks(
+        read_from_s3,
+        2,
+        {"stall_seconds": 2},
+        env=store.environment,
+        deadline_seconds=150,
+        while_running=release_once_reported,
+    )
+    lines = verdict_lines(results[0])
+    assert sum("countoff: Stalled: " in line for line in lines) == 1, results[0].output
+    assert any("rank 1 is in its loader" in line for line in lines), results[0].output
+    assert any("rank 1 is at dataset.py:" in line for line in lines), results[0].output  # streaming's
+    assert verdict_lines(results[1]) == []
+    assert len({result.value["weights"] for result in results}) == 1
+
+
+def test_a_download_that_fails_is_named_on_every_rank(run_ranks, store):
+    store.refuses = ("shard.00013",)
+    results = run_ranks(read_from_s3, 2, {}, env=store.environment, expect=None, deadline_seconds=120)
+    # streaming's own thread dies of it, and its loader ends as if there were no more
+    ended = "of 4 batches; its own log may hold the exception of a download"
+    assert_named(results, "LostRank", [1], "rank 1 raised RuntimeError: the loader ended after ", ended)
+    assert "s3://digits/mds/shard.00013.mds not found" in results[1].output

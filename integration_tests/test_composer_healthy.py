@@ -1,0 +1,127 @@
+"""Composer jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from integration_tests.composer_jobs import Job, fit_with_and_without, needs_composer, outcome, remove_shared_memory
+from integration_tests.jobs import verdict_lines
+
+pytestmark = needs_composer
+
+EVEN = [
+    Job(even=66, evals=[[2, 1]] * 2, trainer={"eval_interval": "4ba"}),
+    Job(even=64, cut_mix=True),
+    Job(even=64, trainer={"device_train_microbatch_size": 2}),
+    Job(streams=[70], evals=[2, 2]),
+    Job(streams=[70], workers=2),
+    Job(train=[6, 6], trainer={"max_duration": "7ba"}),
+    Job(train=[6, 6], reported=[6, 6], trainer={"max_duration": "7ba"}, evals=[2, 2]),
+    Job(even=64, trainer={"train_subset_num_batches": 5}, options={"totals": "fix"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _clean_up(tmp_path):
+    yield
+    remove_shared_memory(tmp_path)
+
+
+def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Runs on all ranks; nothing is said, and each pair of outcomes is equal, on every rank."""
+    results = run_ranks(function, ranks, *arguments, deadline_seconds=240)
+    assert [verdict_lines(result) for result in results] == [[] for _ in results]
+    for result in results:
+        assert [pair[0] for pair in result.value] == [pair[1] for pair in result.value]
+        assert result.value == results[0].value
+    return results[0].value
+
+
+def test_healthy_jobs_train_to_the_same_bits_without_a_word(run_ranks):
+    values = assert_healthy(run_ranks, 2, fit_with_and_without, EVEN)
+    assert [pair[1]["batches"] for pair in values] == [18, 16, 16, 18, 18, 7, 7, 10]
+
+
+@pytest.mark.ranks(4, 8)
+def test_more_ranks_are_as_healthy(run_ranks, ranks):
+    jobs = [Job(even=16 * ranks, evals=[1] * ranks), Job(streams=[16 * ranks])]
+    assert_healthy(run_ranks, ranks, fit_with_and_without, jobs[: 1 if ranks == 8 else 2])
+
+
+def twice(job: Job, options: dict[str, Any] | None) -> dict[str, Any]:
+    """Evaluates, fits, fits on, evaluates, closes twice."""
+    trainer = Job(**{**vars(job), "options": options}).make_trainer()
+    trainer.eval()
+    trainer.fit()
+    trainer.fit(duration="1ep")
+    trainer.eval()
+    trainer.close()
+    trainer.close()
+    return outcome(trainer)
+
+
+def resumed(job: Job, options: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """Stops in the middle of the second epoch and goes on in another Trainer."""
+    job = Job(**{**vars(job), "options": options})
+    first = job.make_trainer(max_duration="11ba")
+    first.fit()
+    first.save_checkpoint("resume.pt")
+    first.close()
+    second = job.make_trainer(load_path="resume.pt", max_duration="3ep", **more)
+    second.fit()
+    second.close()
+    return outcome(second)
+
+
+def lives(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
+    options: list[dict[str, Any] | None] = [None, {}]
+    pairs = [[twice(jobs[0], each) for each in options]]
+    pairs += [[resumed(job, each) for each in options] for job in jobs]
+    pairs.append([resumed(jobs[0], each, spin_dataloaders=False) for each in options])
+    return pairs
+
+
+def test_two_fits_and_resuming_in_mid_epoch_are_healthy(run_ranks):
+    jobs = [Job(even=64, evals=[2, 2]), Job(train=[8, 8], reported=[8, 8]), Job(streams=[64], evals=[2, 2])]
+    values = assert_healthy(run_ranks, 2, lives, jobs)
+    assert [pair[1]["batches"] for pair in values] == [24, 24, 24, 24, 27]
+
+
+def start_many_times() -> None:
+    """What Composer asks of any callback: to be made, begun, ended and closed, and all that again."""
+    from countoff.composer import Countoff
+
+    callback = Countoff()
+    for _ in range(2):
+        trainer = Job(even=16, options=None).make_trainer(callbacks=[callback], max_duration="1ep")
+        trainer.fit()
+        trainer.engine.close()
+        trainer.close()
+        callback.close(trainer.state, trainer.logger)
+    assert callback.guard is not None
+    assert callback.guard.verdict is None
+    assert callback.state_dict() == {}
+
+
+def test_one_callback_serves_one_trainer_after_the_other(run_ranks):
+    results = run_ranks(start_many_times, 2, deadline_seconds=90)
+    assert [verdict_lines(result) for result in results] == [[], []]
+
+
+def made_by_llm_foundry() -> list[str]:
+    """The callback as llm-foundry's registry makes it from `callbacks: {countoff: {}}`, beside one added in code."""
+    import catalogue
+
+    registry = catalogue.create("llmfoundry", "callbacks", entry_points=True)
+    callback = registry.get("countoff")(totals="fix")
+    trainer = Job(even=64, mistaken=True, options={}).make_trainer(callbacks=[callback], max_duration="1ep")
+    trainer.fit()
+    trainer.close()
+    return [type(callback).__module__, callback.settings.totals, str(callback.guard)]
+
+
+def test_llm_foundry_finds_the_callback_and_a_second_one_steps_aside(run_ranks):
+    results = run_ranks(made_by_llm_foundry, 2, deadline_seconds=90)
+    assert [result.value for result in results] == [["countoff.composer", "fix", "None"]] * 2
+    assert sum("WrongLength" in line for line in verdict_lines(results[0])) == 1

@@ -1,0 +1,145 @@
+"""Composer, a loader whose length is that of all ranks: said before the first batch, and mended on request."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from integration_tests.composer_jobs import Job, fit_and_record_all, needs_composer, said
+from integration_tests.jobs import verdict_lines
+
+pytestmark = needs_composer
+
+SEEN = ("console", "bars", "rates", "weights")
+
+
+def seen(value: dict[str, Any]) -> dict[str, Any]:
+    """What the user sees of a run, and what it came to."""
+    return {name: value[name] for name in SEEN}
+
+
+@pytest.mark.ranks(2, 4)
+def test_fixed_totals_are_those_of_the_right_loader_value_for_value(run_ranks, ranks):
+    sampler, shards = Job(even=64, mistaken=True), Job(streams=[64], mistaken=True)
+    jobs = [
+        replace(sampler, mistaken=False),
+        replace(sampler, options={"totals": "fix"}),
+        replace(shards, mistaken=False),
+        replace(shards, options={"totals": "fix"}),
+        sampler,
+        replace(sampler, options=None),
+    ]
+    results = run_ranks(fit_and_record_all, ranks, jobs, deadline_seconds=120)
+    for result in results:
+        right, fixed, right_shards, fixed_shards, logged, plain = map(seen, result.value)
+        assert fixed == right
+        assert fixed_shards == right_shards
+        assert logged == plain
+    true, words = 16 // ranks, said(results[0])
+    assert results[0].value[1]["console"][-1] == f"[epoch=2][batch={true}/{true}]"
+    assert str(true) in results[0].value[1]["bars"]
+    assert max(results[0].value[1]["rates"]) == 0.1
+    assert results[0].value[4]["console"][-1] == f"[epoch=2][batch={true}/16]"
+    for text in (words[1], words[3], words[4]):
+        assert f"countoff: WrongLength: Composer counts on 16 batches per epoch and rank; there are {true}." in text
+        assert f"The console shows batch=i/16, the epoch ends at {true}; " in text
+        assert f"a warm-up of '1ep' takes {ranks} epochs" in text
+        assert f"a decay over the 2 epochs is laid out for 32 batches and ends at {2 * true} of them" in text
+        assert f"16 is the size of the data set over all {ranks} data ranks (`size`), not one rank's `length`" in text
+    assert f"countoff has set the length to {true}, before the first batch" in words[1]
+    assert "countoff has set" not in words[4]
+    assert [words[0], words[2], words[5]] == ["", "", ""]
+    assert [line for result in results[1:] for line in verdict_lines(result)] == []
+
+
+def test_a_plain_iterable_shows_its_length_at_the_end_of_its_first_epoch(run_ranks):
+    """Nothing proves it before that, so nothing is set; the remedy that is named is right from the first batch."""
+    wrong = Job(train=[8, 8], reported=[16, 16], options={"totals": "fix"})
+    jobs = [
+        wrong,
+        replace(wrong, trainer={"train_subset_num_batches": 8}),
+        Job(train=[8, 8], reported=[8, 8]),
+        Job(streams=[70], options={"tick_batches": 3}),
+    ]
+    results = run_ranks(fit_and_record_all, 2, jobs, deadline_seconds=120)
+    first, remedied, right, shards = results[0].value
+    words = said(results[0])
+    assert first["console"][-1] == "[epoch=2][batch=8/16]"
+    assert words[0].count("WrongLength: Composer counts on 16 batches per epoch and rank; there are 8.") == 1
+    assert "countoff has set" not in words[0]
+    assert "Trainer(train_subset_num_batches=N)" in words[0]
+    assert first["logged"]["countoff/batches_per_epoch"] == 8
+    assert seen(remedied) == seen(right)
+    assert words[1:] == ["", "", ""]
+    expected = {
+        "batches_per_epoch": 9,
+        "reported_batches_per_epoch": 9,
+        "steps_per_epoch": 9,
+        "total_steps": 18,
+        "global_batch_size": 8,
+        "samples_per_epoch": 70,
+        "samples_repeated": 0,
+        "samples_dropped": 0,
+        "dp_degree": 2,
+        "epoch_progress": 1.0,
+    }
+    assert {name: shards["logged"][f"countoff/{name}"] for name in expected} == expected
+    assert shards["logged"]["countoff/loader_seconds_max"] >= shards["logged"]["countoff/loader_seconds"] > 0
+    assert shards["logged"]["countoff/spread_seconds"] >= 0
+
+
+def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
+    """Composer's length of an evaluator over a streaming data set with the mistake, in the fit and outside of it."""
+    from composer.core import Callback, Evaluator
+
+    from integration_tests.composer_parts import start, streaming_loader
+
+    lengths = []
+
+    class Record(Callback):
+        def eval_batch_start(self, state: Any, logger: Any) -> None:
+            lengths.append(int(state.dataloader_len))
+
+    start()
+    evaluator = Evaluator(label="shards", dataloader=streaming_loader([32], True, 0, {}))
+    trainer = Job(even=16, options=options).make_trainer(eval_dataloader=evaluator, callbacks=[Record()])
+    trainer.fit()
+    trainer.eval()
+    trainer.close()
+    return lengths
+
+
+@pytest.mark.parametrize(("totals", "length"), [("log", 8), ("fix", 4)])
+def test_evaluators_have_their_length_said_and_mended(run_ranks, totals, length):
+    results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
+    assert [result.value for result in results] == [[length] * 4 * 3] * 2
+    warnings = [line for line in verdict_lines(results[0]) if "WrongLength" in line]
+    assert len(warnings) == 2  # in the fit, and outside of it
+    assert all("evaluator 'shards' counts on 8 batches per epoch and rank; there are 4." in line for line in warnings)
+
+
+def fit_unsized(options: dict[str, Any]) -> Any:
+    """An epoch of a loader that knows no length: only AFTER_LOAD comes before Composer asks for it."""
+    from integration_tests.composer_parts import Digits, StreamingDataLoader, start, streaming_loader
+
+    class Unsized(Digits):
+        def __len__(self) -> int:
+            raise TypeError("no length")
+
+    start()
+    streaming_loader([64], False, 0, {})
+    loader = StreamingDataLoader(Unsized(local="stream0", batch_size=4), batch_size=4)
+    trainer = Job(options=options).make_trainer(train_dataloader=loader, max_duration="1ep")
+    try:
+        trainer.fit()
+    except ValueError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return int(trainer.state.timestamp.batch)
+
+
+def test_an_unsized_loader_can_be_trained_by_epochs_where_its_length_is_proven(run_ranks):
+    assert [result.value for result in run_ranks(fit_unsized, 2, {"totals": "fix"}, deadline_seconds=90)] == [8, 8]
+    refused = run_ranks(fit_unsized, 2, {}, deadline_seconds=90)
+    assert all("max_duration cannot be specified in epochs" in result.value for result in refused)

@@ -1,0 +1,122 @@
+"""Composer, ranks of different lengths: it stops all of them at the shortest, and countoff says what that lost."""
+
+import time
+from typing import Any
+
+import pytest
+
+from integration_tests.composer_jobs import Job, fit, fit_several, needs_composer, said
+from integration_tests.jobs import assert_named, own_rank, verdict_lines
+
+pytestmark = needs_composer
+
+
+def short(ranks: int, rank: int, batches: int = 5) -> list[int]:
+    return [batches - 1 if each == rank else batches for each in range(ranks)]
+
+
+@pytest.mark.ranks(2, 4)
+def test_what_uneven_ranks_lose_is_said_for_training_and_for_evaluations(run_ranks, ranks):
+    places = [0, ranks // 2, ranks - 1] if ranks > 2 else [0, 1]
+    jobs = [Job(train=short(ranks, rank), reported=[5] * ranks) for rank in places]
+    jobs += [Job(even=64, evals=short(ranks, rank, 3)) for rank in places]
+    both = Job(train=short(ranks, 1), reported=[5] * ranks, evals=short(ranks, 0, 3))
+    several = Job(even=64, evals=[[2, each] for each in short(ranks, 1, 3)])
+    far = Job(train=[1 if rank else 4 for rank in range(ranks)], reported=[5] * ranks, trainer={"max_duration": "1ep"})
+    results = run_ranks(fit_several, ranks, [*jobs, both, several, far], deadline_seconds=150)
+    words = said(results[0])
+
+    def lost(span: str, used: int, rank: int) -> str:
+        others = [each for each in range(ranks) if each != rank]
+        names = ("rank " if len(others) == 1 else "ranks ") + ", ".join(map(str, others))
+        each = " each" if len(others) > 1 else ""
+        return (
+            f"countoff: Truncated: {span} ended on every rank after {used} batches, where rank {rank} ran out of data: "
+            f"{names} lost at least 1 batch (4 samples){each}."
+        )
+
+    for place, rank in enumerate(places):
+        assert lost("train epoch 0", 4, rank) in words[place]
+        assert lost("evaluation digits0", 2, rank) in words[len(places) + place]
+    assert lost("train epoch 0", 4, 1) in words[-3]
+    assert lost("evaluation digits0", 2, 0) in words[-3]
+    assert lost("evaluation digits1", 2, 1) in words[-2]
+    assert all(text.count("countoff: ") == (2 if text is words[-3] else 1) for text in words)
+    assert "ended on every rank after 1 batch, where" in words[-1]
+    assert "drop_last=True does not make such ranks even" in words[0]
+    assert [line for result in results[1:] for line in verdict_lines(result)] == []
+    assert len({result.value[0]["weights"] for result in results}) == 1
+
+
+def test_device_per_stream_is_said_before_the_first_batch_and_counted_after_it(run_ranks):
+    streams = {"streams": [52], "streaming": {"batching_method": "device_per_stream"}}
+    even = {"streams": [52], "streaming": {"batching_method": "random"}}
+    results = run_ranks(fit_several, 4, [Job(**streams), Job(**even)], deadline_seconds=120)
+    uneven, remedied = said(results[0])
+    assert "with batching_method='device_per_stream' ranks have from 3 to 4 batches of train data per epoch" in uneven
+    assert "Composer ends every epoch after 3 on all of them" in uneven
+    assert "StreamingDataset(batching_method='random')" in uneven
+    assert (
+        "train epoch 0 ended on every rank after 3 batches, where ranks 1, 2, 3 ran out of data: rank 0 lost " in uneven
+    )
+    assert "rank 0 lost 1 batch (4 samples)." in uneven
+    assert remedied == ""
+    assert results[0].value[0]["batches"] == 6
+    assert results[0].value[1]["batches"] == 8
+
+
+@pytest.mark.parametrize("policy", ["raise", "allow"])
+def test_uneven_evaluations_are_an_error_or_nothing_at_all_if_so_wanted(run_ranks, policy):
+    job = Job(even=160, evals=[3, 2], trainer={"max_duration": "3ep"}, options={"uneven_eval": policy})
+    results = run_ranks(fit, 2, job, expect=None, deadline_seconds=60)
+    if policy == "raise":
+        assert_named(results, "UnevenBatches", [1], "evaluation digits0 ended on every rank after 2 batches")
+    else:
+        assert [verdict_lines(result) for result in results] == [[], []]
+        assert [result.exit_code for result in results] == [0, 0]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("duration", ["2ep", "7ba"])
+def test_lengths_that_depend_on_the_rank_are_refused_before_the_first_batch(run_ranks, ranks, duration):
+    """Each rank would have a learning rate of its own, or end its epoch alone, without an error."""
+    lengths = short(ranks, 1, 8)
+    job = Job(train=lengths, reported=lengths, trainer={"max_duration": duration})
+    results = run_ranks(fit, ranks, job, expect=None, deadline_seconds=60)
+    odd = [1] if ranks > 2 else [0, 1]
+    assert_named(
+        results, "PlanMismatch", odd, "before the first batch, batches_per_epoch is", "7 on rank 1", "8 on rank"
+    )
+    assert "Trainer(train_subset_num_batches=N)" in results[0].output
+
+
+def test_a_cap_that_every_rank_reaches_is_no_mismatch(run_ranks):
+    job = Job(train=[8, 7], reported=[8, 7], trainer={"train_subset_num_batches": 7, "max_duration": "7ba"})
+    results = run_ranks(fit, 2, job, deadline_seconds=60)
+    assert [verdict_lines(result) for result in results] == [[], []]
+    assert [result.value["epoch"] for result in results] == [1, 1]
+
+
+def slow(number: int) -> None:
+    if own_rank() == 1:
+        time.sleep(0.05)
+
+
+def loader_times(job: Job) -> Any:
+    from composer.loggers import InMemoryLogger
+
+    memory = InMemoryLogger()
+    trainer = job.make_trainer(loggers=[memory])
+    trainer.fit()
+    trainer.close()
+    return {name: values[-1][1] for name, values in memory.data.items() if name.startswith("countoff/")}
+
+
+def test_a_slow_loader_is_slow_and_whose_it_is_is_logged(run_ranks):
+    """The peer's wait is a collective, so it must not be counted as a wait for its loader."""
+    job = Job(train=[4, 4], reported=[4, 4], before=slow)
+    results = run_ranks(loader_times, 2, job, deadline_seconds=60)
+    assert [verdict_lines(result) for result in results] == [[], []]
+    found = results[0].value
+    assert found["countoff/loader_rank"] == 1
+    assert found["countoff/loader_seconds_max"] > 10 * found["countoff/loader_seconds"] > 0

@@ -12,10 +12,10 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-latest test-torchtitan lint lock clean
+.PHONY: help demo test test-latest test-composer-classic test-torchtitan lint lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed ## a job with uneven ranks: drifting, then named by countoff, then mended
 	.venv/bin/countoff demo
@@ -25,6 +25,10 @@ test: .venv/.installed ## all tests, with coverage, on torch 2.7 (the frameworks
 
 test-latest: .venv-latest/.installed ## all tests, with coverage, on the newest torch and frameworks
 	.venv-latest/bin/python -m pytest --cov $(PYTEST_FLAGS)
+
+test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven
+	.venv/bin/uv pip install --quiet --target .venv-composer-classic --no-deps mosaicml==0.23.3
+	PYTHONPATH=.venv-composer-classic .venv/bin/python -m pytest integration_tests/test_composer_classic.py $(PYTEST_FLAGS)
 
 test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment of its own
 	test -x .venv-torchtitan/bin/uv || \
@@ -43,7 +47,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-latest,constraints/latest.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-latest .venv-torchtitan build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-latest .venv-composer-classic .venv-torchtitan build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.

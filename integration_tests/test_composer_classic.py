@@ -4,7 +4,6 @@ Composer stops all ranks at the shortest since 0.23.5. The one before that is la
 tests by PYTHONPATH, and these tests are skipped wherever it is not.
 """
 
-import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -42,11 +41,17 @@ def test_a_short_train_loader_is_named_on_every_rank(run_ranks):
     )
 
 
-def test_an_evaluator_that_hangs_is_a_stall_whose_table_shows_who_has_how_many_batches(run_ranks):
-    """Its end is a collective, so no rank passes it: the counters are a sign of it, and no proof."""
-    with pytest.raises(RanksTimedOut) as hung:
-        run_ranks(fit, 2, Job(**EVAL, options={"stall_seconds": 2}), deadline_seconds=30)
-    text = str(hung.value)
-    assert "countoff: Stalled: no rank has got on for 2 s; ranks 0, 1 are in a collective." in text
-    assert re.search(r"0 +evaluation digits0 +3 ", text)
-    assert re.search(r"1 +evaluation digits0 +2 ", text)
+NAMED = "rank 1 ran out of data after 2 batches of evaluation digits0; rank 0 has batch 3"
+
+
+def test_a_short_evaluator_is_named_on_every_rank(run_ranks):
+    results = run_ranks(fit, 2, Job(**EVAL, options={"uneven_eval": "raise"}), expect=None, deadline_seconds=60)
+    assert_named(results, "UnevenBatches", [1, 0], NAMED)
+
+
+def test_a_short_evaluator_that_was_only_warned_of_is_named_when_it_has_hung(run_ranks):
+    results = run_ranks(fit, 2, Job(**EVAL, options={"stall_seconds": 2}), expect=None, deadline_seconds=60)
+    assert results[0].output.count(f"[rank 0] countoff: UnevenBatches: {NAMED}") == 2
+    for result in results:
+        assert f"countoff UnevenBatches: {NAMED}" in result.error_file, result
+        assert result.exit_code != 0, result

@@ -98,7 +98,7 @@ def pauses_after_an_uneven_evaluation() -> str | None:
 def test_a_rank_that_comes_after_the_deadline_is_compared_all_the_same(run_ranks):
     results = run_ranks(comes_late, 3, expect=None)
     assert_named(results, "UnevenBatches", [2], "rank 2")
-    assert not any("without comparing (" in result.output for result in results), results
+    assert not any("this rank trains on without comparing" in result.output for result in results), results
     assert "rank 2 has not counted off" in results[0].output
 
 
@@ -106,10 +106,10 @@ def comes_late() -> None:
     dist.init_process_group("gloo")
     store: Any = dist.distributed_c10d._get_default_store()
     if own_rank() == 0:
-        threading.Event().wait(0.5)  # rank 1's deadline ends before that of rank 0, which waits for rank 2
+        threading.Event().wait(1.5)  # rank 1's deadline ends before that of rank 0, which waits for rank 2
     if own_rank() == 2:
         store.wait(["gone on without rank 2"])
-    guard = Guard(Settings(deadline_seconds=2.0), rank=own_rank(), world_size=3)
+    guard = Guard(Settings(deadline_seconds=6.0), rank=own_rank(), world_size=3)
     guard.fit_start({})
     if own_rank() == 0:
         store.set("gone on without rank 2", "1")

@@ -55,7 +55,8 @@ class Evaluations:
             self._guard.warn(replace(mended(wrong, length), subject=label))
         if length is not None:
             state.dataloader_len = length
-        fetches = Fetches(loader, self._guard.waited, self._guard.failed)
+        # Announced, because nothing marks its end before the metrics' collectives, in which uneven ranks may hang.
+        fetches = Fetches(loader, self._guard.waited, self._guard.failed, self._guard.last_batch)
         fetches.expected = read.own_batches if read.streaming is not None else None
         self._open = read, fetches
         self._guard.eval_start(f"evaluation {label}")

@@ -37,6 +37,7 @@ class Fetches:
         loader: Any iterable.
         waited: Called after every fetch with the seconds that it took.
         failed: Called with the exception that the loader dies of, before it is raised.
+        exhausted: Called when the loader has been asked for more and had none.
 
     Attributes:
         loader: The loader.
@@ -46,12 +47,19 @@ class Fetches:
             its class cannot be exchanged, as that of a list or a generator.
     """
 
-    def __init__(self, loader: Any, waited: Callable[[float], None], failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        waited: Callable[[float], None],
+        failed: Callable[[BaseException], None],
+        exhausted: Callable[[], None] | None = None,
+    ) -> None:
         self.loader = loader
         self.expected: int | None = None
         self.begun: Pass | None = None
         self._waited = waited
         self._failed = failed
+        self._exhausted = exhausted
         self._original: type | None = type(loader)
         self._observe(loader, type(loader))
 
@@ -80,6 +88,8 @@ class Fetches:
             except StopIteration:
                 this.exhausted = True
                 self._see_whether_it_failed(this)
+                if self._exhausted is not None:
+                    self._exhausted()
                 return
             except Exception as error:
                 self._failed(error)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from countoff.core.speaker import Speaker
 
 SETTLE_SECONDS = 5.0
+SLOW_SECONDS = 1.0
 _PROOF_FIELDS = (
     "batches_per_epoch",
     "proven_batches_per_epoch",
@@ -249,12 +250,17 @@ class RollCall:
             self._speaker.poll(Gathering(name, state.present, patience, done))
 
     def settle(self) -> None:
-        """Waits on rank 0 until the roll calls of the closed spans are in and have been acted on, 5 s at most."""
+        """Waits on rank 0 until the roll calls of the closed spans are in and have been acted on.
+
+        For 5 s at most, and for no store that takes over a second to answer.
+        """
         patience = time.monotonic() + SETTLE_SECONDS
 
         def patient() -> bool:
+            since = self._speaker.busy_since
+            slow = since != 0.0 and time.monotonic() - since > SLOW_SECONDS
             alive = self._speaker.thread.is_alive() and self._state.end is None
-            return alive and time.monotonic() < patience
+            return alive and not slow and time.monotonic() < patience
 
         while self._open and patient():
             self._settled.wait(0.02)

@@ -5,6 +5,7 @@ n-th line of a file, the loop) is written anew from what it does.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,9 @@ def batches(dp_rank: int, dp_degree: int, size: int) -> Iterator[list[tuple[int,
         yield [next(source) for _ in range(size)]
 
 
-def train(args: Any, mesh: Any, *, wrong: bool = False, stops_early: bool = False) -> list[tuple[int, int]]:
+def train(
+    args: Any, mesh: Any, *, wrong: bool = False, stops_early: bool = False, **options: Any
+) -> list[tuple[int, int]]:
     """Lingua's loop over optimizer steps; the lines that this rank read."""
     dp_rank, dp_degree = position(mesh, wrong=wrong)
     parameter = torch.nn.Parameter(torch.zeros(1))
@@ -68,7 +71,7 @@ def train(args: Any, mesh: Any, *, wrong: bool = False, stops_early: bool = Fals
     with contextlib.ExitStack() as stack:
         loader = batches(dp_rank, dp_degree, args.data.batch_size)
         loader = stack.enter_context(
-            watch(loader, args, mesh=mesh, dp_rank=dp_rank, dp_degree=dp_degree, optimizer=optimizer)
+            watch(loader, args, mesh=mesh, dp_rank=dp_rank, dp_degree=dp_degree, optimizer=optimizer, **options)
         )
         while step < args.steps and not (stops_early and step == args.steps // 2 and dist.get_rank() == 1):
             acc_step = (acc_step + 1) % args.grad_acc_steps
@@ -86,16 +89,18 @@ def train_on_every_mesh() -> dict[str, Any]:
     dist.init_process_group("gloo")
     found: dict[str, Any] = {}
     two_by_four, four_by_two, eight = dp_mesh(2, 4), dp_mesh(4, 2), dp_mesh(8, 1)
+    # The job goes on after a verdict, and must not be ended for it however slow the machine is.
+    fit = functools.partial(train, grace_seconds=900)
     fits: dict[str, Callable[[], Any]] = {
-        "right": lambda: train(arguments(), two_by_four),
-        "by luck": lambda: train(arguments(), eight, wrong=True),
-        "2 x 4": lambda: train(arguments(), two_by_four, wrong=True),
-        "4 x 2": lambda: train(arguments(), four_by_two, wrong=True),
-        "other steps": lambda: train(arguments(grad_acc_steps=1 + (dist.get_rank() == 5)), eight),
+        "right": lambda: fit(arguments(), two_by_four),
+        "by luck": lambda: fit(arguments(), eight, wrong=True),
+        "2 x 4": lambda: fit(arguments(), two_by_four, wrong=True),
+        "4 x 2": lambda: fit(arguments(), four_by_two, wrong=True),
+        "other steps": lambda: fit(arguments(grad_acc_steps=1 + (dist.get_rank() == 5)), eight),
     }
-    for name, fit in fits.items():
+    for name, each in fits.items():
         try:
-            found[name] = fit()
+            found[name] = each()
         except DivergenceError as error:
             found[name] = f"{type(error).__name__}: {error}"
         dist.barrier()

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from countoff.core import DivergenceError, Guard, Settings
 from countoff.lightning import Countoff
 from countoff.mesh import dp_position, rank_map
+from integration_tests import mesh_loops
 from integration_tests.harness import RankResult
 from integration_tests.jobs import digits
 
@@ -152,6 +153,27 @@ def test_a_guard_hears_of_ranks_that_do_not_share_out_the_data(run_ranks: RunRan
         for said, (_, _, expected) in zip(result.value, COUNTED, strict=True):
             assert said.startswith(expected), said
             assert expected or not said
+
+
+@pytest.mark.ranks(4)
+def test_a_plain_loop_is_counted_by_the_data_ranks_of_its_mesh(run_ranks: RunRanks, ranks: int) -> None:
+    results = [result.value for result in run_ranks(mesh_loops.loop_over_shares, ranks)]
+    totals = {"dp_degree": 2, "batches_per_epoch": 4, "global_batch_size": 8, "samples_per_epoch": 30}
+    for name, peers in (("by the mesh", [(0, 1), (2, 3)]), ("said dims", [(0, 2), (1, 3)])):
+        for first, second in peers:
+            assert results[first][name]["seen"] == results[second][name]["seen"], name
+        assert sorted(results[0][name]["seen"] + results[3][name]["seen"]) == sorted([*range(30), *range(30)])
+        for found in results:
+            assert found[name]["notices"] == ()
+            assert {total: found[name][f"countoff/{total}"] for total in totals} == totals
+    for found in results:
+        assert (
+            "RankMapError: the loaders share the data out among 4 ranks, and the mesh has 2 data ranks: ranks that "
+            "must read the same batch read different ones" in found["by the world"]
+        )
+        assert "among 1 rank, and the mesh has 2 data ranks: every sample is read by more than" in found["by the node"]
+        assert "ranks 0 and 1 must read the same data and have different dp_ranks" in found["by a wrong formula"]
+        assert found["unknown dims"].startswith("ValueError: does the dim galaxy read its own data?")
 
 
 class TwoDimensional(pl.LightningModule):

@@ -219,6 +219,12 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
             ("stops", "batch"),
             "64 is not train_micro_batch_size_per_gpu 4 × gradient_accumulation_steps 1 × 8 data ranks = 32",
         ),
+        # The batches of all data ranks taken for those of one.
+        (
+            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 16},
+            ("stops", "batch"),
+            "= 512: gradient_accumulation_steps is that of one rank, and must not count the batches of all data ranks",
+        ),
         # DeepSpeed floors before it compares: 30 // 4 // 8 is 0 batches.
         (
             {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4},
@@ -235,7 +241,7 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
                 "tensor_parallel": {"autotp_size": 2},
             },
             ("stops", "batch"),
-            "× 4 data ranks = 32",
+            "× 4 data ranks = 32: it would be right if all 8 ranks read their own data",
         ),
     ],
 )
@@ -245,6 +251,76 @@ def test_a_mistake_in_a_deepspeed_config_is_found(
     findings = found(tmp_path / "ds.json", json.dumps(given), world_size=8)
     assert faults(findings) == [fault]
     assert text in findings[0].text
+
+
+DEEPSPEED = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "steps", "text"),
+    [
+        (
+            2000,
+            1000,
+            None,
+            "warmup_num_steps is 2,000 and scheduler.params.total_num_steps is 1,000: the learning rate ",
+        ),
+        (
+            1000,
+            1000,
+            None,
+            "there is nothing left in which to decay; set scheduler.params.warmup_num_steps below 1,000",
+        ),
+        (999, 1000, None, ""),
+        (60, 50, 100, "warmup_num_steps is 60 and scheduler.params.total_num_steps is 50: the learning rate rises "),
+        (100, 200, 100, "warmup_num_steps is 100 and steps is 100: the learning rate only rises, to 0.99 of the"),
+    ],
+)
+def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
+    tmp_path: Path, warmup: int, total: int, steps: int | None, text: str
+) -> None:
+    params = {"warmup_num_steps": warmup, "total_num_steps": total}
+    scheduler = {"type": "WarmupDecayLR", "params": params}
+    (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
+    findings = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=steps), world_size=4)
+    said = [finding.text for finding in findings if (finding.level, finding.code) == ("silent", "warm-up")]
+    assert len(said) == bool(text)
+    assert not text or text in said[0]
+
+
+@pytest.mark.parametrize(
+    ("total", "what"),
+    [
+        (200, "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule ticks once per"),
+        (199, "so that the run ends at 0.503 of it; set scheduler.params.total_num_steps to 100"),
+        (800, "8 times the 100 steps of the run: that counts the batches of all data ranks together"),
+        (400, "4 times the 100 steps of the run: that counts the steps of all data ranks together"),
+        (300, ""),
+        (100, ""),
+    ],
+)
+def test_a_horizon_that_was_counted_in_another_unit_is_found(tmp_path: Path, total: int, what: str) -> None:
+    scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
+    (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
+    findings = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=100), world_size=4)
+    assert faults(findings) == ([("silent", "horizon")] if what else [])
+    assert not what or what in findings[0].text
+
+
+def test_a_horizon_that_torchtitan_is_given_beyond_the_run_is_no_fault_whatever_its_factor(tmp_path: Path) -> None:
+    # 2 batches per step on 16 data ranks: twice the steps may be a run that is to be cut short.
+    findings = titan(tmp_path, world_size=16, schedule="total_steps = 200")
+    assert faults(findings) == []
+    assert "2 times the 100 steps of the run: that counts the batches of a rank" in findings[0].text
+
+
+def test_shares_of_a_dataset_that_differ_by_a_batch_are_found() -> None:
+    job = Job(batch_size=4, dataset_size=33, epochs=1, strided=True)
+    found = check_job(job, world_size=4)
+    assert faults(found) == [("stops", "uneven")]
+    assert "33 in turns gives data ranks 2 to 3 batches" in found[0].text
+    assert faults(check_job(replace(job, dataset_size=35), world_size=4)) == [("stops", "uneven")]
+    assert faults(check_job(replace(job, dataset_size=32), world_size=4)) == []
 
 
 @pytest.mark.parametrize(("total", "text"), [(50, "the last 50 steps have a learning rate of 0"), (100, "")])
@@ -334,7 +410,7 @@ def test_a_micro_batch_that_is_larger_than_a_ranks_batch_is_said(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("drop_last", "text"), [(False, "1 samples are read twice per epoch"), (True, "samples per epoch are dropped")]
+    ("drop_last", "text"), [(False, "1 sample is read twice per epoch"), (True, "left out of every epoch")]
 )
 def test_what_a_dataset_loses_or_repeats_is_said(drop_last: bool, text: str) -> None:
     job = Job("", ("dp",), (-1,), ("dp",), batch_size=4, dataset_size=99, epochs=1, drop_last=drop_last)

@@ -142,6 +142,97 @@ def test_a_ramp_and_a_resumed_run_are_counted_in_whole_batches(run: Run) -> None
     assert json.loads(run([*flags, "--ramp", "8,8,100", "--json"]).out)["ramp_steps"] == 9
 
 
+def test_a_ramp_is_part_of_the_run_that_it_begins(run: Run) -> None:
+    flags = ["plan", "--batch-size", "2", "--seq-len", "8", "--global-batch-size", "32", "--world-size", "4"]
+    shown = table(run([*flags, "--ramp", "8,8,100", "--steps", "100"]).out)
+    # Nine steps of the ramp, and 91 of 32 samples.
+    assert (shown["steps"], shown["samples of the run"], shown["tokens of the run"]) == (["100"], ["3,032"], ["24,256"])
+    said = run([*flags, "--ramp", "8,8,100", "--dataset-size", "100", "--epochs", "1"])
+    assert said.code == 2
+    assert "a ramp is counted in steps over data without an end" in said.err
+
+
+MPT = """
+    max_seq_len: 2048
+    global_train_batch_size: 256
+    max_duration: 2ep
+    """
+
+
+def test_a_run_in_epochs_has_no_totals_until_the_dataset_is_known(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mpt.yaml").write_text(dedent(MPT))
+    said = run(["plan", str(tmp_path / "mpt.yaml"), "--world-size", "8"])
+    assert "samples of the run" not in said.out
+    assert (
+        "note    length: max_duration is 2 epochs, and nothing says how long one is: give --dataset-size N" in said.out
+    )
+    shown = table(run(["plan", str(tmp_path / "mpt.yaml"), "--world-size", "8", "--dataset-size", "9999"]).out)
+    assert (shown["steps"], shown["samples of the run"]) == (["80"], ["20,000"])
+
+
+def test_a_flag_for_the_length_wins_over_a_length_in_another_unit(run: Run, question: str, tmp_path: Path) -> None:
+    flags = ["--world-size", "4", "--dataset-size", "1001"]
+    # The file has 1,000 steps, or 2 epochs of 4 steps.
+    assert table(run(["plan", question, *flags, "--epochs", "30"]).out)["steps"] == ["3,780"]
+    (tmp_path / "mpt.yaml").write_text(dedent(MPT))
+    assert table(run(["plan", str(tmp_path / "mpt.yaml"), *flags, "--steps", "700"]).out)["steps"] == ["700"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        (100, "378 steps make up 3 epochs, and --steps is 100: --steps ends the run, and --epochs has no effect"),
+        (500, "378 steps make up 3 epochs, and --steps is 500: --epochs ends the run, and --steps has no effect"),
+        (378, ""),
+    ],
+)
+def test_of_two_lengths_the_one_that_ends_the_run_is_said(run: Run, question: str, steps: int, note: str) -> None:
+    flags = ["--world-size", "4", "--dataset-size", "1001", "--epochs", "3", "--steps", str(steps)]
+    said = run(["plan", question, *flags])
+    assert table(said.out)["steps"] == [str(min(steps, 378))]
+    assert said.out.splitlines()[-1] == f"note    length: {note}" if note else "length" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--drop-last", "--dataset-size", "4"], "gives one of 4 data ranks 1 sample, and a batch of fewer than 2 is"),
+        (
+            ["--strided", "--dataset-size", "3"],
+            "gives one of 4 data ranks 0 samples; use fewer data ranks, or more data",
+        ),
+    ],
+)
+def test_a_run_of_no_steps_is_said_with_what_to_change(run: Run, question: str, flags: list[str], why: str) -> None:
+    said = run(["plan", question, "--world-size", "4", *flags, "--epochs", "1"])
+    assert table(said.out)["steps"] == ["0"]
+    assert "silent  length: the run has 0 steps: --dataset-size " in said.out
+    assert why in said.out
+    assert run(["check", question, "--world-size", "4", *flags, "--epochs", "1"]).code == 1
+
+
+def test_shares_that_are_not_filled_up_show_the_fewest_and_the_most_batches(run: Run) -> None:
+    flags = ["--batch-size", "4", "--dataset-size", "33", "--epochs", "1", "--strided", "--world-size", "4"]
+    shown = table(run(["plan", *flags]).out)
+    assert shown["batches that data ranks have"] == ["2 to 3"]
+    plan = json.loads(run(["plan", *flags, "--json"]).out)
+    assert (plan["uneven_batches"], plan["samples_per_epoch"], plan["samples_dropped"]) == ([2, 3], 32, 1)
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(run: Run, question: str) -> None:
+    Path(question).write_bytes(b"\xef\xbb\xbf" + Path(question).read_bytes())
+    assert table(run(["plan", question, "--world-size", "4"]).out)["tokens per step"] == ["16,384"]
+
+
+def test_a_check_follows_a_flag_for_the_steps_as_the_schedule_would(run: Run, question: str, tmp_path: Path) -> None:
+    # The file's horizon is that of its own 1,000 steps; a run of 500 has one of 500.
+    assert run(["check", question, "--world-size", "4", "--steps", "500"]).out.endswith("no fault found\n")
+    scheduler = "scheduler: {name: linear_decay_with_warmup, t_warmup: 0.1dur}"
+    (tmp_path / "mpt.yaml").write_text(f"global_train_batch_size: 8\nmax_duration: 4800ba\n{scheduler}\n")
+    said = run(["check", str(tmp_path / "mpt.yaml"), "--world-size", "4", "--steps", "100"])
+    assert said.out.endswith("no fault found\n")
+
+
 def test_a_fault_is_exit_1_and_a_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(dedent(SHORT))
     said = run(["check", str(tmp_path / "short.toml"), "--world-size", "4"])
@@ -165,8 +256,38 @@ def test_a_code_that_there_is_not_is_refused_with_the_nearest(run: Run, question
     assert "--ignore knows no code 'horizn'; did you mean horizon?; known: dims, " in done.err
 
 
+PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
+FILES = {
+    "train.toml": re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0],
+    "bad.toml": SHORT,
+    "debug.yaml": """
+        steps: 1000
+        optim: {lr: 3e-4, warmup: 2000}
+        distributed: {fsdp_type: full_shard}
+        data: {batch_size: 2, seq_len: 128}
+        """,
+}
+QUOTED = [
+    (command, said)
+    for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for command, said in re.findall(r"^\$ countoff (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("command", "said"), QUOTED, ids=[command for command, _ in QUOTED])
+def test_what_the_page_quotes_is_what_is_printed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(dedent(text))
+    monkeypatch.chdir(tmp_path)
+    assert len(QUOTED) == 8
+    printed = run(command.split())
+    assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == said.splitlines()
+
+
 def test_the_codes_are_the_documented_ones() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text().partition("## What is wrong")[2]
+    page = PAGE.read_text().partition("## What is wrong")[2]
     rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", page, re.MULTILINE)
     assert sorted(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)) == sorted(CODES)
 
@@ -218,7 +339,7 @@ def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) ->
         (["--world-size", "4", "--dp-shard", "3"], "= 3, but world_size is 4"),
         (["--nodes", "2"], "--nodes and --ranks-per-node need each other"),
         (["--nodes", "2", "--ranks-per-node", "2", "--world-size", "4"], "not both"),
-        ([], "how many ranks? No configuration says it: give --world-size N"),
+        ([], "titan.toml does not say; give --world-size N"),
         (["--world-size", "4", "--lr", "0.1"], "--lr and --lr-batch need each other"),
         (["--world-size", "4", "--lr", "-1", "--lr-batch", "8"], "--lr must be a number above 0, got -1"),
         (["--world-size", "4", "--lr", "x", "--lr-batch", "8"], "--lr must be a number above 0, got x"),
@@ -226,8 +347,13 @@ def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) ->
         (["--world-size", "4", "--ramp", "8,8"], "--ramp must be START,STEP,SAMPLES, got 8,8"),
         (["--world-size", "4", "--ramp", "3,5,100"], "the ramp's global batch 3 is no multiple of 8"),
         (["--world-size", "4", "--resume-samples", "1001"], "resume after 1000 or 1008"),
-        (["--word-size", "4"], "unrecognized arguments: --word-size 4"),
+        (["--word-size", "4"], "there is no argument --word-size; did you mean --world-size?"),
+        (["--world-size=4", "--batchsize=4"], "there is no argument --batchsize; did you mean --batch-size?"),
+        (["--world-size", "4", "--q"], "there is no argument --q; see countoff plan --help"),
         (["--world-size"], "argument --world-size: expected one argument"),
+        (["--world-size", "4", "--epochs", "3"], "--epochs needs --dataset-size N: nothing else says how long"),
+        (["--world-size", "4", "--drop-last"], "--drop-last needs --dataset-size N"),
+        (["--world-size", "4", "--strided"], "--strided needs --dataset-size N"),
     ],
 )
 def test_bad_flags_are_refused_in_one_line(run: Run, question: str, arguments: list[str], message: str) -> None:

@@ -97,7 +97,7 @@ def test_every_row_of_torchtitans_python_configs_is_reproduced(table: str, rows:
         assert plan.ranks.dp_rank(plan.ranks.world_size - 1) == int(row["dp_rank_of_last_global_rank"]), row
         assert plan.gradient_accumulation_steps == int(row["grad_accum"]), row
         assert plan.batches.tokens_per_step == int(row["tokens_per_step"]), row
-        assert plan.total_tokens == int(row["total_tokens"]), row
+        assert plan.batches.total_tokens == int(row["total_tokens"]), row
         if row["global_batch"]:
             assert plan.batches.global_batch_size == int(row["global_batch"]), row
             tokens = (plan.batch_size or 0) * (job.sequence_length or 0)
@@ -154,7 +154,7 @@ def assert_batch(row: Row, plan: RunPlan) -> None:
     assert plan.batches.global_batch_size == int(row["global_batch"]), row
     assert plan.batches.tokens_per_step == int(row["tokens_per_step"]), row
     assert plan.batches.total_steps == int(row["steps"]), row
-    assert plan.total_tokens == int(row["total_tokens"]), row
+    assert plan.batches.total_tokens == int(row["total_tokens"]), row
 
 
 def read_text(text: str, path: Path) -> Job:

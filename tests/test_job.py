@@ -1,15 +1,15 @@
 """Runs on so many ranks: against enumerations of what the ranks really read, and refused where they do not divide."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core._ramp import Ramp, resumed_batches
-from countoff.core._scaling import linear_scaled, square_root_scaled
 from countoff.core._schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
 from countoff.core.job import Job, JobError, RunPlan
+from countoff.core.plan import BatchPlan, Ramp, linear_scaled, resumed_batches, square_root_scaled
 
 DIMS = ("dp", "tp")
 
@@ -66,9 +66,9 @@ def test_a_run_over_a_dataset_is_the_enumeration_of_what_its_ranks_read(
     plan = RunPlan.of(described, world_size=dp * tp)
     assert plan.batches.total_steps == taken
     assert plan.batches.batches_per_epoch == len(cut[0])
-    if cut[0]:
-        assert plan.total_samples == read
-        assert plan.total_tokens == read * 7
+    assert plan.batches.total_samples == read
+    assert plan.batches.total_tokens == read * 7
+    assert plan.batches.samples_per_rank == (sum(map(len, cut[0])), sum(map(len, cut[-1])))
     assert plan.batches.global_batch_size == batch_size * accumulation * dp
 
 
@@ -131,7 +131,7 @@ def test_three_batch_numbers_that_disagree_are_refused() -> None:
 
 def test_what_is_not_known_stays_unknown() -> None:
     plan = RunPlan.of(job(sequence_length=8), world_size=4)
-    assert (plan.batches.tokens_per_step, plan.total_tokens, plan.total_samples) == (None, None, None)
+    assert (plan.batches.tokens_per_step, plan.batches.total_tokens, plan.batches.total_samples) == (None, None, None)
     assert plan.identity == "the batch size is not known: give --batch-size"
 
 
@@ -263,3 +263,143 @@ def test_a_run_goes_on_between_two_batches_or_not_at_all(samples: int, batch_siz
     else:
         with pytest.raises(ValueError, match="resume after "):
             resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 30),
+)
+def test_a_run_over_uneven_shares_is_the_enumeration_that_the_first_rank_to_end_ends(
+    dp: int, size: int, batch_size: int, accumulation: int, drop_last: bool, epochs: int, steps: int | None
+) -> None:
+    shares = [list(range(size))[dp_rank::dp] for dp_rank in range(dp)]
+    cut = [
+        [
+            batch
+            for batch in (share[at : at + batch_size] for at in range(0, len(share), batch_size))
+            if len(batch) == batch_size or not drop_last
+        ]
+        for share in shares
+    ]
+    lengths = {len(batches) for batches in cut}
+    fewest = min(lengths)
+    taken, read = 0, [0] * dp
+    epoch: list[set[int]] = []
+    for _epoch in range(epochs):
+        epoch.append(set())
+        for number in range(1, fewest + 1):
+            if taken == steps:
+                break
+            for dp_rank, batches in enumerate(cut):
+                read[dp_rank] += len(batches[number - 1])
+                epoch[-1] |= set(batches[number - 1])
+            taken += number % accumulation == 0 or number == fewest
+    described = Job(
+        batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        dataset_size=size,
+        drop_last=drop_last,
+        strided=True,
+        epochs=epochs,
+        steps=steps,
+    )
+    plan = RunPlan.of(described, world_size=dp).batches
+    assert (plan.total_steps, plan.batches_per_epoch, plan.total_samples) == (taken, fewest, sum(read))
+    assert plan.uneven_batches == (None if len(lengths) == 1 else (fewest, max(lengths)))
+    shortest = [sum(map(len, batches[:fewest])) for batches in cut]
+    assert plan.samples_per_rank == (min(shortest), max(shortest))
+    assert (plan.samples_per_epoch, plan.samples_repeated) == (sum(shortest), 0)
+    assert plan.samples_dropped == size - sum(shortest)
+    if steps is None:
+        assert len(epoch[0]) == plan.samples_unique
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(1, 200), st.integers(1, 3), st.integers(1, 60)
+)
+def test_a_run_that_ramps_up_is_what_a_loop_over_its_steps_reads(
+    start: int, increment: int, increments: int, samples: int, unit: int, steps: int
+) -> None:
+    full = (start + increment * increments) * unit
+    plan = RunPlan.of(Job(batch_size=1, global_batch_size=full, steps=steps), world_size=unit).batches
+    pieces = plan.ramp_up(start=start * unit, increment=increment * unit, samples=samples)
+    batches: list[int] = []
+    for _step in range(steps):
+        seen, batch = sum(batches), full
+        if seen <= samples and increments:
+            batch = min(start + int(seen * increments / samples) * increment, start + increment * increments) * unit
+        batches.append(batch)
+    assert [batch for batch, count in pieces for _ in range(count)] == batches
+    assert all(count for _, count in pieces)
+
+
+def test_a_ramp_over_data_that_ends_is_refused() -> None:
+    plan = RunPlan.of(Job(batch_size=2, global_batch_size=32, dataset_size=100, epochs=1), world_size=4).batches
+    with pytest.raises(ValueError, match="a ramp is counted in steps over data without an end"):
+        plan.ramp_up(start=8, increment=8, samples=100)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 3), st.booleans(), st.data())
+def test_where_a_run_stands_is_what_its_ranks_have_read(
+    dp: int, other: int, size: int, batch_size: int, drop_last: bool, data: st.DataObject
+) -> None:
+    order = list(range(size))
+    order += [order[place % size] for place in range(-size % dp)]
+    batches = [
+        [share[at : at + batch_size] for at in range(0, len(share), batch_size)]
+        for share in (order[dp_rank::dp] for dp_rank in range(dp))
+    ]
+    whole = [[batch for batch in mine if len(batch) == batch_size or not drop_last] for mine in batches]
+    described = Job(batch_size=batch_size, dataset_size=size, drop_last=drop_last, epochs=3)
+    plan = RunPlan.of(described, world_size=dp).batches
+    length = len(whole[0])
+    behind = data.draw(st.integers(0, 3 * length))
+    read = sum(len(mine[number % length]) for mine in whole for number in range(behind))
+    assert plan.samples_after(behind) == read
+    within = data.draw(st.integers(0, length))
+    seen = sum(len(batch) for mine in whole for batch in mine[:within])
+    assert plan.resumed_batches(seen) == within
+    # An endless stream goes on at another number of data ranks between two batches, or not at all.
+    endless = [RunPlan.of(Job(batch_size=batch_size), world_size=ranks).batches for ranks in (dp, other)]
+    samples = endless[0].samples_after(behind)
+    assert samples is not None
+    assert samples == behind * batch_size * dp
+    if behind * dp % other:
+        with pytest.raises(ValueError, match="resume after"):
+            endless[1].resumed_batches(samples)
+    else:
+        assert endless[1].resumed_batches(samples) == behind * dp // other
+
+
+def test_a_position_beyond_the_epoch_is_refused() -> None:
+    plan = RunPlan.of(Job(batch_size=4, dataset_size=30, epochs=2), world_size=2).batches
+    assert plan.resumed_batches(30) == 4
+    with pytest.raises(ValueError, match="an epoch has 30 samples, and 31 have been seen of it: count from its start"):
+        plan.resumed_batches(31)
+
+
+def test_a_plan_scales_a_learning_rate_to_its_own_batch() -> None:
+    plan = RunPlan.of(Job(batch_size=32), world_size=256).batches
+    assert plan.scaled_learning_rate(0.1, tuned_batch_size=256, rule="linear") == pytest.approx(3.2)
+    assert plan.scaled_learning_rate(0.1, tuned_batch_size=256, rule="square root") == pytest.approx(0.566, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda plan: plan.resumed_batches(8),
+        lambda plan: plan.ramp_up(start=1, increment=1, samples=1),
+        lambda plan: plan.scaled_learning_rate(0.1, tuned_batch_size=8, rule="linear"),
+    ],
+)
+def test_without_a_batch_size_there_is_no_guess(ask: Callable[[BatchPlan], object]) -> None:
+    with pytest.raises(ValueError, match="without the batch size"):
+        ask(RunPlan.of(Job(), world_size=4).batches)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from countoff.core._dp_ranks import judge_dp_ranks
 from countoff.core.ranks import ORDERS, RankMap, check_dp_ranks, dp_rank_faults
 from countoff.core.verdict import DivergenceError, error_for
 
@@ -275,3 +276,42 @@ def test_one_rank_of_65_536_finds_its_peers_without_asking_them_all() -> None:
     assert len(peers) == 256
     assert {ranks.dp_rank(peer) for peer in peers} == {ranks.dp_rank(12_345)}
     assert ranks.check_dp_ranks([(rank // 32) % 256 for rank in range(65_536)]) is None
+
+
+def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[int, dict[str, object]]:
+    """What ranks count off with whose mesh and whose loader each say a share."""
+    both = zip(loaders, dp_ranks, strict=True)
+    return {
+        rank: {"dp_rank": dp_rank, "dp_degree": dp_degree, "loader_position": loader}
+        for rank, (loader, dp_rank) in enumerate(both)
+    }
+
+
+@pytest.mark.parametrize(
+    ("loaders", "said"),
+    [
+        ([[0, 2], [0, 2], [1, 2], [1, 2]], ""),
+        # Another numbering of the shares reads the same.
+        ([[1, 2], [1, 2], [0, 2], [0, 2]], ""),
+        ([[0, 2], [0, 2], [1, 2], None], ""),
+        ([None, None, None, None], ""),
+        ([[0, 2], [1, 2], [0, 2], [1, 2]], "ranks 0 and 1 must read the same data and have different dp_ranks"),
+        ([[0, 4], [1, 4], [2, 4], [3, 4]], "among 4 ranks, and the mesh has 2 data ranks: ranks that must read the sa"),
+        ([[0, 1], [0, 1], [0, 1], [0, 1]], "among 1 rank, and the mesh has 2 data ranks: every sample is read by more"),
+        ([[0, 2], [0, 2], [1, 2], [0, 1]], "among 1 rank or 2 ranks, and the mesh has 2 data ranks: every sample"),
+        (["01", "01", "12", "12"], ""),
+    ],
+)
+def test_loaders_that_read_other_shares_than_the_mesh_says_are_found(loaders: list[object], said: str) -> None:
+    verdict = judge_dp_ranks(plans(loaders, [0, 0, 1, 1], 2))
+    assert (verdict is None) == (not said)
+    if verdict is not None:
+        assert verdict.kind == "RankMapError"
+        assert said in verdict.sentence
+
+
+def test_a_sampler_that_counts_the_ranks_of_one_node_lets_both_nodes_read_the_same() -> None:
+    verdict = judge_dp_ranks(plans([[rank % 8, 8] for rank in range(16)], list(range(16)), 16))
+    assert verdict is not None
+    assert "among 8 ranks, and the mesh has 16 data ranks: every sample is read by more than one" in verdict.sentence
+    assert verdict.ranks == tuple(range(16))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from countoff._attached import Attached
+from countoff._identity import data_remedies
 from countoff._observe import learning_rates, rank_and_world_size, versions
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.totals import Totals
@@ -35,6 +36,11 @@ REMEDIES = {
         "not dp_rank * dp_degree, which is the number of replicas there."
     ),
     "LostRank": "read that rank's own output first; the others only lost their peer.",
+    **data_remedies(
+        shares="give build_dataloader_from_args the dp_rank and dp_degree of the mesh, one dp_rank for each share.",
+        order="give every epoch its own seed.",
+        off="watch(..., fingerprint_batches=0)",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from countoff.core.ranks import ORDERS, RankMap
 
-__all__ = ["data_position", "dp_position", "rank_map"]
+__all__ = ["data_position", "dp_position", "loader_position", "rank_map"]
 
 _DATA_DIMS = {name for order in ORDERS.values() for name in order.data_dims} | {
     *("replicate", "shard", "ddp", "hsdp_replicate", "hsdp_shard"),
@@ -88,6 +88,19 @@ def data_position(mesh: Any, *, rank: int, world_size: int) -> tuple[int, int]:
     except ValueError:
         position = None
     return position or (rank, world_size)
+
+
+def loader_position(loader: Any) -> tuple[int, int] | None:
+    """Returns the dp_rank and the dp_degree with which a loader's distributed sampler reads; None if it has none.
+
+    Args:
+        loader: A torch DataLoader, or anything that is iterated.
+    """
+    for sampler in (getattr(getattr(loader, "batch_sampler", None), "sampler", None), getattr(loader, "sampler", None)):
+        rank, replicas = getattr(sampler, "rank", None), getattr(sampler, "num_replicas", None)
+        if isinstance(rank, int) and isinstance(replicas, int):
+            return rank, replicas
+    return None
 
 
 def _sizes(mesh: Any) -> tuple[int, ...]:

@@ -8,13 +8,15 @@ counted by torch's own hook.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from countoff._attached import Attached
+from countoff._identity import data_remedies
 from countoff._observe import learning_rates, loader_facts, rank_and_world_size, versions
 from countoff.core import Guard, Settings
 from countoff.core.totals import Totals
+from countoff.mesh import dp_position, loader_position
 
 __all__ = ["Attached", "attach"]
 
@@ -26,8 +28,20 @@ REMEDIES = {
     "PlanMismatch": "build the loader from the same configuration on every rank.",
     "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
+    "RankMapError": (
+        "share the data out by the mesh: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and "
+        "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
+    ),
     "LostRank": "read that rank's own output first; the others only lost their peer.",
     "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+    **data_remedies(
+        shares=(
+            "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every world_size-th "
+            "sample of an iterable dataset; where ranks share a batch, say which: attach(mesh=…)."
+        ),
+        order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
+        off="attach(fingerprint_batches=0)",
+    ),
 }
 
 
@@ -38,6 +52,8 @@ def attach(
     optimizer: Any = None,
     gradient_accumulation_steps: int = 1,
     start_epoch: int = 0,
+    mesh: Any = None,
+    data_dims: Sequence[str] | None = None,
     **options: Any,
 ) -> Attached:
     """Watches a plain training loop. Collective: every rank must call it, after `init_process_group`.
@@ -50,6 +66,9 @@ def attach(
         optimizer: The optimizer, or several: its learning rates are compared between ranks.
         gradient_accumulation_steps: Batches of one rank per optimizer step.
         start_epoch: Number of the first epoch, where a run resumes.
+        mesh: The ``DeviceMesh`` of the job, where some ranks share their data (tensor, context, pipeline parallel):
+            batches are then counted per data rank. None: every rank reads its own.
+        data_dims: Names of the mesh's dims along which different data is read; None: those that frameworks name so.
         options: Those of `countoff.core.Settings`.
 
     Returns:
@@ -60,6 +79,8 @@ def attach(
         TypeError: If a loader cannot be observed.
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         PlanMismatch: If ranks begin with different plans.
+        RankMapError: If the loaders' distributed samplers do not share the data out as the mesh does.
+        ValueError: If the mesh does not tell which ranks share their data, or this rank is not in it.
     """
     settings = Settings.resolve(**options)
     rank, world_size = rank_and_world_size()
@@ -81,7 +102,8 @@ def attach(
         reported_is_cap=False,
         partial_step="dropped",
     )
-    totals = Totals(facts, dp_degree=world_size, framework="len(loader)")
+    position = _position(mesh, data_dims, rank, world_size)
+    totals = Totals(facts, dp_degree=position[1], framework="len(loader)")
     attached = Attached(new_guard, totals, settings, epoch=start_epoch)
     if settings.enabled:
         plan = {
@@ -90,9 +112,21 @@ def attach(
             "batch_size": facts.batch_size,
             "gradient_accumulation_steps": gradient_accumulation_steps,
             "position": [start_epoch, 0, 0],
+            "dp_rank": position[0],
+            "dp_degree": position[1],
+            "loader_position": None if mesh is None else loader_position(train),
         }
         attached.begin(plan, versions(), _observe(attached, {None: train, **evals}))
     return attached
+
+
+def _position(mesh: Any, data_dims: Sequence[str] | None, rank: int, world_size: int) -> tuple[int, int]:
+    if mesh is None:
+        return rank, world_size
+    position = dp_position(mesh, data_dims)
+    if position is None:
+        raise ValueError(f"rank {rank} is not in the mesh: give the mesh of the whole job")
+    return position
 
 
 def _observe(attached: Attached, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
@@ -129,6 +163,7 @@ def _observe(attached: Attached, loaders: Mapping[str | None, Any]) -> Callable[
 
 def _observed(original: type, attached: Attached, name: str | None) -> type:
     def follow(loader: Any) -> Iterator[Any]:
-        return attached.passes.follow(original.__iter__(loader), name)  # pyright: ignore[reportAttributeAccessIssue]
+        batches = original.__iter__(loader)  # pyright: ignore[reportAttributeAccessIssue]
+        return attached.passes.follow(batches, name, loader=loader)
 
     return type(original.__name__, (original,), {"__iter__": follow, "__module__": original.__module__})

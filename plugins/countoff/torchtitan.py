@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from countoff._attached import Attached
+from countoff._identity import data_remedies
 from countoff._observe import learning_rates, rank_and_world_size, versions
 from countoff.core import Guard, LoaderFacts, Settings, Verdict
 from countoff.core._checks import check_job
@@ -38,6 +39,11 @@ REMEDIES = {
     "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
     "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
     "LostRank": "read that rank's own output first; the others only lost their peer.",
+    **data_remedies(
+        shares="read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+        order="give every epoch its own seed.",
+        off="attach(trainer, fingerprint_batches=0)",
+    ),
 }
 
 

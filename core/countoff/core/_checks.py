@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 from countoff.core._findings import Finding, Level, worst_first
 from countoff.core._schedules import LinguaSchedule, Schedule, TorchTitanSchedule, peak_factor
+from countoff.core.horizon import Horizon
 from countoff.core.job import Job, JobError, RunPlan
 from countoff.core.ranks import RankMap
 
-__all__ = ["check_job"]
+__all__ = ["about_length", "check_job"]
 
 
 def check_job(job: Job, *, world_size: int) -> list[Finding]:
@@ -25,20 +26,66 @@ def check_job(job: Job, *, world_size: int) -> list[Finding]:
         >>> print(*[finding.line for finding in check_job(job, world_size=4)])
         stops   dims: the dims do not fit 4 ranks: dp 2 × tp 8 = 16, but world_size is 4
     """
-    found = [*job.findings, *_world(job, world_size), *_schedule(job)]
+    found = [*job.findings, *_world(job, world_size)]
     try:
         ranks = job.rank_map(world_size)
     except JobError as error:
-        return worst_first([*found, Finding("stops", "dims", str(error))])
+        return worst_first([*found, *_schedule(job, job.steps), Finding("stops", "dims", str(error))])
+    plan, refused = None, ""
+    try:
+        plan = RunPlan.of(job, world_size=world_size)
+    except JobError as error:
+        refused = str(error)
+    found += _schedule(job, job.steps if plan is None else plan.batches.total_steps, plan)
     found += [*_refilled(job, ranks), *_lingua_ranks(job, ranks), *_chunks(job, ranks), *_lengths(job, ranks)]
     uneven = job.uneven_experts(ranks)
     if uneven is not None:
         found.append(Finding("stops", "experts", f"{job.key('expert_parallel')}: {uneven}"))
-    try:
-        found += _plan(RunPlan.of(job, world_size=world_size))
-    except JobError as error:
-        found.append(Finding("stops", "batch", str(error)))
+    if plan is None:
+        found.append(Finding("stops", "batch", refused))
+    else:
+        found += [*_plan(plan), *(finding for finding in about_length(plan) if finding.is_fault)]
     return worst_first(found)
+
+
+def about_length(plan: RunPlan) -> Iterator[Finding]:
+    """Yields what there is to say about the length of a run: that it is none, unknown, or not what ends it.
+
+    Args:
+        plan: The run on so many ranks.
+    """
+    job, batches = plan.job, plan.batches
+    if batches.total_steps == 0:
+        yield Finding("silent", "length", _no_steps(plan))
+    elif job.epochs is not None and batches.batches_per_epoch is None:
+        missing = "--dataset-size N" if job.dataset_size is None else "--batch-size N"
+        text = f"{job.key('epochs')} is {_count(job.epochs, 'epoch')}, and nothing says how long one is: give {missing}"
+        yield Finding("note", "length", text)
+    elif job.epochs is not None and job.steps is not None and batches.steps_per_epoch is not None:
+        every = job.epochs * batches.steps_per_epoch
+        if every == job.steps:
+            return
+        keys = (job.key("steps"), job.key("epochs"))
+        first, later = keys if job.steps < every else reversed(keys)
+        text = f"{_count(every, 'step')} make up {_count(job.epochs, 'epoch')}, and {keys[0]} is {job.steps:,}"
+        yield Finding("note", "length", f"{text}: {first} ends the run, and {later} has no effect")
+
+
+def _no_steps(plan: RunPlan) -> str:
+    job, ranks = plan.job, plan.ranks
+    size, degree = job.dataset_size or 0, ranks.dp_degree
+    fewest = size // degree if job.strided else -(-size // degree)
+    why = f"{job.key('dataset_size')} {size:,} gives one of {degree:,} data ranks {_count(fewest, 'sample')}"
+    if not fewest:
+        return f"the run has 0 steps: {why}; use fewer data ranks, or more data"
+    full = (
+        f"a batch of fewer than {plan.batch_size:,} is thrown away ({job.key('drop_last')})"
+        if plan.batch_size
+        else "no batch"
+    )
+    return (
+        f"the run has 0 steps: {why}, and {full}; make the batch smaller, use fewer data ranks, or keep short batches"
+    )
 
 
 def _world(job: Job, world_size: int) -> Iterator[Finding]:
@@ -51,12 +98,19 @@ def _world(job: Job, world_size: int) -> Iterator[Finding]:
         )
 
 
-def _schedule(job: Job) -> Iterator[Finding]:
-    schedule, steps = job.schedule, job.steps
-    if schedule is None or steps is None:
+def _schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> Iterator[Finding]:
+    """What is wrong with the learning rate in a run of so many steps, as far as the configuration shows it."""
+    if job.schedule is None or steps == 0:
         return
-    warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
-    key, steps_key = job.key("warmup_steps"), job.key("steps")
+    if steps is None:
+        planned = _planned(job, job.schedule)
+        if planned.warmup_end_step >= planned.end_step:
+            yield Finding("silent", "warm-up", _warmup_beyond(job, planned))
+        return
+    schedule = job.schedule.planned_for(steps)
+    planned = _planned(job, schedule)
+    warmup, horizon = planned.warmup_end_step, planned.end_step
+    key, steps_key = job.key("warmup_steps"), _length_key(job)
     peak = peak_factor(schedule, steps=steps)
     if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
         yield Finding(
@@ -66,9 +120,15 @@ def _schedule(job: Job) -> Iterator[Finding]:
             f"checkpoint is written",
         )
     elif warmup >= min(steps, horizon) and steps > 1:
-        yield Finding("silent", "warm-up", _long_warmup(schedule, key, steps_key, steps, peak))
+        beyond = horizon <= warmup < steps and not isinstance(schedule, TorchTitanSchedule)
+        text = _warmup_beyond(job, planned) if beyond else _long_warmup(schedule, key, steps_key, steps, peak)
+        yield Finding("silent", "warm-up", text)
+    unit = None if plan is None else _unit(planned, steps, plan)
     if horizon < steps:
         yield _short_horizon(job, schedule, steps)
+    elif unit is not None:
+        # TorchTitan has a total_steps of its own in order that a run can be cut short of it.
+        yield Finding("note" if job.framework == "torchtitan" else "silent", "horizon", unit)
     elif horizon > steps and warmup < steps:
         yield Finding(
             "note",
@@ -83,6 +143,42 @@ def _schedule(job: Job) -> Iterator[Finding]:
             "first-step",
             f"the first step of lingua has a learning rate of 0{again if schedule.scheduler == 'cosine' else ''}",
         )
+
+
+def _length_key(job: Job) -> str:
+    return job.key("steps" if job.steps is not None else "epochs")
+
+
+def _warmup_beyond(job: Job, planned: Horizon) -> str:
+    key = job.key("warmup_steps")
+    return (
+        f"{key} is {planned.warmup_ticks:,} and {planned.name} is {planned.ticks:,}: the learning rate rises until the "
+        f"schedule is over, and there is nothing left in which to decay; set {key} below {planned.ticks:,}"
+    )
+
+
+def _planned(job: Job, schedule: Schedule) -> Horizon:
+    """The schedule as a horizon: every framework whose files are read ticks once per step."""
+    return Horizon(job.key("horizon_steps"), ticks=schedule.horizon_steps, warmup_ticks=schedule.warmup_steps)
+
+
+def _unit(planned: Horizon, steps: int, plan: RunPlan) -> str | None:
+    """Says that a horizon was counted in another unit than steps, where it is that many times the run exactly."""
+    accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
+    units = (
+        (accumulation, "the batches of a rank"),
+        (accumulation * degree, "the batches of all data ranks together"),
+        (degree, "the steps of all data ranks together"),
+    )
+    for factor, what in units:
+        # Whoever divides may have rounded.
+        if factor > 1 and 0 <= steps * factor - planned.end_step < factor:
+            return (
+                f"{planned.name} is {planned.ticks:,}, {factor:,} times the {steps:,} steps of the run: that counts "
+                f"{what}, and the schedule ticks once per step, so that the run ends at {planned.rho(steps):.3g} of "
+                f"it; set {planned.name} to {steps:,}"
+            )
+    return None
 
 
 def _long_warmup(schedule: Schedule, key: str, steps_key: str, steps: int, peak: float) -> str:
@@ -101,7 +197,7 @@ def _long_warmup(schedule: Schedule, key: str, steps_key: str, steps: int, peak:
 
 def _short_horizon(job: Job, schedule: Schedule, steps: int) -> Finding:
     horizon, last = schedule.horizon_steps, schedule.factor(steps - 1)
-    key, steps_key = job.key("horizon_steps"), job.key("steps")
+    key, steps_key = job.key("horizon_steps"), _length_key(job)
     head = f"{key} is {horizon:,} and {steps_key} is {steps:,}: "
     level: Level = "silent"
     if math.isnan(last):
@@ -233,9 +329,26 @@ def _plan(plan: RunPlan) -> Iterator[Finding]:
             f"{job.key('micro_batch_size')} {job.micro_batch_size} is more than the {plan.batch_size} samples that a "
             f"rank has: it is cut to that",
         )
+    if batches.uneven_batches is not None:
+        fewest, most = batches.uneven_batches
+        yield Finding(
+            "stops",
+            "uneven",
+            f"{job.key('dataset_size')} {job.dataset_size:,} in turns gives data ranks {fewest:,} to {most:,} batches: "
+            f"where the first has ended, the others wait in a collective; end every rank after {fewest:,} batches, or "
+            f"fill the shares up",
+        )
     if batches.samples_repeated:
-        text = f"{batches.samples_repeated} samples are read twice per epoch, to even the ranks"
+        text = f"{_are(batches.samples_repeated)} read twice per epoch, to even the ranks"
         yield Finding("note", "repeats", text)
     if batches.samples_dropped:
-        text = f"{batches.samples_dropped} samples per epoch are dropped with the last batches"
+        text = f"{_are(batches.samples_dropped)} left out of every epoch, with the last batches"
         yield Finding("note", "dropped", text)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(samples: int) -> str:
+    return f"{_count(samples, 'sample')} {'is' if samples == 1 else 'are'}"

@@ -8,7 +8,7 @@ import difflib
 import json
 
 from countoff.core import _cli_show
-from countoff.core._checks import check_job
+from countoff.core._checks import about_length, check_job
 from countoff.core._findings import CODES, worst_first
 from countoff.core._orders import ORDERS
 from countoff.core.configs import read_job
@@ -49,8 +49,9 @@ def plan(chosen: argparse.Namespace) -> int:
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
     wishes = _cli_show.Wishes(_rates(chosen), _ramp(chosen), _seen(chosen))
+    noticed = [worst_first([*job.findings, *about_length(one)]) for one in plans]
     if chosen.json:
-        shown = [_cli_show.as_json(one, wishes) for one in plans]
+        shown = [_cli_show.as_json(one, wishes, found) for one, found in zip(plans, noticed, strict=True)]
         print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
         return 0
     _cli_show.table(plans, wishes)
@@ -58,7 +59,7 @@ def plan(chosen: argparse.Namespace) -> int:
         print(f"{one.ranks.world_size} ranks: {one.identity}")
     if chosen.explain:
         _cli_show.explain(plans[0])
-    for finding in worst_first(job.findings):
+    for finding in worst_first(finding for found in noticed for finding in found):
         print(finding.line)
     return 0
 
@@ -98,15 +99,24 @@ def _job(chosen: argparse.Namespace) -> Job:
         job = Job("", order.names, sizes, order.data_dims)
     else:
         job = read_job(chosen.config, framework=chosen.framework)
+    for flag in ("epochs", "drop_last", "strided"):
+        if getattr(chosen, flag) and chosen.dataset_size is None:
+            raise ValueError(f"{_flag(flag)} needs --dataset-size N: nothing else says how long an epoch is")
     changes: dict[str, object] = {}
     origins = dict(job.origins)
     for flag, name in _NUMBERS.items():
         if getattr(chosen, flag) is not None:
             changes[name] = _whole(flag, getattr(chosen, flag))
             origins[name] = Origin(_flag(flag))
-    if chosen.drop_last:
-        changes["drop_last"] = True
-        origins["drop_last"] = Origin("--drop-last")
+    for flag in ("drop_last", "strided"):
+        if getattr(chosen, flag):
+            changes[flag] = True
+            origins[flag] = Origin(_flag(flag))
+    if (chosen.steps is None) != (chosen.epochs is None):
+        # How long the run is, is one thing: a flag for it wins over the file's, in whatever unit that is.
+        other = "epochs" if chosen.epochs is None else "steps"
+        changes[other] = None
+        origins.pop(other, None)
     changes["sizes"] = _sizes(chosen, job, origins)
     return dataclasses.replace(job, origins=origins, **changes)  # pyright: ignore[reportArgumentType]
 
@@ -144,7 +154,8 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
         return [_whole("nodes", chosen.nodes) * _whole("ranks_per_node", chosen.ranks_per_node)]
     if job.world_size is not None:
         return [job.world_size]
-    raise ValueError("how many ranks? No configuration says it: give --world-size N, or --nodes N --ranks-per-node N")
+    unsaid = f"{chosen.config} does not say; " if chosen.config else ""
+    raise ValueError(f"how many ranks? {unsaid}give --world-size N, or --nodes N --ranks-per-node N")
 
 
 def _rates(chosen: argparse.Namespace) -> tuple[float, int] | None:

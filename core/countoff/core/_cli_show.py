@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from countoff.core._ramp import Ramp, resumed_batches
-from countoff.core._scaling import linear_scaled, square_root_scaled
+from countoff.core._findings import Finding
 from countoff.core.job import RunPlan
 
 __all__ = ["Wishes", "as_json", "explain", "table"]
@@ -15,7 +14,15 @@ __all__ = ["Wishes", "as_json", "explain", "table"]
 _RAMP_STEPS = "steps of the ramp"
 _RAMP_SAMPLES = "samples of the ramp"
 _BEHIND = "batches behind each data rank"
-_JSON = {_RAMP_STEPS: "ramp_steps", _RAMP_SAMPLES: "ramp_samples", _BEHIND: "resumed_batches"}
+_SAMPLES = "samples of the run"
+_TOKENS = "tokens of the run"
+_JSON = {
+    _RAMP_STEPS: "ramp_steps",
+    _RAMP_SAMPLES: "ramp_samples",
+    _BEHIND: "resumed_batches",
+    _SAMPLES: "total_samples",
+    _TOKENS: "total_tokens",
+}
 
 
 class Wishes(NamedTuple):
@@ -52,14 +59,16 @@ def rows(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
         "samples per step": None if in_tokens else batches.global_batch_size,
         "tokens per step": batches.tokens_per_step,
         "batches per epoch and data rank": batches.batches_per_epoch,
+        "batches that data ranks have": _range(batches.uneven_batches),
         "steps per epoch": batches.steps_per_epoch,
+        "samples per epoch and data rank": _range(batches.samples_per_rank),
         "samples per epoch": batches.samples_per_epoch,
         "different samples among them": batches.samples_unique,
         "read twice": batches.samples_repeated or None,
         "dropped": batches.samples_dropped or None,
         "steps": batches.total_steps,
-        "samples of the run": None if in_tokens else plan.total_samples,
-        "tokens of the run": plan.total_tokens,
+        _SAMPLES: None if in_tokens else batches.total_samples,
+        _TOKENS: batches.total_tokens,
         **_learning_rates(plan, wishes),
         **_changes(plan, wishes),
     }
@@ -83,7 +92,7 @@ def table(plans: Sequence[RunPlan], wishes: Wishes) -> None:
     print(drawn.get(), end="")
 
 
-def as_json(plan: RunPlan, wishes: Wishes) -> dict[str, Any]:
+def as_json(plan: RunPlan, wishes: Wishes, findings: Sequence[Finding]) -> dict[str, Any]:
     """Returns a plan as JSON types, null where a number is not known."""
     job, batches = plan.job, plan.batches
     in_tokens = job.tokens_per_micro_batch is not None
@@ -103,15 +112,18 @@ def as_json(plan: RunPlan, wishes: Wishes) -> dict[str, Any]:
         "tokens_per_step": batches.tokens_per_step,
         "batches_per_epoch": batches.batches_per_epoch,
         "steps_per_epoch": batches.steps_per_epoch,
+        "uneven_batches": batches.uneven_batches,
+        "samples_per_rank": batches.samples_per_rank,
         "samples_per_epoch": batches.samples_per_epoch,
         "samples_unique": batches.samples_unique,
         "samples_repeated": batches.samples_repeated,
         "samples_dropped": batches.samples_dropped,
+        "tokens_per_epoch": batches.tokens_per_epoch,
         "total_steps": batches.total_steps,
-        "total_samples": None if in_tokens else plan.total_samples,
-        "total_tokens": plan.total_tokens,
+        "total_samples": None if in_tokens else batches.total_samples,
+        "total_tokens": batches.total_tokens,
         "identity": plan.identity,
-        "findings": [{"level": one.level, "code": one.code, "text": one.text} for one in job.findings],
+        "findings": [{"level": one.level, "code": one.code, "text": one.text} for one in findings],
     }
     scaled = _learning_rates(plan, wishes)
     if scaled:
@@ -158,32 +170,38 @@ def _pipeline(plan: RunPlan) -> str | None:
     return f"{count} {'inside a batch' if plan.job.microbatches_inside else 'make a batch'}"
 
 
+def _range(fewest_and_most: tuple[int, int] | None) -> str | int | None:
+    if fewest_and_most is None:
+        return None
+    fewest, most = fewest_and_most
+    return fewest if fewest == most else f"{fewest:,} to {most:,}"
+
+
 def _learning_rates(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
-    batch = plan.batches.global_batch_size
-    rates = wishes.rates
-    if rates is None or batch is None or plan.job.tokens_per_micro_batch is not None:
+    if wishes.rates is None or plan.batches.global_batch_size is None or plan.job.tokens_per_micro_batch is not None:
         return {}
-    rate, tuned = rates
-    linear = linear_scaled(rate, tuned_batch_size=tuned, global_batch_size=batch)
-    root = square_root_scaled(rate, tuned_batch_size=tuned, global_batch_size=batch)
+    rate, tuned = wishes.rates
+    linear = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="linear")
+    root = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="square root")
     return {"learning rate, linear (SGD)": linear, "learning rate, square root (Adam)": root}
 
 
 def _changes(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
     """The steps of a ramp, and where each data rank goes on, in whole batches or not at all."""
     found: dict[str, object] = {}
-    total = plan.batches.global_batch_size
-    if plan.batch_size is None or total is None:
-        return found
-    batch = plan.batch_size * (1 if plan.job.microbatches_inside else plan.job.pipeline_microbatches)
+    batches = plan.batches
     if wishes.ramp is not None:
         start, increment, samples = wishes.ramp
-        ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
-        pieces = ramp.pieces(divisor=batch * plan.ranks.dp_degree)
-        found[_RAMP_STEPS] = sum(steps for _, steps in pieces)
-        found[_RAMP_SAMPLES] = sum(size * steps for size, steps in pieces)
+        pieces = batches.ramp_up(start=start, increment=increment, samples=samples)
+        below = [(size, steps) for size, steps in pieces if size != batches.global_batch_size]
+        found[_RAMP_STEPS] = sum(steps for _, steps in below)
+        found[_RAMP_SAMPLES] = sum(size * steps for size, steps in below)
+        if batches.total_steps is not None:
+            whole_run = sum(size * steps for size, steps in pieces)
+            found[_SAMPLES] = whole_run
+            found[_TOKENS] = None if plan.job.sequence_length is None else whole_run * plan.job.sequence_length
     if wishes.seen is not None:
-        found[_BEHIND] = resumed_batches(wishes.seen, batch_size=batch, dp_degree=plan.ranks.dp_degree)
+        found[_BEHIND] = batches.resumed_batches(wishes.seen)
     return found
 
 

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from typing import cast
 
 from countoff.core._batches import whole
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.verdict import Verdict, count_of, names_of
 
 __all__ = ["DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
 
 _REMEDY = (
     "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the number "
     "of replicas; countoff.core.ranks.RankMap does it by name."
+)
+_LOADER_WHY = "The sampler counts ranks of the world, or of a node, where those of the data dims are meant."
+_LOADER_REMEDY = (
+    "dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and DistributedSampler(dataset, num_replicas=dp_degree, "
+    "rank=dp_rank)."
 )
 _LISTED = 8
 
@@ -151,17 +156,44 @@ def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
 
     Args:
         plans: What each rank counted off with; nothing is judged unless every one has ``dp_rank`` and ``dp_degree``,
-            and the same dp_degree.
+            and the same dp_degree. Where every one has ``loader_position`` as well, the dp_rank and the dp_degree with
+            which its loader really reads, those must be the same.
     """
     values = {rank: plan.get("dp_rank") for rank, plan in plans.items()}
     degrees = {plan.get("dp_degree") for plan in plans.values()}
     degree = next(iter(degrees)) if len(degrees) == 1 else None
     if type(degree) is not int or any(value is None for value in values.values()):
         return None
+    dp_ranks = cast("dict[int, int]", values)
     try:
-        return check_dp_ranks(cast("dict[int, int]", values), dp_degree=degree)
+        return check_dp_ranks(dp_ranks, dp_degree=degree) or _judge_loaders(plans, dp_ranks, degree)
     except ValueError as error:
         return Verdict("RankMapError", f"{error}.", remedy=_REMEDY, time=time.time())
+
+
+def _judge_loaders(
+    plans: Mapping[int, Mapping[str, object]], dp_ranks: Mapping[int, int], dp_degree: int
+) -> Verdict | None:
+    """Returns a `RankMapError` if loaders read other shares than those of their ranks."""
+    known: dict[int, tuple[int, int]] = {}
+    for rank, plan in plans.items():
+        match plan.get("loader_position"):
+            case [int(share), int(degree)]:
+                known[rank] = share, degree
+            case _:
+                return None
+    shares = sorted({degree for _, degree in known.values()})
+    if shares == [dp_degree]:
+        groups = [dp_ranks[rank] for rank in range(len(dp_ranks))]
+        return check_dp_ranks({rank: share for rank, (share, _) in known.items()}, dp_degree=dp_degree, groups=groups)
+    said = " or ".join(count_of(share, "rank") for share in shares)
+    if max(shares) > dp_degree:
+        effect = "ranks that must read the same batch read different ones"
+    else:
+        effect = "every sample is read by more than one data rank"
+    sentence = f"the loaders share the data out among {said}, and the mesh has {dp_degree} data ranks: {effect}."
+    odd = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
+    return Verdict("RankMapError", sentence, odd, why=_LOADER_WHY, remedy=_LOADER_REMEDY, time=time.time())
 
 
 def _clauses(faults: DpRankFaults) -> list[str]:

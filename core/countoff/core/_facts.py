@@ -38,6 +38,8 @@ class LoaderPass:
         samples: Samples that all dp_ranks process, repeats included, at least 0; None if they cannot be known.
         unique: Different samples among them, at most samples; None if they cannot be known.
         unknown_because: Why batches is None, in words; empty if it is not.
+        fewest_samples: The smallest number of samples of a dp_rank, at least 0; None if it is not known.
+        most_samples: The largest number, at least fewest_samples; None if it is not known.
 
     Raises:
         ValueError: If a number is outside its domain, or batches is None and no reason is given.
@@ -54,9 +56,12 @@ class LoaderPass:
     samples: int | None = None
     unique: int | None = None
     unknown_because: str = ""
+    fewest_samples: int | None = None
+    most_samples: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batches", "fewest_batches", "most_batches", "full_batches", "samples", "unique"):
+        names = ("batches", "fewest_batches", "most_batches", "full_batches", "samples", "unique")
+        for name in (*names, "fewest_samples", "most_samples"):
             value: object = getattr(self, name)
             if value is not None:
                 whole(name, value, minimum=0)

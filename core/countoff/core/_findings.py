@@ -16,7 +16,7 @@ Level = Literal["silent", "stops", "note"]
 CODES = (
     *("dims", "batch", "dp-rank", "chunks", "warm-up", "horizon", "uneven", "override"),
     *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
-    *("exponent", "first-step", "data-ranks", "repeats", "dropped"),
+    *("exponent", "first-step", "data-ranks", "length", "repeats", "dropped"),
 )
 """The short names of all findings."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

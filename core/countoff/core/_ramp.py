@@ -61,26 +61,34 @@ class Ramp:
             return self.global_batch_size
         return self.start + self.increment * min(seen * increments // self.samples, increments)
 
-    def pieces(self, *, divisor: int = 1) -> list[tuple[int, int]]:
-        """Returns each global batch below the last one, with the optimizer steps that are taken with it.
+    def pieces(self, *, divisor: int = 1, total_steps: int | None = None) -> list[tuple[int, int]]:
+        """Returns each global batch with the optimizer steps that are taken with it, in order.
 
         Args:
             divisor: What every global batch must be a multiple of: batch_size × dp_degree.
+            total_steps: Optimizer steps of the run, at least 0; None: only those below the full global batch, which has
+                no end.
 
         Raises:
-            ValueError: If a global batch of the ramp, or the last one, does not divide by it.
+            ValueError: If a number is outside its domain, or a global batch of the ramp, or the last one, does not
+                divide.
         """
         whole("divisor", divisor, minimum=1)
+        if total_steps is not None:
+            whole("total_steps", total_steps, minimum=0)
         found: list[tuple[int, int]] = []
-        seen = 0
-        while (batch := self.batch_after(seen)) < self.global_batch_size:
+        seen = taken = 0
+        while (batch := self.batch_after(seen)) < self.global_batch_size and taken != total_steps:
             if batch % divisor:
                 raise ValueError(f"the ramp's global batch {batch} is no multiple of {divisor}")
             steps = found.pop()[1] if found and found[-1][0] == batch else 0
             found.append((batch, steps + 1))
             seen += batch
+            taken += 1
         if self.global_batch_size % divisor:
             raise ValueError(f"the global batch {self.global_batch_size} is no multiple of {divisor}")
+        if total_steps is not None and total_steps > taken:
+            found.append((self.global_batch_size, total_steps - taken))
         return found
 
 

@@ -7,7 +7,7 @@ repeats its framework's, its oddities included, because they are what a configur
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 __all__ = ["LinguaSchedule", "Schedule", "TorchTitanSchedule", "WarmupDecay", "peak_factor"]
@@ -30,6 +30,10 @@ class Schedule(Protocol):
         """The factor of a step, counted from 0."""
         ...
 
+    def planned_for(self, steps: int) -> Schedule:
+        """The same configuration's schedule in a run of so many steps, at least 1."""
+        ...
+
 
 @dataclass(frozen=True)
 class TorchTitanSchedule:
@@ -44,6 +48,7 @@ class TorchTitanSchedule:
         decay_ratio: The part of the horizon in which the rate decays, 0 to 1; None: all that follows the warm-up.
         decay_type: The curve of the decay.
         min_factor: The factor towards which the decay goes.
+        own_horizon: Whether ``lr_scheduler.total_steps`` is set, so that the horizon does not follow the run.
 
     Example:
         >>> schedule = TorchTitanSchedule(warmup_steps=2, horizon_steps=10, decay_ratio=0.8)
@@ -56,6 +61,7 @@ class TorchTitanSchedule:
     decay_ratio: float | None = None
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     min_factor: float = 0.0
+    own_horizon: bool = False
 
     @property
     def phases(self) -> tuple[int, int, int]:
@@ -81,6 +87,10 @@ class TorchTitanSchedule:
             "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
         }[self.decay_type]
         return self.min_factor + (1 - self.min_factor) * curve
+
+    def planned_for(self, steps: int) -> TorchTitanSchedule:
+        """The same configuration's schedule in a run of so many steps, at least 1."""
+        return self if self.own_horizon else replace(self, horizon_steps=steps)
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,10 @@ class LinguaSchedule:
         wave = sign * math.cos(math.pi * progress**self.cosine_theta / self.cycle_length)
         return self.min_factor + 0.5 * (1 - self.min_factor) * (wave + 1)
 
+    def planned_for(self, steps: int) -> LinguaSchedule:
+        """The same configuration's schedule in a run of so many steps, at least 1."""
+        return replace(self, horizon_steps=steps)
+
     def _stable_then_decay(self, step: int) -> float:
         cycle = max(int(self.horizon_steps * self.cycle_length), 1)
         end = cycle * (step // cycle + 1) if step != self.horizon_steps else self.horizon_steps
@@ -152,6 +166,8 @@ class WarmupDecay:
         warmup_steps: Steps of the warm-up, at least 0.
         horizon_steps: Steps at which the decay ends, at least 1.
         min_factor: The factor at its end.
+        warmup_part: The part of the run that the warm-up takes, where it is configured so.
+        horizon_part: The part of the run that the schedule takes, where it is configured so.
 
     Example:
         >>> WarmupDecay("linear", warmup_steps=10, horizon_steps=110).factor(60)
@@ -162,6 +178,14 @@ class WarmupDecay:
     warmup_steps: int
     horizon_steps: int
     min_factor: float = 0.0
+    warmup_part: float | None = None
+    horizon_part: float | None = None
+
+    def planned_for(self, steps: int) -> WarmupDecay:
+        """The same configuration's schedule in a run of so many steps, at least 1."""
+        warmup = self.warmup_steps if self.warmup_part is None else round(self.warmup_part * steps)
+        horizon = self.horizon_steps if self.horizon_part is None else round(self.horizon_part * steps)
+        return replace(self, warmup_steps=warmup, horizon_steps=horizon)
 
     def factor(self, step: int) -> float:
         """The factor of a step, counted from 0."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -76,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse_unknown(unknown, chosen.parser)
     if chosen.version:
         version(chosen)
     elif chosen.run is None:
@@ -147,7 +150,6 @@ def _done(command: Any, chosen: argparse.Namespace) -> None:
 def _parser() -> _Parser:
     parser = _command(_Parser, prog="countoff", description=_ABOUT)
     parser.add_argument("--version", action="store_true", help="print the version")
-    parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     _plan_arguments(_command(commands.add_parser, "plan", description=_PLAN, help="what a run really is", run=plan))
     wrong = _command(commands.add_parser, "check", description=_CHECK, help="what is wrong with a config", run=check)
@@ -168,7 +170,7 @@ def _parser() -> _Parser:
 def _command(make: Any, *names: str, run: Any = None, **told: str) -> Any:
     # No abbreviations: a misspelt --dp must not pass for --dp-shard.
     parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **told)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 
@@ -190,6 +192,9 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset-size", metavar="N", help="samples of the dataset, shared out as DistributedSampler does"
     )
     numbers.add_argument("--drop-last", action="store_true", help="a last batch that is not full is thrown away")
+    numbers.add_argument(
+        "--strided", action="store_true", help="the dataset is dealt out in turns and not filled up, as iterables do"
+    )
     dims = parser.add_argument_group("the mesh (-1: what the others leave over)")
     for name in ("dp-replicate", "dp-shard", "cp", "tp", "pp"):
         dims.add_argument(f"--{name}", metavar="N", help=f"ranks along {name.replace('-', '_')}")
@@ -220,6 +225,15 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out findings of this code, as dp-rank"
     )
+
+
+def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
+    from difflib import get_close_matches
+
+    first = next((one.partition("=")[0] for one in arguments if one.startswith("-")), arguments[0])
+    near = get_close_matches(first, re.findall(r"--[\w-]+", parser.format_usage()), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help"
+    _refuse(f"there is no argument {first}; {hint}", code=2)
 
 
 def _refuse(reason: str, code: int = 1) -> NoReturn:

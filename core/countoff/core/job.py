@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from countoff.core._batches import distributed_samples_per_rank, whole
 from countoff.core._findings import Finding
+from countoff.core._samples import strided_pass
 from countoff.core._schedules import Schedule
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
@@ -52,7 +54,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Job:
-    """A run, before anybody knows on how many ranks.
+    """A run, before anybody knows on how many ranks. What is not said is plain data parallel, or unknown.
 
     Attributes:
         framework: What reads the configuration: ``torchtitan``, ``lingua``, …; empty for the command line's own flags.
@@ -71,6 +73,8 @@ class Job:
         epochs: Passes over the dataset; None if unlimited or unknown.
         dataset_size: Samples of the dataset; None if unknown or endless.
         drop_last: Whether a last batch that is not full is thrown away.
+        strided: Whether the dataset is dealt out in turns without being filled up, so that dp_ranks may have unequally
+            many samples; if not, as torch's DistributedSampler does.
         world_size: Ranks, for a format that says it; None for the others.
         micro_batch_size: Samples of one forward and backward pass, for a framework that cuts a batch by it.
         chunks: Files of each source of data, for a framework that deals out whole files.
@@ -87,10 +91,10 @@ class Job:
         ValueError: If a number is outside its domain.
     """
 
-    framework: str
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    data_dims: tuple[str, ...]
+    framework: str = ""
+    names: tuple[str, ...] = ("dp",)
+    sizes: tuple[int, ...] = (INFERRED,)
+    data_dims: tuple[str, ...] = ("dp",)
     batch_size: int | None = None
     tokens_per_micro_batch: int | None = None
     sequence_length: int | None = None
@@ -103,6 +107,7 @@ class Job:
     epochs: int | None = None
     dataset_size: int | None = None
     drop_last: bool = False
+    strided: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -208,48 +213,24 @@ class RunPlan:
             16384
         """
         ranks = job.rank_map(world_size)
-        batch_size, accumulation = _batch(job, ranks.dp_degree)
+        batch_size, accumulation = _batch(job, ranks)
         outside = 1 if job.microbatches_inside else job.pipeline_microbatches
         rows = job.tokens_per_micro_batch is not None
         # A framework that counts in tokens alone reads packed rows: one per micro-batch, that many tokens long.
         batch = outside if rows else None if batch_size is None else batch_size * outside
-        samples = job.dataset_size
         facts = LoaderFacts(
             reported_batches=None,
             batch_size=batch,
-            drop_last=job.drop_last,
-            samples_per_rank=None
-            if samples is None
-            else distributed_samples_per_rank(samples, dp_degree=ranks.dp_degree, drop_last=False),
-            dataset_size=samples,
-            sampling="unknown" if samples is None else "distributed",
+            # Without a dataset's size the stream is endless, and every batch of it full.
+            drop_last=job.drop_last or job.dataset_size is None,
             gradient_accumulation_steps=accumulation,
             max_epochs=job.epochs,
             max_steps=job.steps,
             sequence_length=job.tokens_per_micro_batch if rows else job.sequence_length,
             partial_step="applied",
+            **_dataset(job, batch, ranks.dp_degree),
         )
         return cls(job, ranks, batch_size, BatchPlan.of(facts, dp_degree=ranks.dp_degree), accumulation)
-
-    @property
-    def total_samples(self) -> int | None:
-        """Samples of the run over all dp_ranks, repeats included; None if they cannot be known."""
-        plan = self.batches
-        if plan.samples_per_epoch is None or not plan.batches_per_epoch:
-            # Without a dataset's size the stream is endless, and every step is full.
-            return None if plan.global_batch_size is None or plan.total_steps is None else _steps(plan)
-        if plan.total_batches is None or self.job.batch_size is None:
-            return None
-        epochs, rest = divmod(plan.total_batches, plan.batches_per_epoch)
-        # Only the last batch of an epoch can be short, so those of an epoch that is broken off are full.
-        full = rest * (plan.global_batch_size or 0) // self.gradient_accumulation_steps
-        return epochs * plan.samples_per_epoch + full
-
-    @property
-    def total_tokens(self) -> int | None:
-        """Tokens of the run over all dp_ranks; None if they cannot be known."""
-        tokens = self.job.tokens_per_micro_batch or self.job.sequence_length
-        return None if tokens is None or self.total_samples is None else self.total_samples * tokens
 
     @property
     def identity(self) -> str:
@@ -278,21 +259,44 @@ class RunPlan:
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
 
 
-def _steps(plan: BatchPlan) -> int:
-    return (plan.global_batch_size or 0) * (plan.total_steps or 0)
+def _dataset(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
+    """Returns the facts of the dataset and of how it is shared out."""
+    size = job.dataset_size
+    if size is None:
+        return {"samples_per_rank": None}
+    if job.strided:
+        one_pass = (
+            None
+            if batch is None
+            else strided_pass(size, batch_size=batch, drop_last=job.drop_last, dp_degree=dp_degree)
+        )
+        return {"samples_per_rank": None, "dataset_size": size, "one_pass": one_pass}
+    share = distributed_samples_per_rank(size, dp_degree=dp_degree, drop_last=False)
+    return {"samples_per_rank": share, "dataset_size": size, "sampling": "distributed"}
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _batch(job: Job, dp_degree: int) -> tuple[int | None, int]:
+def _misunderstood(job: Job, product: int, ranks: RankMap) -> str:
+    """Says which of the usual slips would make three batch numbers agree; nothing if none does."""
+    total, degree = job.global_batch_size or 0, ranks.dp_degree
+    if degree > 1 and product == total * degree:
+        accumulation = job.key("gradient_accumulation_steps")
+        return f"{accumulation} is that of one rank, and must not count the batches of all data ranks; "
+    if degree < ranks.world_size and product * (ranks.world_size // degree) == total:
+        return f"it would be right if all {ranks.world_size} ranks read their own data; "
+    return ""
+
+
+def _batch(job: Job, ranks: RankMap) -> tuple[int | None, int]:
     """Returns the samples per dp_rank and batch, and the batches per step; whichever is missing of three follows.
 
     Raises:
         JobError: If the three do not fit each other.
     """
-    outside = 1 if job.microbatches_inside else job.pipeline_microbatches
+    outside, dp_degree = 1 if job.microbatches_inside else job.pipeline_microbatches, ranks.dp_degree
     if job.tokens_per_micro_batch is not None:
         steps = _quotient(job, "tokens_per_step", "tokens_per_micro_batch", "tokens", outside, dp_degree)
         return None, steps or 1
@@ -305,7 +309,8 @@ def _batch(job: Job, dp_degree: int) -> tuple[int | None, int]:
             batches = f"{job.key('gradient_accumulation_steps')} {accumulation}"
             raise JobError(
                 f"{job.key('global_batch_size')} {total} is not {job.key('batch_size')} {size} × {batches} × "
-                f"{_count(dp_degree, 'data rank')} = {product}: change one of them, or leave one out"
+                f"{_count(dp_degree, 'data rank')} = {product}: {_misunderstood(job, product, ranks)}change one of "
+                f"them, or leave one out"
             )
         return size, accumulation
     if size is not None:

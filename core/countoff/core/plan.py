@@ -7,7 +7,8 @@ why. All numbers hold if every dp_rank has a loader like this one, which is what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from countoff.core._accelerate import PreparedFacts, accumulated_steps, prepared_pass
 from countoff.core._batches import (
@@ -20,6 +21,16 @@ from countoff.core._batches import (
     whole,
 )
 from countoff.core._facts import LoaderFacts, LoaderPass
+from countoff.core._ramp import Ramp, resumed_batches
+from countoff.core._samples import (
+    product,
+    samples_of_epoch,
+    samples_per_rank,
+    samples_until_batch,
+    strided_pass,
+    total_samples,
+)
+from countoff.core._scaling import linear_scaled, square_root_scaled
 from countoff.core._steps import batches_until_step, estimated_stepping_batches, steps_in_epoch
 from countoff.core._streaming import streaming_pass
 from countoff.core._streaming_facts import StreamFacts, StreamingFacts
@@ -30,6 +41,7 @@ __all__ = [
     "LoaderFacts",
     "LoaderPass",
     "PreparedFacts",
+    "Ramp",
     "StreamFacts",
     "StreamingFacts",
     "TrainerTotals",
@@ -40,10 +52,14 @@ __all__ = [
     "estimated_stepping_batches",
     "iterable_batches",
     "limited_batches",
+    "linear_scaled",
     "prepared_pass",
+    "resumed_batches",
     "size_for_length",
+    "square_root_scaled",
     "steps_in_epoch",
     "streaming_pass",
+    "strided_pass",
     "strided_share",
     "trainer_totals",
 ]
@@ -72,6 +88,10 @@ class BatchPlan:
         unknown_because: Why batches_per_epoch is None; empty if it is not.
         uneven_batches: Fewest and most batches of one pass over all dp_ranks, no limit applied, where the loader is
             known to give ranks different numbers; None otherwise. loader_batches is this rank's number.
+        samples_per_rank: Fewest and most samples that one dp_rank processes in an epoch, repeats included; equal where
+            the ranks have equally many.
+        total_samples: Samples of the run over all dp_ranks, repeats included.
+        facts: What all of this follows from.
     """
 
     dp_degree: int
@@ -90,7 +110,10 @@ class BatchPlan:
     tokens_per_step: int | None
     proven: bool
     unknown_because: str
-    uneven_batches: tuple[int, int] | None = None
+    uneven_batches: tuple[int, int] | None
+    samples_per_rank: tuple[int, int] | None
+    total_samples: int | None
+    facts: LoaderFacts = field(repr=False)
 
     @classmethod
     def of(cls, facts: LoaderFacts, *, dp_degree: int) -> BatchPlan:
@@ -117,13 +140,9 @@ class BatchPlan:
         reported = limited_batches(facts.reported_batches, facts.limit_batches)
         batches, steps = _epoch(facts, true_batches, reported)
         total_steps = _total_steps(facts, batches, steps)
-        global_batch = _product(facts.batch_size, facts.gradient_accumulation_steps, dp_degree)
-        used = _samples_used(facts, batches)
-        processed = _product(used, dp_degree)
-        unique = _samples_unique(facts, used, dp_degree)
-        one_pass = facts.one_pass
-        if one_pass is not None:
-            processed, unique = _samples_of_pass(one_pass, batches, global_batch=_product(facts.batch_size, dp_degree))
+        global_batch = product(facts.batch_size, facts.gradient_accumulation_steps, dp_degree)
+        processed, unique = samples_of_epoch(facts, batches, dp_degree=dp_degree)
+        total_batches = _total_batches(facts, batches, steps, total_steps)
         return cls(
             dp_degree=dp_degree,
             loader_batches=true_batches,
@@ -132,16 +151,26 @@ class BatchPlan:
             reported_batches_per_epoch=reported,
             steps_per_epoch=steps,
             total_steps=total_steps,
-            total_batches=_total_batches(facts, batches, steps, total_steps),
+            total_batches=total_batches,
             global_batch_size=global_batch,
             samples_per_epoch=processed,
             samples_unique=unique,
             samples_repeated=None if processed is None or unique is None else processed - unique,
             samples_dropped=None if facts.dataset_size is None or unique is None else facts.dataset_size - unique,
-            tokens_per_step=_product(global_batch, facts.sequence_length),
+            tokens_per_step=product(global_batch, facts.sequence_length),
             proven=_is_proven(facts),
-            uneven_batches=None if one_pass is None else one_pass.uneven_batches,
+            uneven_batches=None if facts.one_pass is None else facts.one_pass.uneven_batches,
             unknown_because=unknown_because,
+            samples_per_rank=samples_per_rank(facts, batches),
+            total_samples=total_samples(
+                facts,
+                total_batches=total_batches,
+                total_steps=total_steps,
+                batches_per_epoch=batches,
+                samples_per_epoch=processed,
+                dp_degree=dp_degree,
+            ),
+            facts=facts,
         )
 
     @property
@@ -157,6 +186,104 @@ class BatchPlan:
         if self.reported_batches is None or self.loader_batches is None:
             return False
         return size_for_length(self.reported_batches, true_batches=self.loader_batches, dp_degree=self.dp_degree)
+
+    @property
+    def tokens_per_epoch(self) -> int | None:
+        """Tokens of an epoch over all dp_ranks; None if they cannot be known."""
+        return product(self.samples_per_epoch, self.facts.sequence_length)
+
+    @property
+    def total_tokens(self) -> int | None:
+        """Tokens of the run over all dp_ranks; None if they cannot be known."""
+        return product(self.total_samples, self.facts.sequence_length)
+
+    def samples_after(self, batches: int) -> int | None:
+        """Returns the samples that all dp_ranks together have seen after so many batches of each: where a run stands.
+
+        Args:
+            batches: Batches behind each dp_rank from the start of training, at least 0.
+
+        Returns:
+            Samples, the one count that holds at another dp_degree as well; None if they cannot be known.
+
+        Raises:
+            ValueError: If batches is not an integer of at least 0.
+        """
+        return samples_until_batch(
+            self.facts,
+            whole("batches", batches, minimum=0),
+            batches_per_epoch=self.batches_per_epoch,
+            samples_per_epoch=self.samples_per_epoch,
+            dp_degree=self.dp_degree,
+        )
+
+    def resumed_batches(self, samples: int) -> int:
+        """Returns the batches that each dp_rank has behind it where a run goes on after so many samples.
+
+        Args:
+            samples: Samples seen over all dp_ranks, at least 0: in the epoch under way, or, where no epoch ends, from
+                the start. The run may have seen them at another dp_degree or batch size.
+
+        Raises:
+            ValueError: If the batch size is not known, samples is not an integer of at least 0, it falls into the
+                middle of a batch, or the epoch has not as many.
+
+        Example:
+            >>> facts = LoaderFacts(reported_batches=None, batch_size=4, drop_last=True, samples_per_rank=None)
+            >>> saved, resumed = (BatchPlan.of(facts, dp_degree=dp_degree) for dp_degree in (8, 16))
+            >>> resumed.resumed_batches(saved.samples_after(100))
+            50
+        """
+        if self.facts.batch_size is None:
+            raise ValueError("where a run goes on cannot be known without the batch size")
+        epoch = self.samples_per_epoch
+        if epoch is not None and samples >= epoch:
+            if samples == epoch and self.batches_per_epoch is not None:
+                return self.batches_per_epoch
+            raise ValueError(f"an epoch has {epoch} samples, and {samples} have been seen of it: count from its start")
+        return resumed_batches(samples, batch_size=self.facts.batch_size, dp_degree=self.dp_degree)
+
+    def ramp_up(self, *, start: int, increment: int, samples: int) -> list[tuple[int, int]]:
+        """Returns the run with a global batch that grows, piece by piece: each global batch and the steps with it.
+
+        Args:
+            start: The first global batch, at least 1.
+            increment: By how much it grows, at least 1, until it is global_batch_size.
+            samples: Samples over which it grows, at least 1.
+
+        Returns:
+            Pairs of global batch and optimizer steps, in order, up to total_steps; without total_steps up to, but not
+            including, the full global batch, which goes on for ever.
+
+        Raises:
+            ValueError: If a number is outside its domain, a global batch on the way does not divide by batch_size and
+                dp_degree, or the data ends: a ramp counts samples, not epochs.
+        """
+        total, divisor = self.global_batch_size, product(self.facts.batch_size, self.dp_degree)
+        if total is None or divisor is None:
+            raise ValueError("a ramp cannot be counted without the batch size")
+        if self.batches_per_epoch is not None:
+            raise ValueError("a ramp is counted in steps over data without an end: give the steps, not the dataset")
+        ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
+        return ramp.pieces(divisor=divisor, total_steps=self.total_steps)
+
+    def scaled_learning_rate(
+        self, learning_rate: float, *, tuned_batch_size: int, rule: Literal["linear", "square root"]
+    ) -> float:
+        """Returns a learning rate for this global batch, from one that was tuned for another.
+
+        Args:
+            learning_rate: The rate that was tuned, above 0.
+            tuned_batch_size: The global batch size for which it was, at least 1.
+            rule: ``linear`` for SGD (Goyal et al. 2017), ``square root`` for Adam (Malladi et al. 2022).
+
+        Raises:
+            ValueError: If a number is outside its domain, or the global batch size is not known.
+        """
+        if self.global_batch_size is None:
+            raise ValueError("a learning rate cannot be scaled without the batch size")
+        scaled = linear_scaled if rule == "linear" else square_root_scaled
+        return scaled(learning_rate, tuned_batch_size=tuned_batch_size, global_batch_size=self.global_batch_size)
 
     def metrics(self) -> dict[str, int]:
         """Returns the numbers of the plan that are known, under the names by which every adapter logs them.
@@ -182,14 +309,6 @@ _METRICS = (
     "tokens_per_step",
     "dp_degree",
 )
-
-
-def _product(first: int | None, *others: int | None) -> int | None:
-    """Returns the product, or None if a factor is unknown."""
-    product = first
-    for factor in others:
-        product = None if product is None or factor is None else product * factor
-    return product
 
 
 def _true_batches(facts: LoaderFacts) -> tuple[int | None, str]:
@@ -244,7 +363,7 @@ def _total_steps(facts: LoaderFacts, batches_per_epoch: int | None, steps_per_ep
         return 0
     if epochs is None:
         return max_steps
-    steps = _product(epochs, steps_per_epoch)
+    steps = product(epochs, steps_per_epoch)
     if facts.partial_step == "carried" and batches_per_epoch is not None:
         steps = epochs * batches_per_epoch // facts.gradient_accumulation_steps
     if steps is None:
@@ -261,7 +380,7 @@ def _total_batches(
     if facts.partial_step == "carried" and total_steps is not None and total_steps == _limit(facts.max_steps):
         return None if batches_per_epoch is None else total_steps * facts.gradient_accumulation_steps
     if facts.partial_step == "carried":
-        return _product(_limit(facts.max_epochs), batches_per_epoch)
+        return product(_limit(facts.max_epochs), batches_per_epoch)
     if batches_per_epoch is None or steps_per_epoch is None:
         return None
     if total_steps is not None and steps_per_epoch and total_steps == _limit(facts.max_steps):
@@ -271,40 +390,4 @@ def _total_batches(
             steps_per_epoch=steps_per_epoch,
             gradient_accumulation_steps=facts.gradient_accumulation_steps,
         )
-    return _product(_limit(facts.max_epochs), batches_per_epoch)
-
-
-def _samples_of_pass(
-    one_pass: LoaderPass, batches: int | None, *, global_batch: int | None
-) -> tuple[int | None, int | None]:
-    """Returns the samples, and the different ones among them, that all dp_ranks process in an epoch of a known kind."""
-    if batches is None or batches == one_pass.batches:
-        return one_pass.samples, one_pass.unique
-    # A limit ends the epoch early: how many repeats are among what it leaves is not known, unless nothing repeats.
-    samples = _product(batches, global_batch) if batches <= one_pass.full_batches else None
-    return samples, samples if one_pass.samples is not None and one_pass.samples == one_pass.unique else None
-
-
-def _samples_used(facts: LoaderFacts, batches: int | None) -> int | None:
-    """Returns the samples that one dp_rank processes in an epoch."""
-    if batches is None or facts.batch_size is None:
-        return None
-    if facts.samples_per_rank is not None:
-        return min(batches * facts.batch_size, facts.samples_per_rank)
-    # Any worker of an iterable dataset may end with a short batch, unless those are thrown away.
-    return batches * facts.batch_size if facts.drop_last else None
-
-
-def _samples_unique(facts: LoaderFacts, used: int | None, dp_degree: int) -> int | None:
-    """Returns the different samples that all dp_ranks process in an epoch.
-
-    Turns are taken sample by sample, so what all have used is a beginning of the common order, and a repeat can only
-    stand after the whole dataset.
-    """
-    if used is None or facts.dataset_size is None:
-        return None
-    if facts.sampling == "distributed":
-        return min(used * dp_degree, facts.dataset_size)
-    if facts.sampling == "replicated" and (dp_degree == 1 or used >= facts.dataset_size):
-        return min(used, facts.dataset_size)
-    return None
+    return product(_limit(facts.max_epochs), batches_per_epoch)

@@ -64,7 +64,7 @@ def _made(read: Callable[[], Job], name: str) -> Job:
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_bytes().decode("utf-8") if path.is_file() else None
+        text = path.read_bytes().decode("utf-8-sig") if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"{path} cannot be read: {why}") from None

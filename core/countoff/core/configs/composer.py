@@ -13,7 +13,7 @@ from typing import Any, cast
 from countoff.core._orders import ORDERS
 from countoff.core._schedules import WarmupDecay
 from countoff.core.configs._fields import ConfigError, Fields, unread
-from countoff.core.job import Job
+from countoff.core.job import Job, Origin
 
 __all__ = ["read"]
 
@@ -117,6 +117,8 @@ def _time(fields: Fields, path: str) -> tuple[float, str] | None:
 def _duration(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
     """Returns the steps or the epochs of the run."""
     said = _time(fields, "max_duration")
+    for name in ("steps", "epochs"):
+        fields.origins[name] = Origin("max_duration", given=said is not None)
     if said is None:
         return None, None
     if said[1] == "ep":
@@ -137,12 +139,12 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
     curve = _CURVES.get(fields.text("scheduler.name") or "")
     if curve is None or steps is None:
         return None
-    warmup = _in_steps(fields, "scheduler.t_warmup", "0ba", steps, batch, length)
-    horizon = _in_steps(fields, "scheduler.t_max", "1dur", steps, batch, length)
+    warmup, warmup_part = _in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
+    horizon, horizon_part = _in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
     if warmup is None or not horizon:
         return None
     lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
-    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest)
+    return WarmupDecay(cast("Any", curve), warmup, horizon, lowest, warmup_part, horizon_part)
 
 
 def _compare_epochs(fields: Fields, epochs: int) -> None:
@@ -156,10 +158,15 @@ def _compare_epochs(fields: Fields, epochs: int) -> None:
         fields.note("horizon", f"{text}; make it 1dur", "silent")
 
 
-def _in_steps(fields: Fields, path: str, default: str, steps: int, batch: int | None, length: int | None) -> int | None:
+def _in_steps(
+    fields: Fields, name: str, path: str, default: str, steps: int, batch: int | None, length: int | None
+) -> tuple[int | None, float | None]:
+    """Returns a duration in steps, and as a part of the run where it is written so."""
+    fields.origins[name] = Origin(path, given=fields.has(path))
     said = _time(fields, path) or _time(Fields({"default": default}, ""), "default")
     assert said is not None
-    return round(said[0] * steps) if said[1] == "dur" else _steps(path, said, batch, length)
+    amount, unit = said
+    return (round(amount * steps), amount) if unit == "dur" else (_steps(path, said, batch, length), None)
 
 
 def _exact(path: str, amount: float) -> int:

@@ -121,6 +121,7 @@ def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
         decay_ratio=fields.number("decay_ratio", "lr_scheduler.decay_ratio", None),
         decay_type=cast("Literal['linear', 'sqrt', 'cosine']", curve),
         min_factor=fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0,
+        own_horizon=fields.has("lr_scheduler.total_steps"),
     )
 
 

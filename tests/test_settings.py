@@ -29,7 +29,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "warn", None, 180.0, 3.0, 60.0, 64)
+    documented = (True, "raise", "log", "warn", None, 180.0, 3.0, 60.0, 64, 2)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -79,6 +79,8 @@ def test_a_bad_variable_is_refused_even_where_an_argument_overrides_it(monkeypat
         ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
         ("COUNTOFF_DEADLINE_SECONDS", "5", "deadline_seconds", 5.0),
         ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
+        ("COUNTOFF_FINGERPRINT_BATCHES", "0", "fingerprint_batches", 0),
+        ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
     ],
 )
 def test_every_option_can_be_set_from_outside(
@@ -141,6 +143,9 @@ def test_a_bad_variable_is_refused_with_its_name_its_text_and_what_is_good(
         ("tick_batches", 0),
         ("tick_batches", True),
         ("tick_batches", 64.0),
+        ("fingerprint_batches", 1),
+        ("fingerprint_batches", 33),
+        ("fingerprint_batches", False),
     ],
 )
 def test_a_bad_argument_is_refused_by_resolve_and_by_the_class_itself(name: str, value: object) -> None:

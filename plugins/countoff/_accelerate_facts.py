@@ -10,6 +10,7 @@ from typing import Any
 
 from countoff._accelerate_loaders import source_length
 from countoff._horizons import horizon_of
+from countoff._identity import data_remedies
 from countoff._observe import reported_length
 from countoff._prepared import loader_facts
 from countoff.core import BatchPlan, LoaderFacts, Verdict
@@ -41,6 +42,14 @@ REMEDIES = {
     "NotDistributed": (
         "start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, or "
         "Accelerator(cpu=True)."
+    ),
+    **data_remedies(
+        shares=(
+            "let accelerator.prepare() shard the loader, or where it finds nothing to shard, as in a stream of "
+            "ready-made batches, give each rank its share by accelerator.process_index."
+        ),
+        order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
+        off="attach(..., fingerprint_batches=0)",
     ),
 }
 TICKS = "accelerator.prepare() makes a scheduler tick once per process at every optimizer step."

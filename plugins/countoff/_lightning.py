@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from countoff._lightning_asking import Asking
 from countoff._lightning_trainer import (
     REMEDIES,
     count,
@@ -17,6 +18,7 @@ from countoff._lightning_trainer import (
     exhausted_by_looking,
     fetcher_of,
     log,
+    look_before_transfer,
     plan_of,
     set_length,
     time_fetches,
@@ -36,7 +38,7 @@ class CountoffCallback(Options):
     """
 
     _guard: Guard | None = None
-    _steps: Any = None
+    _observers: tuple[Any, ...] = ()
     _totals: Totals | None = None
     _active = False
     _begins = True
@@ -74,6 +76,7 @@ class CountoffCallback(Options):
         if self._guard is not None:
             self._begins = True
             self._guard.train_start(trainer.current_epoch)
+            look_before_transfer(trainer, self._guard.data)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Counts the batch, with what the fetcher holds besides it."""
@@ -175,13 +178,13 @@ class CountoffCallback(Options):
             remedies=REMEDIES,
             learning_rates=lambda: learning_rates(trainer.optimizers),
         )
-        self._steps = on_optimizer_step(guard.step)
+        self._observers = on_optimizer_step(guard.step), Asking(guard, trainer.fit_loop.epoch_loop)
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
 
     def _stop_counting(self) -> None:
-        if self._steps is not None:
-            self._steps.remove()
-            self._steps = None
+        for observer in self._observers:
+            observer.remove()
+        self._observers = ()
 
     def _report(self, trainer: Any) -> None:
         """Logs the totals as known by now, and mends a wrong length where it is proven."""

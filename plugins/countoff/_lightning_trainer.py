@@ -6,8 +6,10 @@ import math
 import time
 from typing import Any
 
+from countoff._identity import data_remedies, look_at
 from countoff._observe import loader_facts
 from countoff.core import Guard, LoaderFacts
+from countoff.core.identity import DataIdentity
 
 REMEDIES = {
     "UnevenBatches": (
@@ -21,6 +23,14 @@ REMEDIES = {
     "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
     "LostRank": "read that rank's own output first; the others only lost their peer.",
     "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
+    **data_remedies(
+        shares=(
+            "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
+            "trainer.distributed_sampler_kwargs; an iterable data set must take its share by itself."
+        ),
+        order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
 }
 
 
@@ -103,6 +113,38 @@ def time_fetches(guard: Guard, loop: Any) -> None:
         after()
 
     fetcher._start_profiler, fetcher._stop_profiler = start, stop
+
+
+def look_before_transfer(trainer: Any, data: DataIdentity) -> None:
+    """Looks at the first train batches of the epoch as the loader hands them out, just before they go to their device.
+
+    Ranks are not compared where a strategy shares data among them in a way that its mesh does not tell.
+
+    Args:
+        trainer: Lightning's Trainer.
+        data: That of the guard, with the epoch begun.
+    """
+    replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
+    if not data.unread or replicas != data.dp_degree:
+        return
+    own = vars(trainer.strategy)
+    original = own.get("batch_to_device")
+    move = trainer.strategy.batch_to_device
+
+    def moving(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if trainer.training and data.unread:
+            look_at(data, batch, trainer.train_dataloader)
+        if not data.unread and own.get("batch_to_device") is moving:
+            give_back()
+        return move(batch, *args, **kwargs)
+
+    def give_back() -> None:
+        if original is None:
+            del own["batch_to_device"]
+        else:
+            own["batch_to_device"] = original
+
+    own["batch_to_device"] = moving
 
 
 def eval_loop(trainer: Any) -> Any:

@@ -20,6 +20,7 @@ class Options:
         grace_seconds: Seconds that a main thread blocked in a collective has before its process is ended.
         deadline_seconds: Seconds that the start of a fit waits for the other ranks to count off.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
+        fingerprint_batches: Batches at the beginning of every train epoch of which the data is compared; 0 for none.
 
     Attributes:
         settings: What holds.
@@ -39,6 +40,7 @@ class Options:
         grace_seconds: float | None = None,
         deadline_seconds: float | None = None,
         tick_batches: int | None = None,
+        fingerprint_batches: int | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.settings = Settings.resolve(**given)

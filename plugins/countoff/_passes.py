@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from countoff._identity import look_at
 from countoff.core import Guard, Verdict
 
 How = Literal["exhausted", "stopped"]
@@ -67,6 +68,7 @@ class Passes:
         *,
         position: int = 0,
         ahead: Callable[[], bool] | None = None,
+        loader: Any = None,
     ) -> Iterator[Any]:
         """One pass: the generator that the loop's `for` really iterates.
 
@@ -75,11 +77,13 @@ class Passes:
             name: The evaluation's name; None for a train epoch.
             position: Batches of the epoch that a resumed run has behind it and this pass leaves out.
             ahead: Where the loader looks one batch ahead: whether the batch that it handed out last is its last one.
+            loader: The loader, for what its sampler says.
         """
         guard, at_end = self.guard, ahead or _never
         this, under_way = self._begin(name, position, at_end), self._open
         # Looked up once, not per batch.
         fetch, count, waited, now = batches.__next__, guard.batch, guard.waited, time.perf_counter
+        data, looks = guard.data, name is None
         more = False  # whether the next batch is known to be in hand, so that asking for it is beginning it
         try:
             while True:
@@ -98,6 +102,8 @@ class Passes:
                 if this in under_way:
                     if not more:
                         count()
+                    if looks and data.unread:
+                        look_at(data, batch, loader)
                     if ends:
                         guard.last_batch()
                 more = ahead is not None and not ends

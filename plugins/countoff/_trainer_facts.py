@@ -9,6 +9,7 @@ from typing import Any
 
 from countoff._accelerate_facts import REMEDIES as ACCELERATE_REMEDIES
 from countoff._horizons import horizon_of
+from countoff._identity import data_remedies
 from countoff._prepared import loader_facts
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.horizon import wrong_horizon
@@ -29,6 +30,11 @@ REMEDIES = {
     "StepMismatch": "let every rank decide alike: no callback that sets control.should_training_stop on one rank.",
     "WrongLength": "make len() of the data set what it yields; the Trainer's epochs and max_steps follow from it.",
     "WrongHorizon": "make the scheduler for as many ticks as the run has optimizer steps, or let the Trainer make it.",
+    **data_remedies(
+        shares="give the Trainer the whole data set on every rank, not sharded: it shards it by itself.",
+        order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
     "WrongTotal": (
         "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
     ),

@@ -139,7 +139,7 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
                 if same(known):
                     left_out = skipped_batches(loader)
                     ahead = lambda: loader.end_of_dataloader  # noqa: E731  # it holds one batch more than it gave
-                    return attached.passes.follow(batches, name, position=left_out, ahead=ahead)
+                    return attached.passes.follow(batches, name, position=left_out, ahead=ahead, loader=loader)
         return None
 
     return follower

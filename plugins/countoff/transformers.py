@@ -70,7 +70,9 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
             left_out = skipped_batches(iterated)
             train = iterated is loader or (left_out > 0 and same_source(loader, iterated))
             name = None if train else "evaluation"
-            return handle.passes.follow(batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader)
+            return handle.passes.follow(
+                batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader, loader=iterated
+            )
 
         position = [epoch, state.global_step]
         handle.begin(

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core import ending
-from countoff.core.ledger import How, Mark, MarkKind
+from countoff.core.identity import DataIdentity
+from countoff.core.ledger import How, MarkKind
+from countoff.core.marks import announcement, ask, next_alarm, own_mark
 from countoff.core.rollcall import RollCall
 from countoff.core.settings import Settings
 from countoff.core.speaker import MARK_SECONDS, Speaker
 from countoff.core.state import NEVER, State
-from countoff.core.tally import Tally, chain, folded
+from countoff.core.tally import Tally, chain
 from countoff.core.ticks import tick
 from countoff.core.verdict import Verdict, clip
 
@@ -59,6 +61,9 @@ class Guard:
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's own words.
         learning_rates: Returns the learning rates in force; asked every `tick_batches` batches.
+
+    Attributes:
+        data: Compares what the ranks read: while `guard.data.unread`, give it the train batches.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Guard:
         self._closed = False
         self._tally = self._train = Tally("before the first span", silent=True)
         self._state = State(rank, world_size, settings, remedies or {}, self._send, self._say)
+        self.data = DataIdentity(self._state)
 
     def fit_start(self, plan: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
@@ -99,6 +105,8 @@ class Guard:
             self._watch = Watch(self._state, next(_numbers))
             self._watch.start()
             self._count_off({"plan": dict(plan), "versions": dict(versions or {})}, self._watch)
+            if self._roll_call is not None:
+                self.data.begin(self._roll_call, plan)
         self._pass("fit_start", "the fit")
 
     def train_start(self, epoch: int, position: int = 0) -> None:
@@ -111,6 +119,7 @@ class Guard:
         name = f"train epoch {epoch}"
         self._train = Tally(name, started=position, fetched=position, silent=not self._comparing)
         self._open("train_start", self._train)
+        self.data.open(self._train)
 
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
@@ -134,6 +143,10 @@ class Guard:
     def last_batch(self) -> None:
         """Says of the batch counted last, once that is known, what `batch(last=True)` says where it is known before."""
         self._look(True)
+
+    def asks(self) -> None:
+        """Says that this rank is about to ask its train loader for another batch, so it has not stopped at this one."""
+        ask(self._state, self._tally)
 
     def step(self) -> None:
         """Counts an optimizer step that has been applied; several optimizers in one batch are one step."""
@@ -177,8 +190,7 @@ class Guard:
 
         Args:
             how: Whether its loader was exhausted, or the pass stopped before that.
-            may_raise: False where an exception would be lost or may be under way already, as in a generator's end;
-                what is wrong is then raised by the next call.
+            may_raise: False where an exception would be lost, as in a generator's end; the next call raises it then.
 
         Raises:
             UnevenBatches: If ranks had different numbers of batches and `uneven_eval` is `raise`.
@@ -294,6 +306,8 @@ class Guard:
         if tally.counts:
             tally.counts.append(tally.started - sum(tally.counts))
         closed = time.time()
+        if not tally.evaluation:
+            self.data.close(tally)
         if tally.evaluation and tally.silent:
             state.close_span(how)
         else:
@@ -307,8 +321,8 @@ class Guard:
     def _leave_early(self) -> None:
         """Ends the fit where it is, as `sys.exit()` in its middle does; whoever goes on finds out by the marks."""
         while self._state.spans:
-            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "stopped", False)
-        self._pass("fit_end", "the fit", may_raise=False)
+            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "left", False)
+        self._pass("fit_end", "the fit", how="left", may_raise=False)
         self._state.finished = True
 
     def _settle(self, tally: Tally) -> None:
@@ -328,11 +342,8 @@ class Guard:
     ) -> None:
         """Passes a mark; holds the first rank there for a moment, so that an objection still finds it in Python."""
         self._leave_if_blind()
-        state, tally = self._state, self._tally
-        inside = bool(state.spans) and not tally.silent
-        at, how = (tally.started, how) if inside else (0, "")
-        counts = folded(tally.counts) if kind == "eval_end" else ()
-        mark = Mark(kind, span, at, how, state.steps, state.chain, counts, state.rank, time.time())
+        state = self._state
+        mark = own_mark(state, self._tally, kind, span, how)
         number = state.reach(mark, opens)
         if self._watch is not None and state.end is None and not state.ledger.stands(number):
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
@@ -358,21 +369,11 @@ class Guard:
             self._arm()
 
     def _announce(self, tally: Tally, speaker: Speaker) -> None:
-        state, opened = self._state, tally.opened
-        kind: MarkKind = "eval_end" if tally.evaluation else "train_end"
-        mark = Mark(kind, tally.name, at=tally.started, how="exhausted", rank=state.rank, time=time.time())
-        entry = {"type": "announcement", "opened": opened, "mark": mark.to_json()}
-        speaker.write(entry, lambda: state.ledger.announced(opened), _HOLD_SECONDS)
+        ledger, opened = self._state.ledger, tally.opened
+        speaker.write(announcement(self._state, tally), lambda: ledger.announced(opened), _HOLD_SECONDS)
 
     def _arm(self) -> None:
-        state, tally = self._state, self._tally
-        if self._watch is None or (state.end is not None and state.settings.on_divergence == "warn"):
-            state.alarm = NEVER
-        elif state.end is not None or state.proposed is not None or state.ledger.is_behind(state.spans):
-            state.alarm = 0
-        else:
-            every = self._settings.tick_batches
-            state.alarm = NEVER if tally.evaluation else (tally.started // every + 1) * every
+        self._state.alarm = next_alarm(self._state, self._tally, watched=self._watch is not None)
 
     def _send(self, entry: dict[str, Any]) -> None:
         if self._watch is not None:

@@ -159,7 +159,8 @@ def judge_plans(records: Mapping[int, Mapping[str, Any]], fields: Sequence[str])
 
 def _agreed(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
     names = sorted({name for plan in plans.values() for name in plan})
-    return [name for name in names if len(parties(plans, name)) == 1]
+    first = next(iter(plans.values()), {})
+    return [name for name in names if all(plan.get(name) == first.get(name) for plan in plans.values())]
 
 
 def _value(value: Any) -> str:
@@ -196,7 +197,8 @@ class RollCall:
         """
         state, speaker, answered = self._state, self._speaker, threading.Event()
         patience = time.monotonic() + state.settings.deadline_seconds
-        speaker.hand(lambda channel: channel.set(f"plan/{state.rank}", record))
+        full = {**record, "ticks": state.settings.tick_batches}
+        speaker.hand(lambda channel: channel.set(f"plan/{state.rank}", full))
 
         def done(records: Records, missing: list[int]) -> None:
             self._judge(records)
@@ -226,28 +228,43 @@ class RollCall:
             closed: When it closed, in seconds since the epoch.
             notice: A warning that rank 0 gives once all ranks have closed it alike.
         """
-        state, name = self._state, f"span/{tally.opened}"
         record = {"closed": closed, "loader": tally.loader_seconds, "left": tally.left}
+        every = self._state.settings.tick_batches
+
+        def forget_ticks(channel: Channel) -> None:
+            for at in range(every, tally.started + 1, every):
+                channel.delete(f"tick/{tally.opened}/{at}")
+
+        def done(records: Records, missing: list[int]) -> None:
+            if records and not missing:  # without records, rank 0 has gone on before it knew who is present
+                self._measure(records)
+                if not tally.evaluation:
+                    self._speaker.hand(forget_ticks)
+                self._note(tally, records, notice)
+
+        self.report(f"span/{tally.opened}", record, done)
+
+    def report(self, name: str, record: Mapping[str, Any], done: Callable[[Records, list[int]], None]) -> None:
+        """Reports one record of this rank, behind training. Every rank that is present must, at its own time.
+
+        Args:
+            name: What is reported; equal on all ranks, and used once.
+            record: The record.
+            done: Called on rank 0, by the speaker, with the records that came and the ranks that are missing.
+        """
+        state = self._state
         self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
-        if state.rank == 0:
-            patience = time.monotonic() + state.settings.deadline_seconds
+        if state.rank != 0:
+            return
 
-            def done(records: Records, missing: list[int]) -> None:
-                if not missing:
-                    self._measure(records)
-                    if not tally.evaluation:
-                        self._speaker.hand(forget_ticks)
-                    self._note(tally, records, notice)
-                self._open.discard(name)
-                self._settled.set()
+        def gathered(records: Records, missing: list[int]) -> None:
+            done(records, missing)
+            self._open.discard(name)
+            self._settled.set()
 
-            def forget_ticks(channel: Channel) -> None:
-                every = state.settings.tick_batches
-                for at in range(every, tally.started + 1, every):
-                    channel.delete(f"tick/{tally.opened}/{at}")
-
-            self._open.add(name)
-            self._speaker.poll(Gathering(name, state.present, patience, done))
+        self._open.add(name)
+        patience = time.monotonic() + state.settings.deadline_seconds
+        self._speaker.poll(Gathering(name, state.present, patience, gathered))
 
     def settle(self) -> None:
         """Waits on rank 0 until the roll calls of the closed spans are in and have been acted on.
@@ -293,6 +310,12 @@ class RollCall:
             verdict = judge_dp_ranks(plans)
         if verdict is not None:
             self._state.propose(verdict)
+        ticks = compare_plans(
+            {rank: {"tick_batches": record.get("ticks")} for rank, record in records.items()}, ["tick_batches"]
+        )
+        if ticks is not None:
+            unmet = "steps and learning rates are compared only after batches at which all of them look."
+            self._state.note(Verdict("SettingsMismatch", f"{ticks[0]}: {unmet}", ticks[1], time=time.time()))
         versions = {rank: record["versions"] for rank, record in records.items()}
         difference = compare_plans(versions, sorted({name for version in versions.values() for name in version}))
         if difference is not None:

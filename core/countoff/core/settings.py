@@ -72,6 +72,14 @@ def _at_least(minimum: int, value: object) -> int:
     return value
 
 
+def _some_batches(value: object) -> int:
+    # One batch proves nothing; the fingerprints of more do not fit into a record.
+    batches = _at_least(0, value)
+    if batches == 1 or batches > 32:
+        raise ValueError
+    return batches
+
+
 def _ranks(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -111,6 +119,7 @@ _RULES: dict[str, _Rule] = {
     "grace_seconds": _SECONDS,
     "deadline_seconds": _SECONDS,
     "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_at_least, 1), int),
+    "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _some_batches, int),
 }
 
 
@@ -128,6 +137,7 @@ class Settings:
         grace_seconds: Seconds between a verdict and the end of a process whose main thread cannot be reached.
         deadline_seconds: Seconds for which the roll call before the first batch waits for missing ranks.
         tick_batches: Batches from one comparison of steps and learning rates to the next; equal on all ranks.
+        fingerprint_batches: Batches at the beginning of every train epoch of which the data is compared; 0: none.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -142,6 +152,7 @@ class Settings:
     grace_seconds: float = 3.0
     deadline_seconds: float = 60.0
     tick_batches: int = 64
+    fingerprint_batches: int = 2
 
     def __post_init__(self) -> None:
         for name in _RULES:

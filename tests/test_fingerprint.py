@@ -1,0 +1,281 @@
+"""What two batches must have in common to have one fingerprint, and what the ranks' fingerprints prove together."""
+
+import dataclasses
+import random
+import string
+from collections import UserDict
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from countoff.core.fingerprint import LEAF_BYTES, Fingerprint, fingerprint, substance
+from countoff.core.identity import ENOUGH_BYTES, judge_data
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+
+
+def tensors(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    count = int(numpy.prod(shape))
+    return (torch.arange(count) * 37 % 101).reshape(shape).to(dtype)
+
+
+class Pair(NamedTuple):
+    images: Any
+    labels: Any
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Any
+    text: str
+
+
+@settings(deadline=None)
+@given(st.sampled_from(DTYPES), st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_equal_data_has_one_fingerprint_whatever_its_strides(dtype, shape, data):
+    tensor = tensors(dtype, shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    back = [order.index(dim) for dim in range(len(shape))]
+    strided = tensor.permute(order).contiguous().permute(back)
+    assert fingerprint(strided) == fingerprint(tensor)
+    padded = torch.zeros([2 * length for length in shape], dtype=dtype)
+    window = padded[tuple(slice(1, 2 * length, 2) for length in shape)]
+    window.copy_(tensor)
+    assert fingerprint(window) == fingerprint(tensor)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(DTYPES[:-1]), st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_a_changed_element_changes_the_fingerprint(dtype, shape, data):
+    tensor = tensors(dtype, shape)
+    changed = tensor.clone()
+    position = tuple(data.draw(st.integers(0, length - 1)) for length in shape)
+    changed[position] += 1
+    assert fingerprint(changed) != fingerprint(tensor)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from([(700_000,), (32, 3, 100, 100), (3, 400_000), (200_000, 3), (1, 1, 700_000)]), st.data())
+def test_a_large_tensor_is_looked_at_alike_whatever_its_strides(shape, data):
+    tensor = torch.arange(int(numpy.prod(shape))).reshape(shape)
+    order = data.draw(st.permutations(range(len(shape))))
+    back = [order.index(dim) for dim in range(len(shape))]
+    assert tensor.nbytes > LEAF_BYTES
+    assert fingerprint(tensor.permute(order).contiguous().permute(back)) == fingerprint(tensor)
+    assert fingerprint(tensor + 1) != fingerprint(tensor)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_both_ends_of_a_large_tensor_are_looked_at(place):
+    tensor = torch.arange(700_000)
+    changed = tensor.clone()
+    changed[place] += 1
+    assert fingerprint(changed) != fingerprint(tensor)
+
+
+def test_every_row_of_a_batch_of_images_is_looked_at():
+    images = torch.zeros(32, 3, 224, 224)
+    for row in range(len(images)):
+        changed = images.clone()
+        changed[row] += 1
+        assert fingerprint(changed) != fingerprint(images), row
+
+
+def test_shape_and_type_count():
+    zeros = torch.zeros(2, 3)
+    others = [zeros.reshape(3, 2), zeros.int(), zeros.double(), zeros.numpy(), zeros[None], [zeros], (zeros, zeros)]
+    prints = [fingerprint(each) for each in (zeros, *others)]
+    assert None not in prints
+    assert len({each.digest for each in prints if each is not None}) == len(prints)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"ids": torch.arange(6), "mask": [True, False], "text": ["a", "ä", "\ud800"]},
+        Pair(torch.rand(2, 2), numpy.arange(3)),
+        [{"x": (1, 2.5, None, 1j)}, b"raw", bytearray(b"raw")],
+        Output(torch.zeros(0, 4), "yes"),
+        UserDict(input_ids=torch.arange(4), position=numpy.float32(2)),
+        torch.tensor(3.0),
+        torch.nn.Parameter(torch.rand(3)),
+        numpy.asfortranarray(numpy.arange(12).reshape(3, 4)),
+        numpy.array(["2026-01-01"], dtype="datetime64[D]"),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_nested_batches_are_understood(batch):
+    first = fingerprint(batch)
+    assert first is not None
+    assert fingerprint(batch) == first
+
+
+class Hostile:
+    """Has no length, no order and no patience."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def endless() -> Any:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.eye(3).to_sparse(),
+        torch.rand(3, device="meta"),
+        torch.rand(3, dtype=torch.complex64).conj(),
+        torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8),
+        numpy.array([object()]),
+        [torch.rand(2), object()],
+        {1, 2},
+        Hostile(),
+        endless(),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_what_is_not_understood_has_no_fingerprint(batch):
+    assert fingerprint(batch) is None
+
+
+def test_no_iterator_is_advanced_and_nothing_is_changed():
+    source, tensor = iter([1, 2]), torch.rand(4, requires_grad=True)
+    before = tensor.detach().clone()
+    assert fingerprint([tensor, source]) is None
+    assert list(source) == [1, 2]
+    assert torch.equal(tensor, before)
+    assert tensor.requires_grad
+
+
+def test_no_random_number_is_drawn():
+    state = torch.get_rng_state()
+    fingerprint([torch.arange(10**6), {"labels": torch.arange(4)}])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_long_list_costs_no_more_than_a_short_one():
+    read: list[int] = []
+
+    class Counting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return index
+
+    assert fingerprint(Counting(range(100_000))) is not None
+    assert len(read) <= 256
+
+
+def excerpt(batch: Any) -> bytes:
+    found = fingerprint(batch)
+    assert isinstance(found, Fingerprint)
+    return found.excerpt
+
+
+def labels(number: int) -> torch.Tensor:
+    return torch.tensor([number, 1, number + 1, 0, 1, 0, 2, number])
+
+
+@pytest.mark.parametrize(
+    "poor",
+    [
+        lambda number: torch.zeros(32, 3, 64, 64),
+        lambda number: torch.full((4, 64), float(number)),
+        labels,
+        lambda number: [torch.zeros(8, 512), labels(number)],
+        lambda number: [torch.rand(8, 512, generator=torch.Generator().manual_seed(0)), labels(number)],
+        lambda number: {"position_ids": torch.arange(512).repeat(8, 1), "label": labels(number)},
+        lambda number: {"label": number},
+    ],
+    ids=["zeros", "constants", "labels", "zeros and labels", "one image and labels", "positions and labels", "numbers"],
+)
+def test_constants_and_labels_hold_too_little_to_prove_anything(poor):
+    assert substance([excerpt(poor(number)) for number in range(2)]) < ENOUGH_BYTES
+
+
+@pytest.mark.parametrize(
+    "rich",
+    [
+        lambda: torch.rand(4, 64),
+        lambda: torch.randint(0, 50_000, (8, 512)),
+        lambda: torch.nn.functional.pad(torch.randint(0, 50_000, (8, 128)), (384, 0)),
+        lambda: torch.nn.functional.pad(torch.randint(0, 50_000, (8, 128)), (0, 384)),
+        lambda: {"attention_mask": torch.ones(8, 512).long(), "input_ids": torch.randint(0, 50_000, (8, 512))},
+        lambda: {"text": ["".join(random.sample(string.ascii_letters, 50)) for _ in range(4)]},
+        lambda: numpy.random.default_rng().integers(0, 255, (2, 32, 32, 3), numpy.uint8),
+    ],
+    ids=["floats", "tokens", "padded on the left", "padded on the right", "masked", "texts", "pixels"],
+)
+def test_real_data_holds_enough(rich):
+    assert substance([excerpt(rich()), excerpt(rich())]) >= ENOUGH_BYTES
+
+
+def record(dp_rank: int, *prints: str, telling: bool = True, dealt: bool = False) -> dict[str, Any]:
+    return {"dp_rank": dp_rank, "first": 1, "prints": list(prints), "telling": telling, "dealt": dealt}
+
+
+def kinds(*records: dict[str, Any]) -> list[str]:
+    return [verdict.kind for verdict in judge_data("train epoch 0", dict(enumerate(records)))]
+
+
+def test_ranks_that_read_different_data_are_healthy():
+    assert kinds(record(0, "a", "b"), record(1, "c", "d"), record(2, "e", "f")) == []
+
+
+def test_all_batches_must_be_equal():
+    assert kinds(record(0, "a", "b"), record(1, "a", "c")) == []
+
+
+def test_what_proves_nothing_is_not_compared():
+    poor = record(0, "a", "b", telling=False), record(1, "a", "b", telling=False)
+    assert kinds(*poor) == []
+    assert kinds(record(0, "a", "b"), poor[1]) == []
+
+
+def test_what_samplers_deal_out_is_only_compared_with_what_they_do_not():
+    dealt = [record(rank, "a", "b", dealt=True) for rank in range(3)]
+    assert kinds(*dealt) == []
+    assert kinds(*dealt, record(3, "a", "b")) == ["DuplicateData"]
+
+
+def test_batches_that_could_not_be_looked_at_are_not_compared():
+    assert kinds(record(0, telling=False), record(1, telling=False), record(1, "a", "b")) == []
+
+
+def test_every_group_of_ranks_that_read_the_same_is_named():
+    prints = [("a", "b"), ("c", "d"), ("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+    (verdict,) = judge_data("train epoch 3", {rank: record(rank, *each) for rank, each in enumerate(prints)})
+    assert verdict.sentence == (
+        "ranks 0, 2 read identical data in train epoch 3, and so do ranks 1, 3: their batches 1 to 2 are equal."
+    )
+    assert verdict.ranks == (0, 2, 1, 3)
+    assert "computed alike" in verdict.why
+
+
+def test_ranks_that_share_a_dp_rank_may_and_must_read_the_same():
+    shared = [record(0, "a", "b"), record(0, "a", "b"), record(1, "c", "d"), record(1, "c", "d")]
+    assert kinds(*shared) == []
+    (verdict,) = judge_data("train epoch 0", dict(enumerate([*shared[:3], record(1, "c", "x")])))
+    assert verdict.kind == "PeersDiffer"
+    assert verdict.sentence == (
+        "ranks 2 and 3 share dp_rank 1 and must read the same data; in train epoch 0 their batch 2 is not the same."
+    )
+
+
+def test_dp_ranks_are_named_where_they_are_not_the_ranks():
+    same = [record(rank // 2, "a", "b") for rank in range(4)]
+    (verdict,) = judge_data("train epoch 0", dict(enumerate(same)))
+    assert verdict.sentence.startswith("dp_ranks 0, 1 (ranks 0, 1, 2, 3) read identical data in train epoch 0: ")
+
+
+def test_the_longest_sentence_fits_into_a_record():
+    many = {rank: record(rank, str(rank % 64), "x") for rank in range(4096)}
+    (verdict,) = judge_data("train epoch 100000", many)
+    assert verdict.to_json()["sentence"] == verdict.sentence

@@ -1,0 +1,93 @@
+"""What is known of a loader from its sampler: whose share it deals out, and in which order."""
+
+from typing import Any
+
+import pytest
+from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._identity import sampling_of
+from countoff.core.identity import UNKNOWN, Sampling
+
+DATA: Any = list(range(20))
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
+class Replicated(Stream):
+    replication = 2
+
+
+class OfItsOwn(DistributedSampler[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def distributed(rank: int = 1, replicas: int = 2, **options: Any) -> DataLoader[Any]:
+    sampler = DistributedSampler(DATA, num_replicas=replicas, rank=rank, **options)
+    return DataLoader(DATA, batch_size=2, sampler=sampler)
+
+
+def of(loader: Any) -> Sampling:
+    """As seen by the second of two data ranks."""
+    return sampling_of(loader, dp_rank=1, dp_degree=2)
+
+
+@pytest.mark.parametrize("loader", [DATA, DataLoader(DATA), DataLoader(Stream()), DataLoader(DATA, shuffle=True)])
+def test_nothing_is_known_where_nobody_deals_out(loader):
+    assert of(loader) == UNKNOWN
+
+
+@pytest.mark.parametrize(("rank", "replicas", "dealt"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)])
+def test_a_share_is_dealt_to_the_rank_that_the_sampler_names(rank, replicas, dealt):
+    assert of(distributed(rank, replicas)).dealt is dealt
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    loader = distributed(seed=3)
+    first = of(loader).order
+    assert first is not None
+    assert of(loader).order == first
+    loader.sampler.set_epoch(1)  # pyright: ignore[reportAttributeAccessIssue]
+    assert of(loader).order != first
+    assert of(distributed(seed=4)).order != first
+
+
+def test_an_order_that_is_not_shuffled_or_of_the_samplers_own_is_not_judged():
+    assert of(distributed(shuffle=False)).order is None
+    own = OfItsOwn(DATA, num_replicas=2, rank=1)
+    assert of(DataLoader(DATA, sampler=own)) == Sampling(dealt=True)
+    assert of(DataLoader(DATA, sampler=RandomSampler(DATA))).order is None
+
+
+def batch_shard(process: int, processes: int, loader: DataLoader[Any]) -> DataLoader[Any]:
+    batches: Any = BatchSamplerShard(loader.batch_sampler, num_processes=processes, process_index=process)  # pyright: ignore[reportArgumentType]
+    return DataLoader(DATA, batch_sampler=batches)
+
+
+def stream_shard(process: int, processes: int) -> DataLoader[Any]:
+    shard: Any = IterableDatasetShard(Stream(), batch_size=2, num_processes=processes, process_index=process)  # pyright: ignore[reportArgumentType]
+    return DataLoader(shard, batch_size=2)
+
+
+def test_accelerates_shards_are_dealt():
+    assert of(batch_shard(1, 2, DataLoader(DATA, batch_size=2))) == Sampling(dealt=True)
+    assert of(stream_shard(1, 2)) == Sampling(dealt=True)
+
+
+def test_ranks_are_not_compared_where_accelerate_shares_data_otherwise_than_the_plan():
+    assert not of(batch_shard(0, 1, DataLoader(DATA, batch_size=2))).comparable
+    assert not of(stream_shard(0, 4)).comparable
+
+
+def test_ranks_are_not_compared_where_the_data_set_repeats_shares_on_purpose():
+    assert not of(DataLoader(Replicated())).comparable
+
+
+def test_a_sampler_inside_a_shard_says_the_order():
+    loader = distributed(rank=0, replicas=1)
+    assert of(batch_shard(1, 2, loader)).order == of(loader).order

@@ -19,6 +19,7 @@ EVEN = [
     Job(train=[6, 6], trainer={"max_duration": "7ba"}),
     Job(train=[6, 6], reported=[6, 6], trainer={"max_duration": "7ba"}, evals=[2, 2]),
     Job(even=64, trainer={"train_subset_num_batches": 5}, options={"totals": "fix"}),
+    Job(even=64, mistaken=True, trainer={"train_subset_num_batches": 8}),
 ]
 
 
@@ -40,7 +41,7 @@ def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *ar
 
 def test_healthy_jobs_train_to_the_same_bits_without_a_word(run_ranks):
     values = assert_healthy(run_ranks, 2, fit_with_and_without, EVEN)
-    assert [pair[1]["batches"] for pair in values] == [18, 16, 16, 18, 18, 7, 7, 10]
+    assert [pair[1]["batches"] for pair in values] == [18, 16, 16, 18, 18, 7, 7, 10, 16]
 
 
 @pytest.mark.ranks(4, 8)
@@ -86,6 +87,133 @@ def test_two_fits_and_resuming_in_mid_epoch_are_healthy(run_ranks):
     jobs = [Job(even=64, evals=[2, 2]), Job(train=[8, 8], reported=[8, 8]), Job(streams=[64], evals=[2, 2])]
     values = assert_healthy(run_ranks, 2, lives, jobs)
     assert [pair[1]["batches"] for pair in values] == [24, 24, 24, 24, 27]
+
+
+def odd_loaders() -> list[int]:
+    """Batches trained on with loaders that only look as if something were wrong."""
+    from composer.core import Evaluator
+
+    from integration_tests import composer_parts as parts
+
+    parts.start()
+    shards = parts.streaming_loader([32], True, 0, {})
+    images, labels = parts.digits()
+    dataset = parts.TensorDataset(images[:64], labels[:64])
+
+    class Half(parts.DistributedSampler[Any]):
+        """Deals out half of what it could."""
+
+        def __iter__(self) -> Any:
+            return iter(list(super().__iter__())[: len(self)])
+
+        def __len__(self) -> int:
+            return self.num_samples // 2
+
+    halves = parts.DataLoader(dataset, batch_size=4, sampler=Half(dataset))
+    capped = Evaluator(label="capped", dataloader=shards, subset_num_batches=2)
+    both = parts.streaming_loader([32], False, 0, {})
+    trainers = [
+        Job().make_trainer(train_dataloader=halves, eval_dataloader=capped, eval_interval="2ba"),
+        Job().make_trainer(train_dataloader=both, eval_dataloader=both, eval_interval="3ba"),
+    ]
+    for trainer in trainers:
+        trainer.fit()
+        trainer.close()
+    return [int(trainer.state.timestamp.batch) for trainer in trainers]
+
+
+def test_loaders_that_are_only_odd_are_healthy(run_ranks):
+    """A sampler with a length of its own, a cap on a loader that reports too much, one loader in both places.
+
+    Where an evaluation begins another pass over a StreamingDataset, streaming ends the one before it.
+    """
+    results = run_ranks(odd_loaders, 2, deadline_seconds=150)
+    assert [verdict_lines(result) for result in results] == [[], []]
+    assert [result.value for result in results] == [[8, 6], [8, 6]]
+
+
+def batches_alive(options: dict[str, Any] | None) -> list[list[bool]]:
+    """Of each batch of two fits, the second of which stops early, whether it is still there when the fit is over."""
+    import gc
+    import weakref
+
+    from integration_tests.composer_parts import digits, start
+
+    images, labels = digits()
+    made: list[weakref.ref[Any]] = []
+
+    class Fresh:
+        batch_size = 4
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            for first in range(0, 16, 4):
+                batch = images[first : first + 4].clone(), labels[first : first + 4]
+                made.append(weakref.ref(batch[0]))
+                yield batch
+                del batch
+
+    start()
+    alive = []
+    for duration in ("1ep", "3ba"):
+        made.clear()
+        trainer = Job(options=options).make_trainer(train_dataloader=Fresh(), max_duration=duration)
+        trainer.fit()
+        trainer.state.batch = None
+        gc.collect()
+        alive.append([each() is not None for each in made])
+        trainer.close()
+    return alive
+
+
+def test_no_batch_outlives_its_fit(run_ranks):
+    expected = [[False] * 4, [False] * 3]
+    assert [result.value for result in run_ranks(batches_alive, 2, {}, deadline_seconds=120)] == [expected] * 2
+
+
+def fit_on_a_mesh() -> list[Any]:
+    """What countoff makes of the mesh of Composer's FSDP2: sharded over all ranks, and over pairs that share data."""
+    import os
+
+    from composer.loggers import InMemoryLogger
+    from torch.optim import SGD
+
+    from integration_tests import composer_parts as parts
+
+    parts.start()
+    os.environ["FSDP_VERSION"] = "2"
+    images, labels = parts.digits()
+    dataset = parts.TensorDataset(images[:64], labels[:64])
+    found: list[Any] = []
+    for tensor_parallel_degree in (1, 2):
+        shares, mine = parts.world_size() // tensor_parallel_degree, parts.own_rank() // tensor_parallel_degree
+        sampler = parts.DistributedSampler(dataset, num_replicas=shares, rank=mine)
+        config: dict[str, Any] = {"fsdp": {"data_parallel_shard_degree": shares}}
+        if tensor_parallel_degree > 1:
+            config["tp"] = {"layer_plan": {}, "tensor_parallel_degree": tensor_parallel_degree}
+        model, memory = parts.Classifier(), InMemoryLogger()
+        trainer = Job().make_trainer(
+            model=model,
+            optimizers=SGD(model.parameters(), lr=0.1),
+            train_dataloader=parts.DataLoader(dataset, batch_size=4, sampler=sampler),
+            parallelism_config=config,
+            loggers=[memory],
+        )
+        trainer.fit()
+        trainer.close()
+        callback = next(each for each in trainer.state.callbacks if hasattr(each, "guard"))
+        logged = [memory.data[f"countoff/{name}"][-1][1] for name in ("dp_degree", "global_batch_size")]
+        found.append([int(trainer.state.timestamp.batch), *logged, {"dp_rank", "dp_degree"} & callback.guard.agreed])
+    return found
+
+
+@pytest.mark.ranks(4)
+def test_the_shares_of_the_data_are_those_of_composers_mesh(run_ranks, ranks):
+    results = run_ranks(fit_on_a_mesh, ranks, deadline_seconds=240)
+    assert [verdict_lines(result) for result in results] == [[]] * 4
+    assert [result.value for result in results] == [[[8, 4, 16, {"dp_degree"}], [16, 2, 8, {"dp_degree"}]]] * 4
 
 
 def start_many_times() -> None:

@@ -53,8 +53,8 @@ def test_fixed_totals_are_those_of_the_right_loader_value_for_value(run_ranks, r
 
 
 def test_a_plain_iterable_shows_its_length_at_the_end_of_its_first_epoch(run_ranks):
-    """Nothing proves it before that, so nothing is set; the remedy that is named is right from the first batch."""
-    wrong = Job(train=[8, 8], reported=[16, 16], options={"totals": "fix"})
+    """Nothing proves it before that; the remedy that is named is right from the first batch."""
+    wrong = Job(train=[8, 8], reported=[16, 16])
     jobs = [
         wrong,
         replace(wrong, trainer={"train_subset_num_batches": 8}),
@@ -88,8 +88,57 @@ def test_a_plain_iterable_shows_its_length_at_the_end_of_its_first_epoch(run_ran
     assert shards["logged"]["countoff/spread_seconds"] >= 0
 
 
+def test_a_plain_iterable_has_its_totals_fixed_once_its_first_epoch_has_shown_them(run_ranks):
+    fixed = Job(train=[8, 8], reported=[16, 16], options={"totals": "fix"}, trainer={"max_duration": "3ep"})
+    jobs = [
+        fixed,
+        replace(fixed, reported=[8, 8]),
+        replace(fixed, train=[9, 8]),  # rank 0 must not go by what it alone has seen
+        replace(fixed, train=[7, 7]),  # not the length of all ranks, so the next epoch may be another
+    ]
+    results = run_ranks(fit_and_record_all, 2, jobs, deadline_seconds=120)
+    first, right, uneven, other = results[0].value
+    words = said(results[0])
+    assert first["console"][7] == "[epoch=1][batch=8/16]"
+    assert first["console"][8:] == right["console"][8:]
+    assert first["console"][-1] == "[epoch=3][batch=8/8]"
+    assert first["rates"][9:] == right["rates"][9:]  # a learning rate is set when the batch before it ends
+    assert first["rates"][8] != right["rates"][8]
+    assert first["logged"]["countoff/total_steps"] == 24
+    assert uneven["console"][8:] == right["console"][8:]
+    assert other["console"][-1] == "[epoch=3][batch=7/16]"
+    assert "countoff has set the length to 8, from the next epoch on." in words[0]
+    assert "countoff has set the length to 8, from the next epoch on." in words[2]
+    assert "train epoch 0 ended on every rank after 8 batches, where rank 1 ran out of data" in words[2]
+    assert "countoff has set" not in words[1] + words[3]
+    assert "WrongLength: Composer counts on 16 batches per epoch and rank; there are 7." in words[3]
+    for mine, theirs in zip(results[0].value, results[1].value, strict=True):
+        assert mine["rates"] == theirs["rates"]
+        assert mine["weights"] == theirs["weights"]
+
+
+def go_on(job: Job) -> list[int]:
+    """Composer's length at the end of each of several fits of one Trainer, with a restart in the middle of an epoch."""
+    trainer, lengths = job.make_trainer(max_duration="1ep"), []
+    for duration in (None, "1ep", "3ba", "1ep"):
+        trainer.fit() if duration is None else trainer.fit(duration=duration)
+        lengths.append(int(trainer.state.dataloader_len))
+    trainer.close()
+    return lengths
+
+
+def test_a_length_that_is_set_stays_set_in_the_fits_that_follow(run_ranks):
+    job = Job(train=[8, 8], reported=[16, 16], evals=[2, 2], options={"totals": "fix"})
+    results = run_ranks(go_on, 2, job, deadline_seconds=120)
+    assert [result.value for result in results] == [[8, 8, 8, 8]] * 2
+    assert sum("WrongLength" in line for line in verdict_lines(results[0])) == 1
+
+
 def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
-    """Composer's length of an evaluator over a streaming data set with the mistake, in the fit and outside of it."""
+    """Composer's length of an evaluator over a streaming data set with the mistake, in the fit and outside of it.
+
+    Last comes an evaluation of one batch, which is as long as the user says.
+    """
     from composer.core import Callback, Evaluator
 
     from integration_tests.composer_parts import start, streaming_loader
@@ -105,6 +154,7 @@ def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
     trainer = Job(even=16, options=options).make_trainer(eval_dataloader=evaluator, callbacks=[Record()])
     trainer.fit()
     trainer.eval()
+    trainer.eval(subset_num_batches=1)
     trainer.close()
     return lengths
 
@@ -112,7 +162,7 @@ def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize(("totals", "length"), [("log", 8), ("fix", 4)])
 def test_evaluators_have_their_length_said_and_mended(run_ranks, totals, length):
     results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
-    assert [result.value for result in results] == [[length] * 4 * 3] * 2
+    assert [result.value for result in results] == [[*[length] * 4 * 3, 1]] * 2
     warnings = [line for line in verdict_lines(results[0]) if "WrongLength" in line]
     assert len(warnings) == 2  # in the fit, and outside of it
     assert all("evaluator 'shards' counts on 8 batches per epoch and rank; there are 4." in line for line in warnings)

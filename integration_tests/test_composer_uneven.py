@@ -1,6 +1,7 @@
 """Composer, ranks of different lengths: it stops all of them at the shortest, and countoff says what that lost."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ def test_what_uneven_ranks_lose_is_said_for_training_and_for_evaluations(run_ran
 def test_device_per_stream_is_said_before_the_first_batch_and_counted_after_it(run_ranks):
     streams = {"streams": [52], "streaming": {"batching_method": "device_per_stream"}}
     even = {"streams": [52], "streaming": {"batching_method": "random"}}
-    results = run_ranks(fit_several, 4, [Job(**streams), Job(**even)], deadline_seconds=120)
-    uneven, remedied = said(results[0])
+    capped = {**streams, "trainer": {"train_subset_num_batches": 3}}
+    results = run_ranks(fit_several, 4, [Job(**streams), Job(**even), Job(**capped)], deadline_seconds=120)
+    uneven, remedied, meant = said(results[0])
     assert "with batching_method='device_per_stream' ranks have from 3 to 4 batches of train data per epoch" in uneven
     assert "Composer ends every epoch after 3 on all of them" in uneven
     assert "StreamingDataset(batching_method='random')" in uneven
@@ -60,7 +62,7 @@ def test_device_per_stream_is_said_before_the_first_batch_and_counted_after_it(r
         "train epoch 0 ended on every rank after 3 batches, where ranks 1, 2, 3 ran out of data: rank 0 lost " in uneven
     )
     assert "rank 0 lost 1 batch (4 samples)." in uneven
-    assert remedied == ""
+    assert [remedied, meant] == ["", ""]
     assert results[0].value[0]["batches"] == 6
     assert results[0].value[1]["batches"] == 8
 
@@ -95,6 +97,32 @@ def test_a_cap_that_every_rank_reaches_is_no_mismatch(run_ranks):
     results = run_ranks(fit, 2, job, deadline_seconds=60)
     assert [verdict_lines(result) for result in results] == [[], []]
     assert [result.value["epoch"] for result in results] == [1, 1]
+
+
+def stop(who: Sequence[int], at: int = 3) -> None:
+    """Stops training after a batch, on some ranks or on all; every rank has a look at the train data just then."""
+    from composer.core import Callback
+
+    class Stop(Callback):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if int(state.timestamp.batch) == at:
+                next(iter(state.train_dataloader))
+                if own_rank() in who:
+                    state.stop_training()
+
+    trainer = Job(even=64).make_trainer(callbacks=[Stop()])
+    trainer.fit()
+    trainer.close()
+
+
+def test_a_rank_that_stops_by_itself_is_named_where_composer_hangs(run_ranks):
+    results = run_ranks(stop, 2, [1], expect=None, deadline_seconds=120)
+    assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 3 batches of train epoch 0; rank 0 has")
+
+
+def test_ranks_that_all_stop_at_the_same_batch_are_healthy(run_ranks):
+    results = run_ranks(stop, 2, [0, 1], deadline_seconds=120)
+    assert [verdict_lines(result) for result in results] == [[], []]
 
 
 def slow(number: int) -> None:

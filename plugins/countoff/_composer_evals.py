@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from countoff._composer_state import Read, left_over, length_of, read_loader
+from countoff._composer_read import Read, left_over, read_loader
+from countoff._composer_state import length_of
 from countoff._composer_words import mended
 from countoff._fetches import Fetches
 from countoff.core import Guard
@@ -18,12 +19,12 @@ class Evaluations:
         state: Composer's State.
         guard: The guard of the fit.
         rank: This rank.
-        world_size: Ranks in the job.
+        dp_degree: Shares into which the data is cut.
     """
 
-    def __init__(self, state: Any, guard: Guard, rank: int, world_size: int) -> None:
+    def __init__(self, state: Any, guard: Guard, rank: int, dp_degree: int) -> None:
         self._guard = guard
-        self._ranks = {"rank": rank, "world_size": world_size}
+        self._ranks = {"rank": rank, "dp_degree": dp_degree}
         self._counted_off: dict[str, tuple[Any, Read]] = {}
         for each in state.evaluators:
             loader, limit = each.dataloader.dataloader, each.subset_num_batches
@@ -48,13 +49,13 @@ class Evaluations:
         counted_off = known is loader and read is not None
         if read is None or not counted_off:
             read = self._read(loader, label, None)
-        wrong, length = read.totals.wrong_length(), None
-        if counted_off and may_mend:
-            length = read.mended_length
-        if wrong is not None:
-            self._guard.warn(replace(mended(wrong, length), subject=label))
-        if length is not None:
-            state.dataloader_len = length
+        if not self._ends_at_a_limit(state, read):
+            wrong = read.wrong_length()
+            length = read.mended_length if counted_off and may_mend else None
+            if wrong is not None:
+                self._guard.warn(replace(mended(wrong, length), subject=label))
+            if length is not None:
+                state.dataloader_len = length
         # Announced, because nothing marks its end before the metrics' collectives, in which uneven ranks may hang.
         fetches = Fetches(loader, self._guard.waited, self._guard.failed, self._guard.last_batch)
         fetches.expected = read.own_batches if read.streaming is not None else None
@@ -79,5 +80,13 @@ class Evaluations:
             self._open[1].release()
             self._open = None
 
+    @staticmethod
+    def _ends_at_a_limit(state: Any, read: Read) -> bool:
+        """Whether a limit comes before the proven end; `trainer.eval(subset_num_batches=N)` has one of its own."""
+        limit = length_of(state)
+        if limit is None or limit == read.facts.reported_batches:
+            return False
+        return read.proven is not None and limit <= read.proven
+
     def _read(self, loader: Any, label: str, limit: int | None) -> Read:
-        return read_loader(loader, length=limit, framework=f"Composer's evaluator {label!r}", **self._ranks)
+        return read_loader(loader, length=limit, evaluator=label, **self._ranks)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
 from countoff._composer_evals import Evaluations
-from countoff._composer_state import Read, batches_when_resumed, left_over, length_of, plan_of, read_loader
-from countoff._composer_words import REMEDIES, mended, uneven_by_design
+from countoff._composer_read import Read, batches_when_resumed, left_over, read_loader
+from countoff._composer_state import length_of, plan_of, position_of, what_ended_it
+from countoff._composer_words import REMEDIES
 from countoff._departure import Departure
-from countoff._fetches import Fetches, Pass
+from countoff._fetches import Fetches
 from countoff._observe import learning_rates, on_optimizer_step, rank_and_world_size, versions
 from countoff.core import DivergenceError, Guard, Settings
 
@@ -35,6 +35,7 @@ class Watched:
         self._settings = settings
         self._corrected = corrected
         self._rank, self._world_size = rank_and_world_size()
+        self._shares = position_of(state, rank=self._rank, world_size=self._world_size)
         self.guard = Guard(
             settings,
             rank=self._rank,
@@ -45,14 +46,14 @@ class Watched:
         self.opens = True
         self.train: Read | None = None
         self._fetches: Fetches | None = None
-        self._pass: Pass | None = None
         self._position = 0
+        self._replaced = False
         self._epoch_batches: int | None = None
         self._undo = contextlib.ExitStack()
         self._finished = self._left = False
         if train:
             self._read_train(state, None if corrected is not None else length_of(state))
-        self.evaluations = Evaluations(state, self.guard, self._rank, self._world_size)
+        self.evaluations = Evaluations(state, self.guard, self._rank, self._shares[1])
 
     def begin(self, state: Any) -> None:
         """Counts off. Collective: every rank must call it.
@@ -61,11 +62,11 @@ class Watched:
             PlanMismatch: If ranks begin with different plans.
         """
         self._undo.callback(on_optimizer_step(self.guard.step).remove)
-        departure = Departure(self.guard.failed, self._at_exit)
+        departure = Departure(self.guard.failed, lambda: self.leave(what_ended_it()))
         self._undo.callback(departure.cancel)
         if self.train is not None:
             self._observe_train(state)
-        plan = plan_of(state, self.train, self.evaluations.reads)
+        plan = plan_of(state, self.train, self.evaluations.reads, position=self._shares)
         self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
         departure.listen_at_exit()  # after the guard's own, so that it runs before it
 
@@ -80,14 +81,10 @@ class Watched:
             return None
         if length is None and self._may_mend("proven_batches_per_epoch"):
             length = read.mended_length
-        wrong = read.totals.wrong_length()
-        if wrong is not None and not quiet:
-            self.guard.warn(mended(wrong, length))
-        if read.uneven is not None and read.streaming is not None and not quiet:
-            self.guard.warn(uneven_by_design(read.streaming.batching_method, read.uneven))
+        for warning in () if quiet else read.warnings(length):
+            self.guard.warn(warning)
         if length is not None:
-            state.dataloader_len = length
-            read.totals.corrected(length)
+            read.set_length(state, length)
         return length
 
     def epoch_start(self, state: Any) -> None:
@@ -107,30 +104,43 @@ class Watched:
             self._position = int(state.timestamp.batch_in_epoch)
             self._epoch_batches = batches_when_resumed(state, self.train, self._rank)
             self.guard.train_start(int(state.timestamp.epoch), self._position)
-        self._pass = None if self._fetches is None else self._fetches.begun
-        if self._pass is not None:
-            self._pass.skipped = self._pass.batches - 1
+        if self._fetches is not None and (this := self._fetches.begun) is not None:
+            self._fetches.used = this
+            this.skipped = this.batches - 1
 
     def progress(self) -> float | None:
         """How much of the train epoch this rank has done, from 0 to 1; None while nobody can know."""
         return min(1.0, self.guard.train_batches / self._epoch_batches) if self._epoch_batches else None
 
-    def epoch_end(self, state: Any) -> None:
-        """Closes the train epoch, and learns its length where nothing proves it."""
+    def epoch_end(self, state: Any) -> int | None:
+        """Closes the train epoch, and learns its length where nothing proves it.
+
+        Returns:
+            The length that holds from here on, if countoff has set it.
+        """
         read, guard = self.train, self.guard
         if guard.open_span is None or read is None:
-            return
-        fetched = self._fetches.begun if self.opens and self._fetches is not None else self._pass
-        position, notice = self._position, None
+            return None
+        fetched = None if self._fetches is None else self._fetches.begun if self.opens else self._fetches.used
+        position, limit, notice, length = self._position, length_of(state), None, None
+        used = guard.train_batches - position
         before = position if fetched is None or fetched.skipped == position else None
-        left = left_over(read, fetched, guard.train_batches - position, before=before, length=length_of(state))
+        left = left_over(read, fetched, used, before=before, length=limit)
         if left is not None:
             guard.left_over(left)
-        exhausted = fetched is not None and fetched.exhausted
-        if exhausted and before is not None:
-            read.totals.observe(guard.train_batches)
-            notice = read.totals.wrong_length()
-        guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
+        if before is not None and (limit is None or guard.train_batches < limit):
+            # Composer ends an epoch before its length only when a rank has run out, and all ranks at the same batch.
+            may_set = not position and not self._replaced and self._may_mend("batches_per_epoch")
+            notice, length = read.learn(state, guard.train_batches, may_set=may_set)
+        if length is not None and notice is not None:
+            guard.warn(notice)
+            notice = None
+        # "stopped" would say that no rank can have asked for another batch.
+        asked = fetched is not None and (fetched.exhausted or fetched.batches - fetched.skipped > used)
+        if fetched is not None:
+            fetched.last = None
+        guard.train_end("exhausted" if asked else "stopped", notice=notice)
+        return length
 
     def eval_start(self, state: Any) -> None:
         """Opens an evaluation, and sets its length if that is wanted and proven on all ranks alike."""
@@ -168,19 +178,15 @@ class Watched:
                 self.finish()
         self.guard.close()
 
-    def _at_exit(self) -> None:
-        self.leave(what_ended_it())
-
     def _may_mend(self, name: str) -> bool:
-        agreed = self._world_size == 1 or name in self.guard.agreed
-        return agreed and self._settings.totals == "fix"
+        return self._settings.totals == "fix" and (self._world_size == 1 or name in self.guard.agreed)
 
     def _read_train(self, state: Any, length: int | None) -> None:
         self.train = read_loader(
             state.train_dataloader,
             length=length,
             rank=self._rank,
-            world_size=self._world_size,
+            dp_degree=self._shares[1],
             duration=state.max_duration,
         )
 
@@ -188,10 +194,6 @@ class Watched:
         """Reads and observes the train loader, the first one or another that has taken its place."""
         if self._fetches is not None:
             self._fetches.release()
+            self._replaced = True
             self._read_train(state, length_of(state))
-        self._fetches = Fetches(state.train_dataloader, self.guard.waited, self.guard.failed)
-
-
-def what_ended_it() -> BaseException:
-    """The exception under way, or the program's last; a `SystemExit` without a code if it ends without one."""
-    return sys.exc_info()[1] or getattr(sys, "last_value", None) or SystemExit()
+        self._fetches = Fetches(state.train_dataloader, self.guard.waited, self.guard.failed, asks=self.guard.asks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from countoff._identity import data_remedies
 from countoff.core import Verdict
 from countoff.core.plan import BatchPlan
 
@@ -30,6 +31,14 @@ REMEDIES = {
         "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until then "
         "Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is proven."
     ),
+    **data_remedies(
+        shares=(
+            "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
+            "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
+        ),
+        order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
 }
 
 
@@ -50,9 +59,20 @@ def consequences(plan: BatchPlan, *, epochs: int | None) -> str:
         f"a warm-up of '1ep' takes {believed / true:.3g} epochs"
     )
     if epochs:
-        words += f"; a decay over the {epochs} epochs is laid out for {epochs * believed} batches and ends at "
-        words += f"{epochs * true} of them"
+        run = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+        planned, real = epochs * believed, epochs * true
+        words += f"; a decay over the {run} is laid out for {planned} batches and ends at {real} of them"
     return f"{words}."
+
+
+def consequences_in_evaluation(plan: BatchPlan) -> str:
+    """What a wrong length of an evaluator's loader does, as sentences."""
+    true, believed = plan.loader_batches, plan.reported_batches_per_epoch
+    if not true or not believed or true == believed:
+        return ""
+    if believed < true:
+        return f"Every evaluation is cut off there: {true - believed} of {true} batches are never evaluated."
+    return f"Its progress bar counts to {believed}, and the evaluation ends at {true}."
 
 
 def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
@@ -73,8 +93,14 @@ def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
     )
 
 
-def mended(wrong: Verdict, length: int | None) -> Verdict:
-    """The warning of a wrong length, with what was done about it."""
+def mended(wrong: Verdict, length: int | None, since: str = "before the first batch") -> Verdict:
+    """The warning of a wrong length, with what was done about it.
+
+    Args:
+        wrong: The warning.
+        length: The length that countoff has set; None if it has not.
+        since: From when on that holds.
+    """
     if length is None:
         return wrong
-    return replace(wrong, sentence=f"{wrong.sentence} countoff has set the length to {length}, before the first batch.")
+    return replace(wrong, sentence=f"{wrong.sentence} countoff has set the length to {length}, {since}.")

@@ -8,7 +8,7 @@ asks for the loader's type sees what it saw before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ class Pass:
         batches: Batches that the loader has handed out.
         skipped: Those of them that the framework threw away before the first that it used, as after a resume.
         exhausted: Whether the loader was asked for more and had none.
-        last: The batch handed out last.
+        last: The batch handed out last, until the next one is asked for.
     """
 
     batches: int = 0
@@ -38,6 +38,7 @@ class Fetches:
         waited: Called after every fetch with the seconds that it took.
         failed: Called with the exception that the loader dies of, before it is raised.
         exhausted: Called when the loader has been asked for more and had none.
+        asks: Called before the loader is asked for another batch in the pass that is used.
 
     Attributes:
         loader: The loader.
@@ -45,6 +46,7 @@ class Fetches:
             nothing is proven.
         begun: The pass that began last; None before the first one, and where the loader cannot be observed because
             its class cannot be exchanged, as that of a list or a generator.
+        used: The pass whose batches are used, where that is known; others are somebody's who only looks.
     """
 
     def __init__(
@@ -53,13 +55,16 @@ class Fetches:
         waited: Callable[[float], None],
         failed: Callable[[BaseException], None],
         exhausted: Callable[[], None] | None = None,
+        asks: Callable[[], None] | None = None,
     ) -> None:
         self.loader = loader
         self.expected: int | None = None
         self.begun: Pass | None = None
+        self.used: Pass | None = None
         self._waited = waited
         self._failed = failed
         self._exhausted = exhausted
+        self._asks = asks
         self._original: type | None = type(loader)
         self._observe(loader, type(loader))
 
@@ -67,7 +72,7 @@ class Fetches:
         """Gives the loader its own class back. The second time nothing happens."""
         if self._original is not None:
             self.loader.__class__ = self._original
-        self._original = self.begun = None
+        self._original = self.begun = self.used = None
 
     def _observe(self, loader: Any, original: Any) -> None:
         def observed(this: Any) -> Iterator[Any]:
@@ -82,6 +87,9 @@ class Fetches:
     def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
         self.begun = this = Pass()
         while True:
+            this.last = None  # so that it lives no longer than without an observer
+            if self._asks is not None and this is self.used:
+                self._asks()
             began = time.perf_counter()
             try:
                 this.last = next(batches)
@@ -99,7 +107,17 @@ class Fetches:
             yield this.last
 
     def _see_whether_it_failed(self, this: Pass) -> None:
-        # streaming ends the pass, with nothing raised, when one of its background threads dies of a download.
-        if self.expected is not None and this.batches < self.expected:
+        # streaming ends the pass, with nothing raised, when one of its background threads dies of a download; and when
+        # somebody else begins another one, which is no failure.
+        if self.begun is this and self.expected is not None and this.batches < self.expected:
             ended = f"the loader ended after {this.batches} of {self.expected} batches"
             self._failed(RuntimeError(f"{ended}; its own log may hold the exception of a download"))
+
+
+def samples_in(batch: Any) -> int | None:
+    """Samples in a batch: the length of its first tensor; None for a batch of another kind."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) and batch:
+        return samples_in(batch[0])
+    return len(batch) if getattr(batch, "ndim", 0) else None

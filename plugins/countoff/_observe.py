@@ -71,9 +71,13 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     batch_sampler = loader.batch_sampler
     if batch_sampler is not None and isinstance(batch_sampler, BatchSampler):
         facts |= {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
+        if type(batch_sampler).__iter__ is not BatchSampler.__iter__:
+            return facts  # batches of its own making, as of one that sorts samples by length
     sampler = getattr(batch_sampler, "sampler", loader.sampler)
     size = reported_length(loader.dataset)
     if isinstance(sampler, DistributedSampler):
+        if type(sampler).__iter__ is not DistributedSampler.__iter__ and len(sampler) != sampler.num_samples:
+            return facts  # a subclass that yields a number of its own
         return facts | {"samples_per_rank": sampler.num_samples, "dataset_size": size, "sampling": "distributed"}
     if isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement):
         return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": "replicated"}

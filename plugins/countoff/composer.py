@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from countoff._composer_fit import Watched, what_ended_it
-from countoff._composer_state import length_of
+from countoff._composer_fit import Watched
+from countoff._composer_state import length_of, what_ended_it
+from countoff._identity import look_at
 from countoff._options import Options
 from countoff.core import Guard
 
@@ -32,14 +33,14 @@ class Countoff(Options, Callback):
     """
 
     _fit: Watched | None = None
-    _last: Watched | None = None
+    _guard: Guard | None = None
     _alone = False  # whether it is an evaluation outside of a fit
     _mended: tuple[Any, int] | None = None
 
     @property
     def guard(self) -> Guard | None:
         """The guard of the fit under way, or of the last one."""
-        return None if self._last is None else self._last.guard
+        return self._guard
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Mends a wrong length before `fit` looks at it; that takes a roll call of its own."""
@@ -67,13 +68,16 @@ class Countoff(Options, Callback):
             fit.first_batch(state)
         guard = fit.guard
         guard.batch()
+        if guard.data.unread:
+            look_at(guard.data, state.batch, state.train_dataloader)
         if not guard.train_batches % self.settings.tick_batches and (done := fit.progress()) is not None:
             logger.log_metrics({"countoff/epoch_progress": done})
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Closes the epoch's span."""
         if self._fit is not None:
-            self._fit.epoch_end(state)
+            if (length := self._fit.epoch_end(state)) is not None:
+                self._mended = state.train_dataloader, length
             self._report(logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -122,7 +126,8 @@ class Countoff(Options, Callback):
         self._leave()
         loader, length = self._mended or (None, None)
         known = length if train and loader is state.train_dataloader and length == length_of(state) else None
-        self._fit = self._last = Watched(state, self.settings, train=train, corrected=known)
+        self._fit = Watched(state, self.settings, train=train, corrected=known)
+        self._guard = self._fit.guard
         self._alone = not train
         self._fit.begin(state)
         if train and (length := self._fit.mend(state, quiet=quiet)) is not None:

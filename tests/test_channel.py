@@ -11,7 +11,17 @@ from typing import Any, cast
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.channel import RECORD_BYTES, Channel, ChannelError, _shut_socket, decode, default_store, encode, meet
+from countoff.core.channel import (
+    RECORD_BYTES,
+    Channel,
+    ChannelError,
+    _shut_socket,
+    answers,
+    decode,
+    default_store,
+    encode,
+    meet,
+)
 
 Connect = Callable[[], Channel]
 
@@ -263,3 +273,10 @@ def test_garbage_at_the_meeting_point_is_refused(value: str) -> None:
 
 def test_without_a_process_group_there_is_no_store() -> None:
     assert default_store() is None
+
+
+def test_a_store_is_told_from_a_port_at_which_nobody_listens(store: Any) -> None:
+    assert answers("127.0.0.1", store.port)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert not answers("127.0.0.1", closed.getsockname()[1])

@@ -183,6 +183,15 @@ def test_batches_count_in_the_innermost_span_and_go_on_in_the_outer_one(guard: G
     assert guard.open_span is None
 
 
+def test_asking_counts_in_a_train_epoch_and_not_in_an_evaluation(guard: Guard) -> None:
+    guard.train_start(0)
+    guard.batch()
+    guard.asks()
+    guard.eval_start("validation")
+    guard.asks()
+    assert [tally.asked for tally in guard._state.spans] == [2, 0]
+
+
 def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> None:
     guard.eval_start("validation")
     tally = guard._tally

@@ -1,22 +1,13 @@
-"""The one rule, mark by mark, and the whole protocol on any interleaving of up to sixteen ranks, without a process."""
+"""The one rule, mark by mark; the whole protocol is in test_protocol.py."""
 
 import dataclasses
-import itertools
 import json
-import queue
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from countoff.core import Guard, Settings
 from countoff.core.ledger import Finding, Ledger, Mark, compare
 from countoff.core.tally import Tally
-from countoff.core.watch import Watch
 
 EPOCH = "train epoch 0"
 
@@ -61,6 +52,16 @@ def test_a_batch_fetched_beyond_an_exhausted_loader_proves_it_before_it_starts()
 
 def test_a_batch_fetched_beyond_a_pass_that_was_stopped_proves_nothing() -> None:
     assert told(Tally(EPOCH, started=4, fetched=5), closing(4, "stopped")) is None
+
+
+def test_a_batch_asked_for_beyond_a_pass_that_was_stopped_proves_it() -> None:
+    stopped = closing(4, "stopped")
+    assert told(Tally(EPOCH, started=4, asked=5), stopped) == Finding("UnevenBatches", stopped, 5)
+
+
+def test_a_batch_asked_for_beyond_an_exhausted_loader_proves_nothing() -> None:
+    """The rank that was exhausted has asked for it as well."""
+    assert told(Tally(EPOCH, started=4, asked=5), closing(4)) is None
 
 
 def test_a_batch_started_beyond_a_pass_that_was_stopped_proves_it() -> None:
@@ -291,257 +292,58 @@ def test_several_loaders_of_one_evaluation_are_compared_one_by_one() -> None:
     assert compare(standing, own) == Finding("UnevenBatches", standing, 5, own, evaluation=True)
 
 
+def test_ranks_that_leave_agree_wherever_each_of_them_was() -> None:
+    assert compare(Mark("train_end", EPOCH, at=3, how="left"), Mark("fit_end", "the fit", how="left")) is None
+
+
+def test_a_rank_that_leaves_an_evaluation_is_no_uneven_evaluation() -> None:
+    left, own = Mark("eval_end", "validation", at=2, how="left"), Mark("eval_end", "validation", at=3, how="exhausted")
+    assert compare(left, own) == Finding("UnevenBatches", left, 3, own)
+
+
+# Sides ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_has_passed_the_mark_in_dispute_is_with_it_or_against_it() -> None:
+    for at, side in ((4, True), (5, False)):
+        ledger = opened(Tally(EPOCH))
+        ledger.receive_mark(1, closing(4), ())
+        ledger.reach(closing(at))
+        ledger.reach(Mark("train_start", "train epoch 1"))
+        assert ledger.side(1, False, [Tally("train epoch 1", opened=2, started=1)]) is side
+
+
+def test_a_rank_on_its_way_to_the_mark_in_dispute_is_against_it_once_it_has_more() -> None:
+    own = Tally(EPOCH, started=4)
+    ledger = opened(own)
+    ledger.receive_mark(1, closing(4), [own])
+    assert ledger.side(1, False, [own]) is None
+    own.started = 5
+    assert ledger.side(1, False, [own]) is False
+    assert ledger.side(7, False, [own]) is None
+
+
+def test_an_announced_end_has_sides_too() -> None:
+    own = Tally(EPOCH, started=4)
+    ledger = opened(own)
+    ledger.receive_announcement(0, closing(4), [own])
+    assert ledger.side(0, True, [own]) is None
+    own.fetched = 5
+    assert ledger.side(0, True, [own]) is False
+    ledger.reach(closing(4))
+    assert ledger.side(0, True, []) is True
+
+
 def test_a_mark_survives_the_wire() -> None:
     mark = Mark("eval_end", "validation", 5, "stopped", 7, 2**48 - 1, (3, 2), 15, 1700000000.25)
     assert Mark.from_json(json.loads(json.dumps(mark.to_json()))) == mark
 
 
-# The protocol, on any interleaving ----------------------------------------------------------------------------------
-
-
-class Store:
-    """What all ranks share: the first value of a key stands, and goes through JSON as it does on the wire."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def claim(self, key: str, record: dict[str, Any]) -> dict[str, Any]:
-        return json.loads(self.values.setdefault(key, json.dumps(record)))
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one rank finds and does in one epoch: batches trained on, evaluations, and the batches after a step."""
-
-    batches: int
-    steps: frozenset[int]
-    evaluations: dict[int, tuple[int, ...]]
-    """Batches of each loader of the evaluation after that train batch; after batch 0 comes the one between epochs."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job: for every rank, its share of every epoch."""
-
-    shares: list[list[Share]]
-    uneven_eval: Literal["raise", "warn", "allow"] = "raise"
-    look_ahead: bool = False
-    spare: int = 0
-    """Batches that the loaders hold beyond a limit at which the framework stops; 0: they are exhausted."""
-    eval_ranks: tuple[int, ...] | None = None
-    joined: frozenset[int] = frozenset()
-    """Epochs inside `Join`, in which ranks may differ."""
-
-    def run(self, guard: Guard, rank: int) -> Iterator[None]:
-        """A plain training loop, in the guard's words; between any two of its calls other ranks may act."""
-        yield guard._pass("fit_start", "the fit")
-        for epoch, share in enumerate(self.shares[rank]):
-            guard.compare_spans(epoch not in self.joined)
-            yield guard.train_start(epoch)
-            for batch in range(1, share.batches + 1):
-                yield self._batch(guard, batch, share.batches, self.spare)
-                if batch in share.steps:
-                    yield guard.step()
-                yield from self._evaluate(guard, rank, share, batch)
-            yield guard.train_end("stopped" if self.spare else "exhausted")
-            guard.compare_spans(True)
-            yield from self._evaluate(guard, rank, share, 0)
-        yield guard.fit_end()
-
-    def _batch(self, guard: Guard, batch: int, batches: int, spare: int = 0) -> None:
-        if self.look_ahead:
-            guard.batch(min(batch + 1, batches + spare), last=batch == batches + spare)
-        else:
-            guard.batch()
-
-    def _evaluate(self, guard: Guard, rank: int, share: Share, batch: int) -> Iterator[None]:
-        if batch not in share.evaluations or not (self.eval_ranks is None or rank in self.eval_ranks):
-            return
-        yield guard.eval_start("validation")
-        loaders = share.evaluations[batch]
-        for loader, batches in enumerate(loaders):
-            guard.eval_loader(loader)
-            for each in range(1, batches + 1):
-                # Only a single loader's own end is the evaluation's.
-                yield self._batch(guard, each, batches) if len(loaders) == 1 else guard.batch()
-        yield guard.eval_end("exhausted")
-
-
-class Rank:
-    """One simulated rank: a real guard and a real speaker, moved by hand instead of by three threads."""
-
-    def __init__(self, job: Job, rank: int, store: Store) -> None:
-        chosen = Settings(
-            on_divergence="warn", uneven_eval=job.uneven_eval, eval_ranks=job.eval_ranks, tick_batches=3
-        )  # warn, because raising waits for the printed table
-        self.guard = Guard(chosen, rank=rank, world_size=len(job.shares))
-        self.state = self.guard._state
-        self.guard._watch = watch = Watch(self.state, 0)  # never started: no thread, no connection
-        self._speaker = watch.speaker
-        self._speaker.busy_since = 1.0  # the store is slow: marks do not wait for it
-        self._script = job.run(self.guard, rank)
-        self._store = cast(Any, store)
-
-    def train(self) -> bool:
-        """Does the next thing in the training loop, unless an exception would have left it."""
-        if self.state.proposed is not None or self.state.end is not None:
-            return False
-        return next(self._script, "over") is None
-
-    def speak(self) -> bool:
-        """Does the oldest thing that the training thread has handed to the speaker."""
-        try:
-            work = self._speaker._jobs.get_nowait()
-        except queue.Empty:
-            return False
-        assert work is not None
-        work(self._store)
-        return True
-
-    def hear(self) -> bool:
-        """Reads the next entry of the log."""
-        value = self._store.values.get(f"log/{self.state.ledger.read}")
-        if value is None or self.state.end is not None:
-            return False
-        self.state.receive(self.state.ledger.read, json.loads(value))
-        return True
-
-
-def play(job: Job, seed: int) -> list[Rank]:
-    """Runs the job to its end, each rank and each of its threads at a pace of its own."""
-    store, chance = Store(), random.Random(seed)
-    ranks = [Rank(job, rank, store) for rank in range(len(job.shares))]
-    actors = [actor for rank in ranks for actor in (rank.train, rank.speak, rank.hear)]
-    pace = [chance.choice((1, 30, 1000)) for _ in actors]
-    moving = True
-    while moving:
-        for actor in chance.choices(actors, pace, k=len(actors) * chance.choice((1, 20))):
-            actor()
-        moving = sum(actor() for actor in actors) > 0  # each of them has its turn
-    return ranks
-
-
-@st.composite
-def jobs(draw: st.DrawFn) -> Job:
-    """Jobs whose ranks agree, where they have to."""
-    accumulation = draw(st.integers(1, 3))
-    evaluate_after = draw(st.sets(st.integers(0, 6)))
-    loaders = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple))
-    epochs: list[Share] = []
-    for batches in draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)):
-        steps = frozenset(batch for batch in range(1, batches + 1) if batch % accumulation == 0 or batch == batches)
-        epochs.append(Share(batches, steps, {batch: loaders for batch in evaluate_after if batch <= batches}))
-    return Job(
-        [list(epochs) for _ in range(draw(st.integers(2, 16)))],
-        look_ahead=draw(st.booleans()),
-        spare=draw(st.sampled_from([0, 1, 3])),
-    )
-
-
-@st.composite
-def legitimately_different(draw: st.DrawFn) -> Job:
-    """Jobs whose ranks differ only where they may: in joined epochs, and in who evaluates."""
-    job = draw(jobs())
-    world_size, epochs = len(job.shares), len(job.shares[0])
-    joined = draw(st.frozensets(st.integers(0, epochs - 1)))
-    for rank, epoch in itertools.product(range(world_size), sorted(joined)):
-        share = job.shares[rank][epoch]
-        mine = Share(share.batches + rank % 3, share.steps, share.evaluations)
-        job.shares[rank][epoch] = mine
-    eval_ranks = draw(st.none() | st.lists(st.integers(0, world_size - 1), min_size=1, unique=True).map(tuple))
-    return dataclasses.replace(job, joined=joined, eval_ranks=eval_ranks)
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One rank of a job that differs from all others."""
-
-    job: Job
-    rank: int
-    kind: str = field(default="UnevenBatches")
-
-
-@st.composite
-def faults(draw: st.DrawFn, what: str) -> Fault:
-    """Jobs in one epoch of which one rank does something else than the others."""
-    job = draw(jobs().filter(lambda job: what not in ("eval", "skip") or bool(job.shares[0][0].evaluations)))
-    rank = draw(st.integers(0, len(job.shares) - 1))
-    able = [epoch for epoch, share in enumerate(job.shares[0]) if _able(what, share)]
-    if not able:
-        able = [0]
-        job.shares[:] = [[Share(3, frozenset({2, 3}), {}), *shares[1:]] for shares in job.shares]
-    epoch = draw(st.sampled_from(able))
-    job.shares[rank][epoch] = _faulty(draw, what, job.shares[rank][epoch])
-    return Fault(job, rank, "StepMismatch" if what.endswith("step") else "UnevenBatches")
-
-
-def _able(what: str, share: Share) -> bool:
-    return bool(share.evaluations) if what in ("eval", "skip") else what != "shifted step" or 1 < len(share.steps) < 6
-
-
-def _faulty(draw: st.DrawFn, what: str, share: Share) -> Share:
-    if what == "train":
-        return dataclasses.replace(share, batches=share.batches + draw(st.sampled_from([1, -1])))
-    if what == "missed step":
-        return dataclasses.replace(share, steps=share.steps - {draw(st.sampled_from(sorted(share.steps)))})
-    if what == "shifted step":
-        idle = sorted(set(range(1, share.batches + 1)) - share.steps)
-        taken = draw(st.sampled_from(sorted(share.steps)))
-        return dataclasses.replace(share, steps=share.steps - {taken} | set(idle[:1]))
-    after = draw(st.sampled_from(sorted(share.evaluations)))
-    others = {batch: loaders for batch, loaders in share.evaluations.items() if batch != after}
-    if what == "skip":
-        return dataclasses.replace(share, evaluations=others)
-    first, *rest = share.evaluations[after]
-    loaders = (first + draw(st.sampled_from([1, -1])), *rest)
-    return dataclasses.replace(share, evaluations={**others, after: loaders})
-
-
-seeds = st.integers(0, 2**32 - 1)
-many = settings(deadline=None, max_examples=60)
-
-
-@many
-@given(jobs(), seeds)
-def test_ranks_that_agree_never_get_a_verdict(job: Job, seed: int) -> None:
-    for rank in play(job, seed):
-        assert rank.guard.verdict is rank.state.proposed is None
-        assert rank.guard.notices == ()
-        assert rank.state.finished
-
-
-@many
-@given(legitimately_different(), seeds)
-def test_ranks_that_differ_only_where_they_may_never_get_a_verdict(job: Job, seed: int) -> None:
-    assert [rank.state.proposed for rank in play(job, seed)] == [None] * len(job.shares)
-
-
-@pytest.mark.parametrize("what", ["train", "eval", "skip", "missed step", "shifted step"])
-def test_one_rank_that_differs_is_always_found(what: str) -> None:
-    @many
-    @given(faults(what), seeds)
-    def always(fault: Fault, seed: int) -> None:
-        ranks = play(fault.job, seed)
-        verdict = ranks[0].guard.verdict
-        assert verdict is not None
-        assert [rank.guard.verdict for rank in ranks] == [verdict] * len(ranks)
-        assert verdict.kind == fault.kind
-        assert len(set(verdict.ranks)) == 2
-        assert fault.rank in verdict.ranks
-
-    always()
-
-
-@pytest.mark.parametrize(("policy", "notices"), [("warn", 1), ("allow", 0)])
-def test_an_uneven_evaluation_that_is_no_error_is_noted_once_everywhere_and_ends_nothing(
-    policy: Literal["warn", "allow"], notices: int
-) -> None:
-    @many
-    @given(faults("eval"), seeds)
-    def never(fault: Fault, seed: int) -> None:
-        ranks = play(dataclasses.replace(fault.job, uneven_eval=policy), seed)
-        assert [rank.state.proposed for rank in ranks] == [None] * len(ranks)
-        assert [len(rank.guard.notices) for rank in ranks] == [notices] * len(ranks)
-        assert all(fault.rank in notice.ranks for rank in ranks for notice in rank.guard.notices)
-
-    never()
+def test_a_mark_that_only_another_rank_has_passed_tells_what_it_did_before_it_died() -> None:
+    ledger, evaluation = opened(Tally(EPOCH)), Mark("eval_start", "evaluation", at=3, rank=1)
+    assert ledger.ahead(1) is None
+    ledger.receive_mark(1, evaluation, [Tally(EPOCH, started=3)])
+    assert ledger.ahead(1) == evaluation
+    assert ledger.ahead(2) is None
+    ledger.reach(evaluation)
+    assert ledger.ahead(1) is None

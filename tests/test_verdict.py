@@ -1,5 +1,6 @@
 """Every message, line by line, and that whatever is said fits through the store."""
 
+import dataclasses
 import json
 import pickle
 import textwrap
@@ -179,33 +180,45 @@ def test_no_rows_make_no_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_hand", "proven", "odd"),
+    ("sides", "proven", "odd"),
     [
-        ([5, 4, 5], (1, 0), (1,)),
-        ([5, 4, 5], (0, 1), (1,)),
-        ([4, 5, 4, 4, 5, 4], (0, 1), (1, 4)),
-        ([4, 5], (1, 0), (1, 0)),
-        ([4, 4, 5, 5], (2, 0), (2, 0)),
-        ([4, 5, 6], (2, 0), (2, 0)),
+        ([False, True, False], (1, 0), (1,)),
+        ([False, True, False], (0, 1), (1,)),
+        ([True, False, True, True, False, None], (0, 1), (1, 4)),
+        ([True, False], (1, 0), (1, 0)),
+        ([True, True, False, False], (2, 0), (2, 0)),
+        ([True, False, False, None, None, None], (0, 1), (0, 1)),
+        ([False, False, False], (0, 1), (0, 1)),
+        ([None, None], (), ()),
     ],
 )
-def test_the_odd_ranks_are_the_smaller_party_and_at_a_tie_those_of_the_proof(
-    in_hand: list[int], proven: tuple[int, int], odd: tuple[int, ...]
+def test_the_odd_ranks_are_the_smaller_side_once_most_have_one_and_at_a_tie_those_of_the_proof(
+    sides: list[bool | None], proven: tuple[int, ...], odd: tuple[int, ...]
 ) -> None:
-    assert odd_ranks(ranks_with(in_hand), proven) == odd
+    assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)], proven) == odd
 
 
-def test_a_rank_that_did_not_answer_is_a_party_of_its_own() -> None:
-    assert odd_ranks(ranks_with([5, 5, 5])[1:], (0, 1)) == (0,)
+def test_a_rank_that_left_is_named_and_not_those_that_go_on() -> None:
+    left, ended = Mark("train_end", EPOCH, at=3, how="left", rank=1), closing("exhausted")
+    other = dataclasses.replace(ended, rank=2)
+    for finding, rank in ((Finding("UnevenBatches", left, 4), 2), (Finding("UnevenBatches", other, 3, left), 1)):
+        verdict = judge(finding, rank)
+        assert (verdict.kind, verdict.ranks) == ("LostRank", (1,))
+        assert verdict.sentence == "rank 1 left the job (sys.exit) in batch 3 of train epoch 0, where rank 2 goes on."
 
 
-def test_a_rank_that_ended_is_not_of_one_party_with_those_in_their_last_batch() -> None:
-    rows = [*ranks_with([4, 4, 4]), row(3, Tally(EPOCH, started=4), 2, "ran out")]
-    assert odd_ranks(rows, (3, 0)) == (3,)
+def test_after_a_break_of_one_rank_the_remedy_speaks_of_that_first() -> None:
+    stopped = uneven(closing("stopped"), 5)
+    remedy = Verdict.from_json(stopped.to_json(), REMEDIES).remedy
+    assert remedy.startswith("look for a break")
+    assert remedy.endswith(REMEDIES["UnevenBatches"])
 
 
-def test_nobody_is_odd_where_nobody_is_proven() -> None:
-    assert odd_ranks(ranks_with([4, 5]), ()) == ()
+@pytest.mark.parametrize("hostile", ["\x1b[2J\x1b]0;title\x07", "a\nb", "\u202etxt", "\ud800", "\x9b31m", "\r"])
+def test_what_a_stranger_wrote_is_printed_harmlessly(hostile: str) -> None:
+    verdict = Verdict("LostRank", f"rank 1 {hostile}", (1,), why=hostile, rows=({"where": hostile, "batches": 3},))
+    for text in (verdict.headline, str(error_for(verdict)), *verdict.render().splitlines()):
+        assert text.isprintable()
 
 
 class Published:

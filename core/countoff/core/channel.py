@@ -145,6 +145,15 @@ def _shut_socket(descriptor: int, port: int) -> None:
                 end.shutdown(socket.SHUT_RDWR)
 
 
+def answers(host: str, port: int) -> bool:
+    """Whether somebody still accepts connections there; looks for half a second at most."""
+    try:
+        socket.create_connection((host, port), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
 def default_store() -> Store | None:
     """The store of the job's default process group, or None without torch.distributed."""
     if not (dist.is_available() and dist.is_initialized()):

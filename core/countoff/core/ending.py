@@ -1,8 +1,8 @@
 """How it ends: the verdict is printed once, left where torchrun looks for it, and the process ends with it.
 
-A main thread in Python raises. One that is blocked inside a gloo collective cannot be interrupted by anything but
-the end of its process (signals, async exceptions, `abort` and `destroy_process_group` were all tried), so after
-`grace_seconds` the watchdog flushes and calls `os._exit`.
+A main thread in Python raises. One that is blocked inside a gloo collective hears nothing, so after
+`grace_seconds` the watchdog cuts the collective off (`interrupt`); where that does not help, it flushes and calls
+`os._exit`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def fail(state: State, error: BaseException, where: str) -> None:
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
     """
-    words = clip(f"{type(error).__name__}: {_text_of(error)}".splitlines()[0], 200)
+    words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}", 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if not victim:
         state.failure = f"raised {words} ({where})"
@@ -117,6 +117,8 @@ def fail(state: State, error: BaseException, where: str) -> None:
         deed = state.failure or f"raised {words}, as one does whose peer is gone"
         state.propose(lost_rank(state.rank, deed, gone=False))
     wait_until_said(state)
+    if victim and state.end is not None and not isinstance(error, DivergenceError) and hasattr(error, "add_note"):
+        error.add_note(f"countoff {state.end.headline}")  # from Python 3.11 on: the cause, below the traceback
 
 
 def wait_until_said(state: State) -> None:
@@ -151,6 +153,16 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
         finalizer.cancel()
 
     return cancel
+
+
+def _in_one_line(text: str) -> str:
+    r"""A text's first line; with the last one of a traceback quoted in it, as a loader's worker sends it along.
+
+    >>> _in_one_line("Caught it in a worker.\nOriginal Traceback (most recent call last):\n…\nValueError: torn\n")
+    'Caught it in a worker. … ValueError: torn'
+    """
+    lines = text.strip().splitlines() or [""]
+    return f"{lines[0]} … {lines[-1].strip()}" if any("Traceback (most" in line for line in lines[1:]) else lines[0]
 
 
 def _text_of(error: BaseException) -> str:

@@ -10,13 +10,14 @@ both answer with a `Finding` when the ranks cannot both be right.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, cast, get_args
 
 from countoff.core.tally import Tally
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
-How = Literal["", "exhausted", "stopped"]
+How = Literal["", "exhausted", "stopped", "left"]
+_MEMORY = 64  # marks kept for the question who is with whom
 _PATIENCE = 1024  # own marks that may wait for the log's answer, which never comes where nobody listens
 
 
@@ -28,8 +29,9 @@ class Mark:
         kind: What opens or closes.
         span: The span it opens or closes, in words.
         at: Batches started in the span in which the mark stands (for `eval_start`, the train span around it).
-        how: For a closing, whether the loader was `exhausted` or the pass was `stopped` (a limit, a break, early
-            stopping); for `eval_start`, `exhausted` if the train loader is known to hold nothing more.
+        how: For a closing, whether the loader was `exhausted`, the pass was `stopped` (a limit, a break, early
+            stopping), or the rank `left` the job in its middle; for `eval_start`, `exhausted` if the train loader is
+            known to hold nothing more.
         steps: Optimizer steps applied since the fit began.
         chain: Hash of the batches after which they were applied.
         counts: Batches per loader of a closed evaluation, if it read more than one.
@@ -59,16 +61,38 @@ class Mark:
             KeyError, TypeError, ValueError: If the record is not a mark.
         """
         return cls(
-            kind=record["kind"],
+            kind=cast("MarkKind", one_of(record["kind"], get_args(MarkKind))),
             span=str(record["span"]),
-            at=int(record["at"]),
-            how=record["how"],
-            steps=int(record["steps"]),
-            chain=int(record["chain"]),
-            counts=tuple(int(count) for count in record["counts"]),
-            rank=int(record["rank"]),
+            at=whole(record["at"]),
+            how=cast("How", one_of(record["how"], get_args(How))),
+            steps=whole(record["steps"]),
+            chain=whole(record["chain"]),
+            counts=tuple(whole(count) for count in record["counts"]),
+            rank=whole(record["rank"]),
             time=float(record["time"]),
         )
+
+
+def whole(value: object, below: int = 1 << 53) -> int:
+    """A count out of the store, which is open to everybody.
+
+    Raises:
+        ValueError: If it is no integer from 0 up to, but not including, `below`.
+    """
+    if type(value) is not int or not 0 <= value < below:
+        raise ValueError(f"expected a whole number below {below}, got {value!r}")
+    return value
+
+
+def one_of(value: object, known: tuple[str, ...]) -> str:
+    """A word out of the store.
+
+    Raises:
+        ValueError: If it is none of the known ones.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"expected one of {known}, got {value!r}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -81,6 +105,8 @@ class Finding:
         count: Batches this rank has in hand in that span, or optimizer steps for a `StepMismatch`.
         own: This rank's own mark in that place, if it has reached it.
         evaluation: Whether only the lengths of an evaluation differ, which may be legitimate.
+        place: Number of the mark in dispute; of the one that opened the span where a closing was only announced.
+        announced: Whether it was only announced.
     """
 
     kind: Literal["UnevenBatches", "StepMismatch"]
@@ -88,6 +114,8 @@ class Finding:
     count: int
     own: Mark | None = None
     evaluation: bool = False
+    place: int = field(default=-1, compare=False)
+    announced: bool = field(default=False, compare=False)
 
 
 @dataclass
@@ -105,6 +133,8 @@ class Ledger:
     _pending: dict[int, Mark] = field(default_factory=dict[int, Mark])
     _announced: dict[int, Mark] = field(default_factory=dict[int, Mark])
     _muted: set[int] = field(default_factory=set[int])
+    _passed: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _heard: dict[int, Mark] = field(default_factory=dict[int, Mark])
 
     def reach(self, mark: Mark) -> tuple[int, Finding | None]:
         """Passes this rank's next mark and compares it with what stands there, if anything does yet.
@@ -116,8 +146,9 @@ class Ledger:
         self.next += 1
         for old in [slot for slot in self._standing if slot < number]:
             del self._standing[old]
-        self._pending[number] = mark
+        self._pending[number] = self._passed[number] = mark
         self._pending.pop(number - _PATIENCE, None)
+        self._passed.pop(number - _MEMORY, None)
         return number, self._settle(number)
 
     def stands(self, number: int) -> bool:
@@ -134,6 +165,8 @@ class Ledger:
         """
         if number not in self._standing and (number >= self.next or number in self._pending):
             self._standing[number] = mark
+        self._heard.setdefault(number, mark)
+        self._heard.pop(number - _MEMORY, None)
         return self._settle(number) if number < self.next else self.prove(spans)
 
     def receive_announcement(self, opened: int, mark: Mark, spans: Iterable[Tally]) -> Finding | None:
@@ -161,7 +194,8 @@ class Ledger:
         """Applies the one rule that needs no time-out.
 
         A rank whose next mark is still *i* has diverged if it has started more batches than mark *i* stands at,
-        or, where the loader was exhausted there, if it has more than that in hand.
+        or, where the loader was exhausted there, if it has more than that in hand; where the rank stopped, if it has
+        asked for more.
         """
         innermost: Tally | None = None
         for tally in spans:
@@ -170,14 +204,49 @@ class Ledger:
             innermost = tally
             promise = self._announced.get(tally.opened)
             if promise is not None and tally.in_hand > promise.at and tally.opened not in self._muted:
-                return Finding("UnevenBatches", promise, tally.in_hand, evaluation=tally.evaluation)
+                promised = Finding("UnevenBatches", promise, tally.in_hand, evaluation=tally.evaluation)
+                return replace(promised, place=tally.opened, announced=True)
         mark = self._standing.get(self.next)
         if mark is None or innermost is None or innermost.opened in self._muted:
             return None
-        held = innermost.in_hand if mark.how == "exhausted" else innermost.started
+        held = innermost.in_hand if mark.how == "exhausted" else max(innermost.started, innermost.asked)
         if held <= mark.at:
             return None
-        return Finding("UnevenBatches", mark, held, evaluation=mark.kind == "eval_end" and innermost.evaluation)
+        shorter = mark.kind == "eval_end" and mark.how != "left"
+        return Finding("UnevenBatches", mark, held, evaluation=shorter and innermost.evaluation, place=self.next)
+
+    def side(self, place: int, announced: bool, spans: Iterable[Tally]) -> bool | None:
+        """Whether this rank has counted as the mark in dispute says; None if it has not got there, or has forgotten.
+
+        Args:
+            place: As in the finding.
+            announced: As in the finding.
+            spans: This rank's open spans, outermost first.
+        """
+        spans = list(spans)
+        if announced:
+            standing = self._announced.get(place)
+            own = next(
+                (
+                    mark
+                    for number, mark in sorted(self._passed.items())
+                    if number > place and mark.span == (standing.span if standing else "") and mark.kind.endswith("end")
+                ),
+                None,
+            )
+        else:
+            standing, own = self._heard.get(place), self._passed.get(place)
+        if standing is None:
+            return None
+        if own is not None:
+            return own.at == standing.at if announced else compare(standing, own) is None
+        proof = self.prove(spans)
+        return False if proof is not None and (proof.place, proof.announced) == (place, announced) else None
+
+    def ahead(self, rank: int) -> Mark | None:
+        """The mark that comes next for this rank, if that rank has passed it, and was the first to."""
+        mark = self._standing.get(self.next)
+        return mark if mark is not None and mark.rank == rank else None
 
     def mute(self, spans: Iterable[Tally]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each is found once."""
@@ -190,7 +259,8 @@ class Ledger:
         del self._pending[number]
         if number < self.next - 1:
             self._standing.pop(number, None)
-        return compare(standing, own)
+        finding = compare(standing, own)
+        return None if finding is None else replace(finding, place=number)
 
 
 def compare(standing: Mark, own: Mark) -> Finding | None:
@@ -201,10 +271,13 @@ def compare(standing: Mark, own: Mark) -> Finding | None:
     >>> compare(Mark("train_end", "train epoch 0", at=4), Mark("train_end", "train epoch 0", at=5)).kind
     'UnevenBatches'
     """
+    if standing.how == own.how == "left":
+        return None  # they leave together, wherever a signal has met each of them
     if standing.kind != own.kind or standing.span != own.span:
         return Finding("UnevenBatches", standing, own.at, own)
     if standing.at != own.at or standing.counts != own.counts:
-        return Finding("UnevenBatches", standing, own.at, own, evaluation=own.kind == "eval_end")
+        shorter = own.kind == "eval_end" and "left" not in (standing.how, own.how)
+        return Finding("UnevenBatches", standing, own.at, own, evaluation=shorter)
     if (standing.steps, standing.chain) != (own.steps, own.chain):
         return Finding("StepMismatch", standing, own.steps, own)
     return None

@@ -11,6 +11,8 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
+from countoff.core.ledger import whole
+
 _GONE = ("Z", "X", "x")
 
 
@@ -29,8 +31,12 @@ class Process:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Process:
-        """Reads what another rank wrote of itself."""
-        return cls(int(record["rank"]), int(record["pid"]), int(record["began"]))
+        """Reads what another rank wrote of itself.
+
+        Raises:
+            KeyError, ValueError: If it is not that.
+        """
+        return cls(whole(record["rank"]), whole(record["pid"]), whole(record["began"]))
 
     def state(self) -> str:
         """`alive`, `stopped` or `gone`; `alive` where it cannot be told.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from countoff.core import ending
+from countoff.core.ledger import whole
 from countoff.core.liveness import Process, host_id
 from countoff.core.rollcall import Gathering, Records
 from countoff.core.state import State
@@ -120,7 +122,7 @@ class Speaker:
         except Exception as error:  # whatever the store does, training goes on or hears why not
             with contextlib.suppress(Exception):  # this rank may fall silent from here on: that is no death
                 if self.channel is not None:
-                    self.channel.set(f"bye/{self._state.rank}", {"bye": True})
+                    say_blind(self.channel, self._state.rank)
             self._lost(error)
 
     def _turn(self, channel: Channel) -> bool:
@@ -163,11 +165,12 @@ class Speaker:
         met = len(self.neighbours)
         if met == self._state.world_size:
             return
-        for place in range(met + 1, channel.add(f"host/{self._host}", 0) + 1):
-            if not channel.has(f"host/{self._host}/{place}"):
-                return
-            process = Process.from_json(channel.get(f"host/{self._host}/{place}"))
-            self.neighbours[process.rank] = process
+        places = min(channel.add(f"host/{self._host}", 0), self._state.world_size)
+        keys = [f"host/{self._host}/{place}" for place in range(met + 1, places + 1)]
+        there = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
+        for record in channel.get_many(there):
+            process = Process.from_json(record)
+            self.neighbours.setdefault(whole(process.rank, self._state.world_size), process)
 
     def _hear_beats(self, channel: Channel, others: Sequence[int]) -> None:
         keys = [f"beat/{rank}" for rank in others]
@@ -203,7 +206,7 @@ class Speaker:
         if verdict is None or state.said.is_set():
             return
         state.answered.wait(_SETTLE_SECONDS)
-        channel.set(f"row/{state.rank}", {**state.own_row(), "known": state.known_at, "failure": state.failure})
+        channel.set(f"row/{state.rank}", state.last_words())
         dead = verdict.ranks if verdict.gone else ()
         if state.rank == 0:
             known = state.present or range(state.world_size)
@@ -225,7 +228,7 @@ class Speaker:
         state.said.set()
 
     def _publish_table(self, channel: Channel, verdict: Verdict, rows: Records, owed: int) -> None:
-        odd = odd_ranks(rows.values(), verdict.ranks) if verdict.kind == "UnevenBatches" else verdict.ranks
+        odd = odd_ranks(rows.values(), verdict.ranks) if verdict.place >= 0 else verdict.ranks
         order = sorted(rows, key=lambda rank: (rank not in odd, rank))
         for place, rank in enumerate(order[:TABLE_ROWS]):
             channel.set(f"table/{place}", rows[rank])
@@ -245,7 +248,8 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[str, str]) 
     header = channel.get("table")
     counted = int(header["rows"])
     shown = min(counted, TABLE_ROWS)
-    rows = tuple(channel.get_many([f"table/{place}" for place in range(shown)]))
+    keys = [f"table/{place}" for place in range(shown)]
+    rows = tuple(channel.get_many(keys)) if keys and channel.has(*keys) else ()
     if header["failed"] is not None:
         rank, deed = header["failed"]
         failed = lost_rank(int(rank), str(deed), gone=False)
@@ -254,6 +258,13 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[str, str]) 
     spread = header["spread"]
     spread = None if spread is None else float(spread)
     return replace(verdict, ranks=odd, rows=rows, counted=counted, spread_seconds=spread)
+
+
+def say_blind(channel: Channel, rank: int) -> None:
+    """Tells the others that this rank compares no more, so that nobody waits for it or takes it for dead."""
+    channel.set(f"bye/{rank}", {"bye": True})
+    if rank == 0 and not channel.has("plan"):
+        channel.set("plan", {"compared": 0, "agreed": []})
 
 
 def _until(channel: Channel, *keys: str, deadline: float) -> bool:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.ledger import Finding, Ledger, Mark
+from countoff.core.ledger import Finding, Ledger, Mark, whole
 from countoff.core.settings import Settings
 from countoff.core.tally import Tally
-from countoff.core.verdict import Verdict, judge, row
+from countoff.core.verdict import Verdict, judge, remedy_for, row
 
 NEVER = sys.maxsize
 
@@ -87,22 +87,24 @@ class State:
             if index != self.ledger.read or self.end is not None:
                 return
             self.ledger.read += 1
-            kind = entry["type"]
+            kind, mark = entry["type"], None
+            if kind in ("mark", "announcement"):
+                mark = Mark.from_json(entry["mark"])
+                whole(mark.rank, self.world_size)
+            verdict = Verdict.from_json(entry["verdict"], self.remedies) if kind in ("end", "notice") else None
             # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
             armed, self.alarm = self.alarm, 0
-            if kind == "end":
-                self.adopt(Verdict.from_json(entry["verdict"], self.remedies))
-            elif kind == "notice":
-                self._hear(Verdict.from_json(entry["verdict"], self.remedies))
-            elif kind == "mark":
-                mark = Mark.from_json(entry["mark"])
+            if kind == "end" and verdict is not None:
+                self.adopt(verdict)
+            elif kind == "notice" and verdict is not None:
+                self._hear(verdict)
+            elif kind == "mark" and mark is not None:
                 self.finished |= mark.kind == "fit_end"
-                self._consider(self.ledger.receive_mark(int(entry["number"]), mark, self.spans))
-            elif kind == "announcement":
-                mark = Mark.from_json(entry["mark"])
-                self._consider(self.ledger.receive_announcement(int(entry["opened"]), mark, self.spans))
+                self._consider(self.ledger.receive_mark(whole(entry["number"]), mark, self.spans))
+            elif kind == "announcement" and mark is not None:
+                self._consider(self.ledger.receive_announcement(whole(entry["opened"]), mark, self.spans))
             elif kind == "goodbye":
-                self.finished |= int(entry["rank"]) == 0  # it may host the store
+                self.finished |= entry["rank"] == 0  # it may host the store
             if not (self.ledger.is_behind(self.spans) or self.proposed or self.end):
                 self.alarm = armed
 
@@ -115,7 +117,7 @@ class State:
             number, finding = self.ledger.reach(mark)
             self._consider(finding)
             if mark.kind in ("train_end", "eval_end"):
-                self.close_span("ran out" if mark.how == "exhausted" else "stopped")
+                self.close_span({"exhausted": "ran out", "left": "left"}.get(mark.how, "stopped"))
             elif opens is not None:
                 opens.opened = number
                 self.spans.append(opens)
@@ -150,7 +152,7 @@ class State:
                 return
             self._noted.add((verdict.kind, verdict.subject))
         if self.world_size == 1:
-            self.say(replace(verdict, remedy=self.remedies.get(verdict.kind, "")))
+            self.say(replace(verdict, remedy=remedy_for(verdict, self.remedies)))
         else:
             self.send({"type": "notice", "verdict": verdict.to_json()})
 
@@ -170,7 +172,7 @@ class State:
         """Asks for the end: the first one in the log is the one that every rank says."""
         with self.lock:
             if self.proposed is None and self.end is None:
-                self.proposed = verdict = replace(verdict, remedy=self.remedies.get(verdict.kind, ""))
+                self.proposed = verdict = replace(verdict, remedy=remedy_for(verdict, self.remedies))
                 self.alarm = 0
                 self.send({"type": "end", "verdict": verdict.to_json()})
 
@@ -190,6 +192,13 @@ class State:
                 tally = self.spans[-1]
                 return row(self.rank, tally, self.steps, f"in batch {tally.started}")
             return self._last_row or row(self.rank, None, self.steps, "between spans")
+
+    def last_words(self) -> dict[str, Any]:
+        """This rank's line in the table of the end, with what rank 0 needs to tell who is out of step."""
+        with self.lock:
+            end = self.end
+            side = self.ledger.side(end.place, end.announced, self.spans) if end is not None else None
+            return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side}
 
     def progress(self) -> tuple[int, int, int]:
         """Changes whenever this rank gets on; compared by the watchdog."""

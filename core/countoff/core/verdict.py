@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.ledger import Finding, Mark
+from countoff.core.ledger import Finding, Mark, whole
 from countoff.core.tally import Tally
 
 TABLE_ROWS = 16
+_DECISION = "decision"
+_TOGETHER = (
+    "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together (all-reduce "
+    "the flag before anybody acts on it)."
+)
 _COLUMNS = ("rank", "where", "batches", "in hand", "steps", "state")
 
 
@@ -25,7 +30,8 @@ class Verdict:
 
     Attributes:
         kind: That of an exception below, or of a warning: `Stalled`, `WrongLength`, `Truncated`, `VersionMismatch`,
-            `LateRank`, `WrongHorizon`, `WrongTotal`, `NotDistributed`.
+            `LateRank`, `SettingsMismatch`, `WrongHorizon`, `WrongTotal`, `NotDistributed`, `DuplicateData`,
+            `PeersDiffer`, `SameOrder`.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the odd one first.
         why: The cause, where it can be told.
@@ -35,6 +41,8 @@ class Verdict:
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Time from then until the last rank knew; None if not every rank said.
         counted: Ranks that answered, where they are more than the rows that are shown.
+        place: Number of the ledger's mark in dispute, or of the one that opened the span whose end was announced.
+        announced: Whether that end was only announced.
         subject: What it is about, where a kind may be found of several things: a warning is given once for each.
     """
 
@@ -49,11 +57,13 @@ class Verdict:
     spread_seconds: float | None = None
     counted: int = field(default=0, compare=False)
     subject: str = ""
+    place: int = -1
+    announced: bool = False
 
     @property
     def headline(self) -> str:
         """The kind and what happened, in one line."""
-        return f"{self.kind}: {self.sentence}"
+        return plain(f"{self.kind}: {self.sentence}")
 
     def render(self) -> str:
         """The whole message: headline, table of ranks, cause, remedy.
@@ -74,7 +84,7 @@ class Verdict:
             lines.append(f"  why: {self.why}")
         if self.remedy:
             lines.append(f"  do:  {self.remedy}")
-        return "\n".join(lines)
+        return "\n".join(plain(line) for line in lines)
 
     def to_json(self) -> dict[str, Any]:
         """What the other ranks need to say the same; the table is gathered afterwards."""
@@ -82,10 +92,12 @@ class Verdict:
             "kind": self.kind,
             "sentence": clip(self.sentence, 420),
             "ranks": list(self.ranks[:8]),
-            "why": clip(self.why, 280),
+            "why": clip(self.why, 240),
             "gone": self.gone,
             "time": self.time,
             "subject": clip(self.subject, 40),
+            "place": self.place,
+            "announced": self.announced,
         }
 
     @classmethod
@@ -95,17 +107,18 @@ class Verdict:
         Raises:
             KeyError, TypeError, ValueError: If the record is not a verdict.
         """
-        kind = str(record["kind"])
-        return cls(
-            kind=kind,
+        verdict = cls(
+            kind=str(record["kind"]),
             sentence=str(record["sentence"]),
-            ranks=tuple(int(rank) for rank in record["ranks"]),
+            ranks=tuple(whole(rank) for rank in record["ranks"]),
             why=str(record["why"]),
-            remedy=remedies.get(kind, ""),
             gone=bool(record["gone"]),
             time=float(record["time"]),
             subject=str(record["subject"]),
+            place=int(record["place"]),
+            announced=bool(record["announced"]),
         )
+        return replace(verdict, remedy=remedy_for(verdict, remedies))
 
 
 class DivergenceError(RuntimeError):
@@ -120,7 +133,7 @@ class DivergenceError(RuntimeError):
         self.verdict = verdict
 
     def __str__(self) -> str:
-        return self.verdict.sentence
+        return plain(self.verdict.sentence)
 
 
 class PlanMismatch(DivergenceError):
@@ -162,6 +175,24 @@ def error_for(verdict: Verdict) -> DivergenceError:
     return _ERRORS.get(verdict.kind, DivergenceError)(verdict)
 
 
+def plain(text: str) -> str:
+    r"""A text without what could move a terminal's cursor or forge a line: the store is open to everybody.
+
+    >>> plain("rank 1 raised \x1b[31mValueError")
+    'rank 1 raised \\x1b[31mValueError'
+    """
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def remedy_for(verdict: Verdict, remedies: Mapping[str, str]) -> str:
+    """What to do about a verdict in the adapter's words, a decision of some ranks alone before their loaders."""
+    decided = verdict.kind == "UnevenBatches" and verdict.subject == _DECISION
+    known = remedies.get(verdict.kind, "")
+    if not decided:
+        return known
+    return f"{_TOGETHER} Or else: {known}" if known else _TOGETHER
+
+
 def clip(text: str, length: int) -> str:
     """Shortens a text until it takes at most `length` characters as JSON, so that a record fits into the store.
 
@@ -199,6 +230,8 @@ def names_of(ranks: Sequence[int]) -> str:
 def deed(mark: Mark) -> str:
     """What the rank did that passed this mark, as the rest of a sentence that begins with its name."""
     batches = count_of(mark.at, "batch")
+    if mark.how == "left":
+        return "left the job (sys.exit)" + (f" in batch {mark.at} of {mark.span}" if mark.kind != "fit_end" else "")
     if mark.kind in ("train_end", "eval_end"):
         listed = f" ({' + '.join(str(count) for count in mark.counts)})" if len(mark.counts) > 1 else ""
         verb = "ran out of data" if mark.how == "exhausted" else "stopped"
@@ -218,18 +251,35 @@ def judge(finding: Finding, rank: int) -> Verdict:
         rank: The rank that found it.
     """
     standing, own = finding.standing, finding.own
+    for left, leaver, other in ((standing, standing.rank, rank), (own, rank, standing.rank)):
+        if left is not None and left.how == "left":
+            sentence, why = (
+                f"rank {leaver} {deed(left)}, where rank {other} goes on.",
+                "The others wait for it in vain.",
+            )
+            return Verdict("LostRank", sentence, (leaver,), why=why, gone=True, time=standing.time)
     if finding.kind == "StepMismatch":
         theirs, mine = count_of(standing.steps, "optimizer step"), count_of(finding.count, "optimizer step")
         where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
         sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
         sentence += "." if standing.steps != finding.count else ", but after other batches."
-        return Verdict("StepMismatch", sentence, (standing.rank, rank), time=standing.time)
+        return Verdict("StepMismatch", sentence, (standing.rank, rank), time=standing.time, place=finding.place)
     if own is None:
         action = f"has {'batch' if standing.how == 'exhausted' else 'begun batch'} {finding.count}"
     else:
         action = deed(own)
     sentence = f"rank {standing.rank} {deed(standing)}; rank {rank} {action}."
-    return Verdict("UnevenBatches", sentence, (standing.rank, rank), why=_why(finding), time=standing.time)
+    subject = _DECISION if not finding.evaluation and _decided(finding) else ""
+    return Verdict(
+        "UnevenBatches",
+        sentence,
+        (standing.rank, rank),
+        why=_why(finding),
+        time=standing.time,
+        subject=subject,
+        place=finding.place,
+        announced=finding.announced,
+    )
 
 
 def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
@@ -240,12 +290,18 @@ def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verd
 def _why(finding: Finding) -> str:
     if finding.evaluation:
         return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
-    if finding.standing.how == "exhausted":
+    if not _decided(finding):
         return (
             "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
             "places, until a collective without a partner hangs."
         )
     return "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
+
+
+def _decided(finding: Finding) -> bool:
+    """Whether a rank went another way although its loader held more."""
+    standing, own = finding.standing, finding.own
+    return standing.how != "exhausted" or (own is not None and own.kind == standing.kind and own.how == "stopped")
 
 
 def row(rank: int, tally: Tally | None, steps: int, state: str) -> dict[str, Any]:
@@ -255,26 +311,20 @@ def row(rank: int, tally: Tally | None, steps: int, state: str) -> dict[str, Any
 
 
 def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple[int, ...]:
-    """The ranks in the minority: those whose place, batches in hand and state few others share.
+    """The ranks in the minority: of those that are with the mark in dispute and those that are against it, the fewer.
 
     Args:
-        rows: One row per rank that answered.
-        proven: The two ranks of the proof, which are named where no minority can be told.
+        rows: One row per rank that answered; its `side` is None for a rank that has not got there.
+        proven: The two ranks of the proof, which are named where most ranks have not got there, or no side is fewer.
 
-    >>> rows = [{"rank": r, "where": "train epoch 0", "in hand": 4 if r == 2 else 5, "state": ""} for r in range(4)]
-    >>> odd_ranks(rows, (2, 0))
+    >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)], (2, 0))
     (2,)
     """
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for line in rows:
-        # A rank that is still in its 4th batch and one that ended with its 4th are not of one mind.
-        key = line.get("where"), line.get("in hand"), str(line.get("state")).startswith("in ")
-        groups.setdefault(key, []).append(int(line["rank"]))
-    parties = [next((group for group in groups.values() if rank in group), [rank]) for rank in proven]
-    fewest = min((len(party) for party in parties), default=0)
-    if any(len(party) > fewest for party in parties):
-        return tuple(sorted(next(party for party in parties if len(party) == fewest)))
-    return tuple(proven)
+    sides = {int(line["rank"]): line.get("side") for line in rows}
+    party = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
+    fewer, more = sorted(party, key=len)
+    told = 2 * (len(fewer) + len(more)) > len(sides)
+    return tuple(fewer) if told and 0 < len(fewer) < len(more) else tuple(proven)
 
 
 def table(rows: Sequence[Mapping[str, Any]], counted: int = 0) -> list[str]:

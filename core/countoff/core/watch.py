@@ -6,16 +6,18 @@ The watchdog does no I/O on the store at all: it is the one that still acts when
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import Any
 
-from countoff.core import ending, stacks
-from countoff.core.channel import Channel, ChannelError, default_store, meet
-from countoff.core.speaker import Speaker
+from countoff.core import ending, interrupt, stacks
+from countoff.core.channel import Channel, ChannelError, answers, default_store, meet
+from countoff.core.speaker import Speaker, say_blind
 from countoff.core.stall import Stall
 from countoff.core.state import State
 from countoff.core.verdict import Verdict, lost_rank
+from countoff.core.verdict import deed as deed_of
 
 _LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
@@ -23,6 +25,7 @@ _STORE_SECONDS = 30.0
 _JOIN_SECONDS = 1.0
 _CLOSE_SECONDS = 3.0
 _OVERSLEPT_SECONDS = 1.0
+_RAISE_SECONDS = 1.0
 _FINISHED_POLL_SECONDS = 0.02
 
 
@@ -102,6 +105,7 @@ class Watch:
         for channel in (self._ears, speaker.channel):
             if channel is not None:
                 channel.release()
+        self._kept = self._kept[1:]  # the job may open its store's port again; the one that we host serves the others
         self._stay()
 
     def _join(self, thread: threading.Thread, channel: Channel | None) -> None:
@@ -154,8 +158,8 @@ class Watch:
         self._met.set()
         if self._closing.is_set() or self.state.end is not None or self.state.finished:
             return
-        if isinstance(error, (ChannelError, KeyError, TypeError, ValueError, OverflowError)):
-            self.go_blind(f"the control channel holds something that countoff has not written: {error!r}")
+        if isinstance(error, (ChannelError, RecursionError)) or not isinstance(error, (RuntimeError, OSError)):
+            self.go_blind(f"the control channel holds something that countoff has not written: {error!r}"[:400])
             return
         if self._where is None:  # it has never been reached
             self.go_blind(_first_line(error))
@@ -167,12 +171,21 @@ class Watch:
                 if process.state() == "gone":
                     self._conclude_alone(lost_rank(rank, f"died without a word (pid {process.pid})", why))
                     return
-        if not (self._closing.is_set() or self.state.finished):
+        if self._closing.is_set() or self.state.finished:
+            return
+        if not answers(*self._where[:2]):
             self._conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
+            return
+        with contextlib.suppress(Exception):  # the store is there, and has not understood us or not been understood
+            say_blind(Channel(*self._where), self.state.rank)
+        self.go_blind(f"the connection to the job's store broke: {_first_line(error)}")
 
     def go_blind(self, reason: str) -> None:
-        """This rank trains on without comparing, and says so."""
-        self.failure = reason
+        """This rank trains on without comparing, and says so once."""
+        with self.state.lock:
+            if self.failure:
+                return
+            self.failure = reason
         self._met.set()
         ending.say(Verdict("LateRank", f"{reason} (this rank trains on without comparing)"), self.state.rank)
 
@@ -213,8 +226,7 @@ class Watch:
                 self._accuse(process.rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.")
 
     def _accuse(self, rank: int, deed: str, why: str) -> None:
-        cited = "; ".join(f"before that, {notice.sentence}" for notice in self.state.notices[:1])
-        verdict = lost_rank(rank, deed, f"{why} {cited}".strip())
+        verdict = lost_rank(rank, deed, f"{why} {self._before_that(rank)}".strip())
         self._accused.add(rank)
 
         heard = threading.Event()
@@ -232,6 +244,15 @@ class Watch:
         if not (heard.is_set() or self._closing.is_set() or self.state.finished):
             self._conclude_alone(verdict)
 
+    def _before_that(self, rank: int) -> str:
+        """What may have been the beginning of a rank's end: a mark of its own that no rank shares, or a warning."""
+        state = self.state
+        with state.lock:
+            mark = state.ledger.ahead(rank)
+        if mark is not None:
+            return f"Before that it {deed_of(mark)}, where rank {state.rank} has not come to."
+        return "; ".join(f"before that, {notice.sentence}" for notice in state.notices[:1])
+
     def _look_at_speaker(self) -> None:
         since = self.speaker.busy_since
         if since and self._where and time.monotonic() - max(since, self._stall.moved_at) > _STORE_SECONDS:
@@ -240,24 +261,28 @@ class Watch:
 
     def _see_it_end(self) -> None:
         """Sees to it that this process ends with the verdict, whatever its main thread is blocked in."""
-        state, grace = self.state, self.state.settings.grace_seconds
+        state, patience = self.state, max(self.state.settings.grace_seconds, _LOOK_SECONDS)
         began = time.monotonic()
         token: Any = None
+        cut = False
         while not self._closing.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            stuck = not state.said.is_set() and now - began > ending.SAY_SECONDS
-            if stuck and state.end is not None:
+            if not state.said.is_set() and now - began > ending.SAY_SECONDS and state.end is not None:
                 ending.finish(state, state.end)
                 state.said.set()
             if state.settings.on_divergence == "warn":
                 if state.said.is_set():
                     return
                 continue
-            place = stacks.main_thread()
-            if state.answered.is_set() and (place.token != token or place.state != "collective"):
-                token, began = place.token, now  # it is on its way out, and may take its time
-            elif now - began > max(grace, _LOOK_SECONDS) and state.said.is_set():
-                ending.leave_now()
+            place, answered = stacks.main_thread(), state.answered.is_set()
+            moving, token = place.token != token, place.token
+            if (answered and place.state != "collective") or (moving and (answered or cut)):
+                began = now  # it is on its way out, and may take its time
+            elif now - began > patience and state.said.is_set():
+                if cut:
+                    ending.leave_now()
+                interrupt.cut_collectives()  # unless a peer has: then the error is under way
+                cut, began = True, time.monotonic() - patience + _RAISE_SECONDS
 
 
 def _first_line(error: Exception) -> str:

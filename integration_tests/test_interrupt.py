@@ -1,0 +1,138 @@
+"""A rank that is blocked inside a gloo collective raises there, and nothing but the collective is cut off."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from countoff.core.ending import EXIT_CODE
+from countoff.core.interrupt import cut_collectives
+from countoff.torch import attach
+from integration_tests.jobs import assert_named, own_rank
+from integration_tests.loops import even_loader, model_and_optimizer
+
+GRACE_SECONDS = 0.5
+LONG = timedelta(seconds=40)
+
+
+@contextlib.contextmanager
+def bystanders() -> Iterator[dict[str, Any]]:
+    """A job's other connections: to a server of asyncio's in this process, and to a store of its own."""
+    place: dict[str, Any] = {}
+    ready = threading.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            place.update(port=server.sockets[0].getsockname()[1], loop=asyncio.get_running_loop(), stop=asyncio.Event())
+            ready.set()
+            await place["stop"].wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait(10)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.create_connection(("127.0.0.1", place["port"]), timeout=10) as client:
+        yield {"client": client, "store": store}
+    place["loop"].call_soon_threadsafe(place["stop"].set)
+    thread.join(10)
+
+
+def answers(others: dict[str, Any]) -> list[str]:
+    others["client"].sendall(b"still here\n")
+    others["store"].set("key", "still here")
+    return [others["client"].makefile().readline().strip(), others["store"].get("key").decode()]
+
+
+def blocked_in(collective: str) -> None:
+    """Rank 0 blocks in its fourth batch, in a collective that rank 1, which evaluates after its second, never joins."""
+    dist.init_process_group("gloo")
+    model, _ = model_and_optimizer()
+    group = dist.new_group([0, 1])
+    loader, evals = even_loader(), even_loader(80)
+    attach(train=loader, eval=evals, grace_seconds=GRACE_SECONDS)
+    with bystanders() as others:
+        try:
+            for number, (images, labels) in enumerate(loader, 1):
+                if number == 2 and own_rank() == 1:
+                    _store().wait(["blocking"], LONG)
+                    for _ in evals:
+                        _store().wait(["raised"], LONG)
+                if number == 4:
+                    _store().set("blocking", "now")
+                    if collective == "backward":
+                        torch.nn.functional.cross_entropy(model(images), labels).backward()
+                    elif collective == "barrier":
+                        dist.barrier()
+                    elif collective == "group":
+                        dist.all_reduce(torch.ones(1), group=group)
+                    else:
+                        dist.all_gather_object([None, None], "rank 0")
+        except Exception as error:
+            print(type(error).__name__, answers(others), flush=True)
+            _store().set("raised", "yes")
+            raise
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("collective", ["backward", "barrier", "group", "object"])
+def test_a_blocked_rank_raises_and_its_other_connections_live(run_ranks, ranks, collective):
+    results = run_ranks(blocked_in, ranks, collective, expect=1, deadline_seconds=60)
+    everything = "\n".join(map(str, results))
+    assert "RuntimeError ['still here', 'still here']" in results[0].output, everything
+    assert "UnevenBatches ['still here', 'still here']" in results[1].output, everything
+    if sys.version_info >= (3, 11):
+        assert "\ncountoff UnevenBatches: rank 1 began evaluation" in results[0].output.replace("[rank0]: ", ""), (
+            everything
+        )
+
+
+def waits_for_a_lock() -> None:
+    """Rank 0 is blocked where nothing reaches it."""
+    dist.init_process_group("gloo")
+    loader, evals = even_loader(), even_loader(80)
+    attach(train=loader, eval=evals, grace_seconds=GRACE_SECONDS)
+    for number, _ in enumerate(loader, 1):
+        if number == 2 and own_rank() == 1:
+            _store().wait(["blocking"], LONG)
+            for _ in evals:
+                pass
+        if number == 4:
+            _store().set("blocking", "now")
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_is_blocked_elsewhere_ends_all_the_same(run_ranks, ranks):
+    results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60)
+    assert results[0].exit_code == EXIT_CODE, results[0]
+    assert_named(results, "UnevenBatches", [0, 1], "rank 1 began evaluation after 2 train batches")
+
+
+def cut_without_a_group() -> int:
+    with bystanders() as others:
+        cut = cut_collectives()
+        assert answers(others) == ["still here", "still here"]
+    return cut
+
+
+def test_without_a_process_group_nothing_is_cut(run_ranks):
+    assert run_ranks(cut_without_a_group, 1)[0].value == 0

@@ -1,0 +1,286 @@
+"""Simulated ranks: the real guard, ledger, speaker and roll call of each, moved by hand over a store in memory.
+
+A rank has three actors, as in a process: its training loop, its speaker and its listener. `play` moves them at paces
+of their own, so that entries of the log reach each rank in order but as late as chance will have it.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from countoff.core import Guard, Settings, Verdict
+from countoff.core.channel import decode, encode
+from countoff.core.rollcall import RollCall
+from countoff.core.speaker import with_table
+from countoff.core.watch import Watch
+
+WAITS = "waits"
+_SYNC = "sync"
+_TURNS_PER_BEAT = 50
+
+
+class Store:
+    """What all ranks share, with the semantics of a TCPStore and the records' way over the wire."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def set(self, key: str, record: Mapping[str, Any]) -> None:
+        self.values[key] = encode(record).encode()
+
+    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        return decode(self.values.setdefault(key, encode(record).encode()))
+
+    def has(self, *keys: str) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> dict[str, Any]:
+        return decode(self.values[key])
+
+    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        return [self.get(key) for key in keys]
+
+    def add(self, key: str, amount: int) -> int:
+        total = int(self.values.get(key, b"0")) + amount
+        self.values[key] = str(total).encode()
+        return total
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one rank finds and does in one train epoch.
+
+    Attributes:
+        batches: Batches trained on, those before a resumed position included.
+        steps: The batches after which an optimizer step is applied.
+        evaluations: Batches of each loader of the evaluation after that train batch; after batch 0: after the epoch.
+        spare: Batches that the loader holds beyond those, where a limit or a break ends the epoch; 0: it is exhausted.
+        position: Batches trained on before the checkpoint from which the rank resumes.
+        joined: Whether the epoch is inside `Join`, where ranks may differ.
+    """
+
+    batches: int
+    steps: frozenset[int] = frozenset()
+    evaluations: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    spare: int = 0
+    position: int = 0
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in a job.
+
+    Attributes:
+        epochs: Its train epochs.
+        plan: What it reports at the fit's start.
+        sanity: Batches per loader of an evaluation before the first epoch; none: there is no such evaluation.
+        eval_spare: Batches left over in the loaders of evaluations, which a limit then stops.
+        evaluates: Whether it is one of the `eval_ranks`.
+        ahead: Batches that it is known to have fetched ahead; 0: it does not look ahead.
+        rate: Its learning rate.
+        impatient: Whether it does not wait for the roll call's answer, as after its deadline.
+        warns: Numbers of the batches, counted through all epochs, at which it gives a warning.
+        ends: Number of the batch, counted through all spans, before which it `raise`s or `leave`s; None: it does not.
+    """
+
+    epochs: tuple[Epoch, ...]
+    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sanity: tuple[int, ...] = ()
+    eval_spare: int = 0
+    evaluates: bool = True
+    ahead: int = 0
+    rate: float = 0.1
+    impatient: bool = False
+    warns: frozenset[int] = frozenset()
+    ends: tuple[int, Literal["raise", "leave"]] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job: the program of every rank, and what they have in common.
+
+    Attributes:
+        programs: One for each rank.
+        synced: Whether every batch holds a collective of the model, past which no rank gets before all have come.
+        eval_ranks: As in the settings.
+        uneven_eval: As in the settings.
+        tick_batches: As in the settings.
+    """
+
+    programs: tuple[Program, ...]
+    synced: bool = False
+    eval_ranks: tuple[int, ...] | None = None
+    uneven_eval: Literal["raise", "warn", "allow"] = "raise"
+    tick_batches: int = 3
+
+
+class _Gone(Exception):
+    """The training loop has been left in its middle."""
+
+
+class Rank:
+    """One simulated rank."""
+
+    def __init__(self, job: Job, rank: int, store: Store) -> None:
+        self.program = job.programs[rank]
+        chosen = Settings(
+            on_divergence="warn",  # raising waits for the printed table
+            uneven_eval=job.uneven_eval,
+            eval_ranks=job.eval_ranks,
+            tick_batches=job.tick_batches,
+            deadline_seconds=1e6,
+        )
+        rates = (self.program.rate,)
+        self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
+        self.state = self.guard._state
+        self.state.said.set()  # a failure waits for the printed table
+        self.guard._watch = watch = Watch(self.state, 0)  # never started: no thread, no connection
+        self.speaker = watch.speaker
+        self.speaker.busy_since = 1.0  # the store is slow: marks do not wait for it
+        self.store = cast(Any, store)
+        self.collectives = 0
+        self.over = False
+        self._blocked = False
+        self._batches = 0
+        self._turns = 0
+        self._trained = 0
+        self._synced = job.synced
+        self._script = self._run()
+        self.speaker.hand(self.speaker._introduce)
+
+    def train(self, everybody: Sequence["Rank"]) -> bool:
+        """Does the next thing in the training loop, unless an exception would have left it or a collective waits."""
+        if self.over or self.state.proposed is not None or self.state.end is not None:
+            return False
+        if self._blocked and min(other.collectives for other in everybody) < self.collectives:
+            return False
+        try:
+            did = next(self._script, None)
+        except _Gone:
+            did = None
+        self.over, self._blocked = did is None, did == _SYNC
+        self.collectives += self._blocked
+        return did != WAITS
+
+    def speak(self) -> bool:
+        """Lets the speaker have one turn; whether that has got anything on."""
+        speaker, pending = self.speaker, len(self.speaker._pending)
+        queued = not speaker._jobs.empty()
+        self._turns += 1
+        beats = self._turns % _TURNS_PER_BEAT == 1
+        if not (queued or pending or beats):
+            return False
+        if not queued:
+            speaker.hand(lambda _: None)  # without a job a turn waits for the next poll or beat
+        speaker._next_beat = 0.0 if beats else time.monotonic() + 1000
+        speaker._turn(self.store)
+        speaker.busy_since = 1.0
+        return queued or len(speaker._pending) != pending
+
+    def hear(self) -> bool:
+        """Reads the next entry of the log."""
+        index = self.state.ledger.read
+        if self.state.end is not None or not self.store.has(f"log/{index}"):
+            return False
+        self.state.receive(index, self.store.get(f"log/{index}"))
+        return True
+
+    def _run(self) -> Iterator[str]:
+        """A plain training loop, in the guard's words; between any two of its calls other ranks may act."""
+        program, guard = self.program, self.guard
+        yield from self._count_off()
+        if program.sanity:
+            yield from self._evaluate(program.sanity)
+        for number, epoch in enumerate(program.epochs):
+            guard.compare_spans(not epoch.joined)
+            guard.train_start(number, epoch.position)
+            yield "train_start"
+            for batch in range(epoch.position + 1, epoch.batches + 1):
+                yield from self._batch(batch, epoch.batches + epoch.spare, synced=not epoch.joined)
+                if batch in epoch.steps:
+                    guard.step()
+                    yield "step"
+                yield from self._warn()
+                if batch in epoch.evaluations:
+                    exhausted = bool(program.ahead) and batch == epoch.batches and not epoch.spare
+                    yield from self._evaluate(epoch.evaluations[batch], exhausted)
+            guard.train_end("stopped" if epoch.spare else "exhausted")
+            yield "train_end"
+            guard.compare_spans(True)
+            if 0 in epoch.evaluations:
+                yield from self._evaluate(epoch.evaluations[0])
+        guard.fit_end()
+        yield "fit_end"
+
+    def _count_off(self) -> Iterator[str]:
+        self.guard._roll_call = RollCall(self.state, self.speaker)
+        answered = self.guard._roll_call.count_off({"plan": dict(self.program.plan), "versions": {"torch": "2"}})
+        yield "counted off"
+        while not (answered.is_set() or self.program.impatient):
+            yield WAITS
+        self.guard._pass("fit_start", "the fit")
+        yield "fit_start"
+
+    def _batch(self, batch: int, held: int, *, synced: bool) -> Iterator[str]:
+        if self.program.ends is not None and self._batches == self.program.ends[0]:
+            self.guard.failed(ValueError("torn shard") if self.program.ends[1] == "raise" else SystemExit(0))
+            raise _Gone
+        self._batches += 1
+        ahead = self.program.ahead
+        self.guard.batch(min(batch + ahead, held) if ahead else 0, last=bool(ahead) and batch == held)
+        yield "batch"
+        if synced and self._synced:
+            yield _SYNC
+
+    def _warn(self) -> Iterator[str]:
+        self._trained += 1
+        if self._trained in self.program.warns:
+            self.guard.warn(Verdict("WrongLength", "it is too long.", subject=f"loader {self._trained}"))
+            yield "warning"
+
+    def _evaluate(self, loaders: tuple[int, ...], train_exhausted: bool = False) -> Iterator[str]:
+        if not self.program.evaluates:
+            return
+        spare = self.program.eval_spare
+        self.guard.eval_start("validation", train_exhausted=train_exhausted)
+        yield "eval_start"
+        for loader, batches in enumerate(loaders):
+            if len(loaders) > 1:
+                self.guard.eval_loader(loader)
+            for batch in range(1, batches + 1):
+                if len(loaders) == 1:
+                    yield from self._batch(batch, batches + spare, synced=self.guard._settings.eval_ranks is None)
+                else:  # only a single loader's own end is the evaluation's
+                    self.guard.batch()
+                    yield "batch"
+        self.guard.eval_end("stopped" if spare else "exhausted")
+        yield "eval_end"
+
+
+def play(job: Job, seed: int) -> list[Rank]:
+    """Runs the job until nobody can get on, each rank and each of its threads at a pace of its own."""
+    store, chance = Store(), random.Random(seed)
+    ranks = [Rank(job, rank, store) for rank in range(len(job.programs))]
+    actors = [actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.speak, rank.hear)]
+    pace = [chance.choice((1, 30, 1000)) for _ in actors]
+    moving = True
+    while moving:
+        for actor in chance.choices(actors, pace, k=len(actors) * chance.choice((1, 20))):
+            actor()
+        moving = sum(actor() for actor in actors) > 0  # each of them has its turn
+    return ranks
+
+
+def said(ranks: Sequence[Rank]) -> Verdict:
+    """The verdict as it is printed, with the table of what every rank had counted when it heard of it."""
+    verdict, store = ranks[0].state.end, ranks[0].store
+    assert verdict is not None
+    rows = {rank.state.rank: rank.state.last_words() for rank in ranks}
+    ranks[0].speaker._publish_table(store, verdict, rows, len(rows))
+    return with_table(store, verdict, {})

@@ -1,0 +1,310 @@
+"""A store that strangers write to, that drops connections or answers garbage: training goes on, and a line says why.
+
+Two real guards with all of their threads, in one process, on a real TCPStore.
+"""
+
+import contextlib
+import itertools
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from countoff.core import Guard, Settings
+from countoff.core.ledger import Mark
+from countoff.core.liveness import host_id
+
+NUMBER = 7_000
+MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()
+
+
+def soon(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    patience = time.monotonic() + seconds
+    while not holds() and time.monotonic() < patience:
+        time.sleep(0.002)
+    return holds()
+
+
+@dataclass
+class Pair:
+    """Two guards of one job, each driven by a thread of its own."""
+
+    store: Any
+    port: int
+    guards: list[Guard]
+    errors: list[BaseException] = field(default_factory=list[BaseException])
+
+    def both(self, work: Callable[[Guard], object]) -> None:
+        """Lets both ranks do something at the same time; a rank that hangs is a failure."""
+
+        def run(guard: Guard) -> None:
+            try:
+                work(guard)
+            except BaseException as error:
+                self.errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(guard,), daemon=True) for guard in self.guards]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+            assert not thread.is_alive(), "a rank hangs"
+
+    def start(self) -> None:
+        self.both(lambda guard: guard.fit_start({"batch_size": 4}))
+
+    def prefix(self) -> str:
+        """What the keys of this meeting begin with."""
+        where = json.loads(self.store.get(f"countoff/{NUMBER}"))
+        return f"countoff/{where['nonce']}/{NUMBER}/"
+
+    def train(self) -> None:
+        """A whole healthy job from here on, on both ranks."""
+
+        def work(guard: Guard) -> None:
+            for epoch in range(2):
+                guard.train_start(epoch)
+                for _ in range(5):
+                    guard.batch()
+                    guard.step()
+                guard.train_end("exhausted")
+                guard.eval_start("validation")
+                guard.batch(last=True)
+                guard.eval_end("exhausted")
+            guard.fit_end()
+            guard.close()
+
+        self.both(work)
+
+    def assert_unharmed(self) -> None:
+        assert self.errors == []
+        assert [guard.verdict for guard in self.guards] == [None, None]
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
+    """Makes two guards that meet at a port, by default that of the store itself."""
+    made: list[Pair] = []
+
+    def make(port: int | None = None, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
+        store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        monkeypatch.setattr("countoff.core.guard._numbers", itertools.repeat(NUMBER))
+        monkeypatch.setattr("countoff.core.watch.default_store", lambda: client(port or store.port))
+        options = [Settings(deadline_seconds=20.0, tick_batches=every) for every in tick_batches]
+        guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
+        made.append(Pair(store, store.port, guards))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.both(lambda guard: guard.close())
+
+
+def client(port: int) -> Any:
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+
+# Strangers' records -------------------------------------------------------------------------------------------------
+
+BROKEN: dict[str, str | bytes] = {
+    "no JSON": "GET / HTTP/1.1\r\n",
+    "no text": b"\xff\xfe\x00\x80",
+    "truncated": '{"type": "mark", "number": 1, "ma',
+    "nested too deeply": "[" * 1000,
+    "nested objects": '{"a":' * 200,
+    "no object": "[1, 2]",
+    "1 MiB": '{"type": "' + "x" * (1 << 20) + '"}',
+    "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\x8c\x06getpid\x94\x93\x94)R\x94.",
+}
+
+
+def mark(**changes: Any) -> dict[str, Any]:
+    return {"type": "mark", "number": 1, "mark": {**MARK, **changes}}
+
+
+WRONG: dict[str, Any] = {
+    "no type": {},
+    "no mark": {"type": "mark", "number": 1},
+    "a mark that is text": {"type": "mark", "number": 1, "mark": "train_start"},
+    "a negative number": {**mark(), "number": -1},
+    "an absurd number": {**mark(), "number": 2**70},
+    "a number that is none": {**mark(), "number": float("nan")},
+    "an absurd count": mark(at=2**70),
+    "a negative count": mark(at=-4),
+    "an infinite count": mark(at=float("inf")),
+    "a count that is text": mark(at="4"),
+    "another version's kind": mark(kind="epoch_pause"),
+    "another version's way to end": mark(how=["left"]),
+    "counts that are none": mark(counts=7),
+    "a rank out of range": mark(rank=64),
+    "a negative rank": mark(rank=-1),
+    "no time": mark(time=None),
+    "an announcement of nothing": {"type": "announcement"},
+    "an absurd announcement": {"type": "announcement", "opened": 2**70, "mark": MARK},
+    "an empty verdict": {"type": "end", "verdict": {}},
+    "a verdict that is a list": {"type": "end", "verdict": [1]},
+    "a verdict on nobody": {"type": "end", "verdict": {"kind": "LostRank", "ranks": [-1]}},
+    "an empty notice": {"type": "notice"},
+}
+
+
+@pytest.mark.parametrize("what", [*BROKEN, *WRONG])
+def test_garbage_in_the_log_makes_the_guard_blind_and_harms_nothing(
+    what: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pair()
+    job.start()
+    assert soon(lambda: all(guard._watch.state.ledger.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    watches: list[Any] = [guard._watch for guard in job.guards]
+    value = BROKEN[what] if what in BROKEN else json.dumps(WRONG[what])
+    client(job.port).set(job.prefix() + "log/1", value)
+    assert soon(lambda: all(watch.failure for watch in watches))
+    job.train()
+    job.assert_unharmed()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert sorted(line[:8] for line in lines) == ["[rank 0]", "[rank 1]"]
+    for line in lines:
+        assert "(this rank trains on without comparing)" in line
+        assert line.isprintable()
+        assert len(line) < 600
+
+
+@pytest.mark.parametrize("entry", [{"type": "x"}, {"type": 7}, {"type": None}, {"type": "goodbye", "rank": "none"}])
+def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(
+    entry: dict[str, Any], pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pair()
+    job.start()
+    client(job.port).set(job.prefix() + "log/1", json.dumps(entry))
+    job.train()
+    job.assert_unharmed()
+    assert capsys.readouterr().err == ""
+    assert not any(guard._watch is None for guard in job.guards)
+
+
+@pytest.mark.parametrize("value", ["junk", "[]", "{}", '{"beat": [], "read": "x"}', '{"rank": 1}', "x" * (9 << 20)])
+@pytest.mark.parametrize("key", ["span/1/1", "tick/1/2", "beat/0", "beat/1", f"host/{host_id()}/2"])
+def test_garbage_under_any_other_key_harms_nothing(
+    key: str, value: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pair()
+    job.start()
+    with contextlib.suppress(RuntimeError):  # newer stores refuse what would break their clients
+        client(job.port).set(job.prefix() + key, value)
+    job.train()
+    job.assert_unharmed()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(lines) <= 2
+    assert all("(this rank trains on without comparing)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "junk",
+        "[]",
+        "{}",
+        '{"host": "127.0.0.1", "port": 1e99, "nonce": "x"}',
+        '{"host": "127.0.0.1", "port": -1, "nonce": "x"}',
+        '{"host": "127.0.0.1", "port": "here", "nonce": []}',
+    ],
+)
+def test_a_meeting_point_that_is_none_is_said_in_one_line(
+    where: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pair()
+    job.store.set(f"countoff/{NUMBER}", where)
+    del job.guards[0]  # who would write over it
+    job.start()
+    job.train()
+    assert job.errors == []
+    assert job.guards[0].verdict is None
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert "(this rank trains on without comparing)" in line
+
+
+# A store that fails -------------------------------------------------------------------------------------------------
+
+
+class Relay:
+    """Stands before a store, and once, at its reply number `at`, does something bad with it."""
+
+    def __init__(self, port: int, at: int, bad: str) -> None:
+        self._port, self._at, self._bad = port, at, bad
+        self._replies = itertools.count()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                for pump in ((near, far, False), (far, near, True)):
+                    threading.Thread(target=self._pump, args=pump, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if is_reply and next(self._replies) == self._at:
+                    if self._bad == "drop":
+                        break
+                    data = random.Random(self._at).randbytes(len(data))
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self._door.close()
+
+
+@pytest.mark.parametrize("at", [3, 5, 8, 12, 17, 24])
+@pytest.mark.parametrize("bad", ["drop", "garbage"])
+def test_a_store_that_drops_a_connection_or_answers_garbage_harms_nothing(
+    bad: str, at: int, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = pair()
+    relay = Relay(job.port, at, bad)
+    job = pair(relay.port)
+    relay._port = job.port
+    job.start()
+    job.train()
+    relay.close()
+    job.assert_unharmed()
+    assert "countoff: LostRank" not in capsys.readouterr().err
+
+
+def test_a_counter_that_holds_no_number_ends_nobody(pair: Callable[..., Pair]) -> None:
+    job = pair()
+    job.start()
+    client(job.port).set(job.prefix() + f"host/{host_id()}", "many")
+    job.train()
+    job.assert_unharmed()
+
+
+def test_ranks_that_look_after_different_batches_are_warned(pair: Callable[..., Pair]) -> None:
+    job = pair(tick_batches=(2, 3))
+    job.start()
+    job.train()
+    job.assert_unharmed()
+    (notice,) = job.guards[0].notices
+    assert notice.headline.startswith("SettingsMismatch: tick_batches is 2 on rank 0, 3 on rank 1: ")
+
+
+def test_a_closed_guard_keeps_no_hold_of_the_jobs_store(pair: Callable[..., Pair]) -> None:
+    job = pair()
+    job.start()
+    watches: list[Any] = [guard._watch for guard in job.guards]
+    assert all(isinstance(watch._kept[0], TCPStore) for watch in watches)
+    job.train()
+    assert [watch._kept for watch in watches] == [(None,), (None,)]

@@ -1,13 +1,14 @@
 """What one batch costs on the training thread of a Composer fit, beside a callback that does nothing.
 
-    python -m benchmarks.composer_cost           # about two minutes
+    python -m benchmarks.composer_cost           # about two minutes on two cores
     python -m benchmarks.composer_cost --quick   # fewer repeats
 
-With real ranks (gloo, an agent's store, countoff's threads running where there are two), inside a real fit:
+With real ranks (gloo, an agent's store, countoff's threads running where there are two), and real fits:
 
-1. `engine.run_event(Event.BATCH_START)` with no callback, with one that overrides the same hook and does nothing, and
-   with `Countoff`, its ticks (one in 64 batches) included.
+1. `engine.run_event(Event.BATCH_START)` inside a fit: with no callback, with one that overrides the same events as
+   `Countoff` and does nothing, and with `Countoff`, its ticks (one in 64 batches) included.
 2. A fetch: `next()` on a loader that hands out one and the same object, bare and observed by countoff.
+3. Whole batches: fits of a linear model with each of the three, per batch, from the ninth batch to the last.
 
 What is compared is measured in turns within one process, so that a noisy minute hits all alike.
 """
@@ -18,15 +19,23 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 import timeit
 from pathlib import Path
 from typing import Any
 
 from integration_tests.composer_jobs import Job
 from integration_tests.harness import run_ranks
+from integration_tests.jobs import BATCH_SIZE
 
-CALLS = 6400
+Samples = dict[str, list[float]]
+
 NOTHING, NO_OP, COUNTOFF = "no callback", "no-op callback", "`Countoff`"
+BARE, OBSERVED = "bare", "observed"
+WALL, THREAD = "by the wall", "processor time of the training thread"
+CLOCKS = {WALL: time.perf_counter, THREAD: time.thread_time}
+CALLS = 640  # ten ticks
+BATCHES, FIRST = 128, 8  # of a fit, on each rank; those before FIRST warm up
 
 
 class Endless:
@@ -36,58 +45,85 @@ class Endless:
         return itertools.repeat(None)
 
 
-def in_turns(timers: dict[str, timeit.Timer], repeats: int) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in timers}
+def no_op_callback() -> Any:
+    """A callback that overrides the events that `Countoff` overrides, and does nothing."""
+    from composer.core import Callback
+
+    from countoff.composer import Countoff
+
+    def nothing(self: Any, state: Any, logger: Any) -> None:
+        """Does nothing."""
+
+    events = [name for name in vars(Countoff) if not name.startswith("_") and callable(getattr(Callback, name, None))]
+    return type("NoOp", (Callback,), dict.fromkeys(events, nothing))()
+
+
+def in_turns(timers: dict[str, timeit.Timer], repeats: int) -> Samples:
+    """Seconds per call of each timer, in turns; the first round only warms up."""
+    samples: Samples = {name: [] for name in timers}
     for repeat in range(repeats + 1):
         for name, timer in timers.items():
             seconds = timer.timeit(CALLS) / CALLS
-            if repeat:  # the first round warms up
+            if repeat:
                 samples[name].append(seconds)
     return samples
 
 
-def costs(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds per dispatch of BATCH_START, and per fetch."""
-    from composer.core import Callback, Event
+def dispatch_costs(trainer: Any, guarded: Any, repeats: int) -> dict[str, Samples]:
+    """Seconds per dispatch of BATCH_START with one callback after the other alone in the Trainer, by clock."""
+    from composer.core import Event
 
+    state = trainer.state
+    kept = list(state.callbacks)
+    variants = {NOTHING: [], NO_OP: [no_op_callback()], COUNTOFF: [guarded]}
+    names = {"engine": trainer.engine, "event": Event.BATCH_START, "state": state}
+
+    def timer(callbacks: list[Any], clock: Any) -> timeit.Timer:
+        found = {**names, "callbacks": callbacks}
+        return timeit.Timer("engine.run_event(event)", "state.callbacks[:] = callbacks", clock, found)
+
+    costs = {
+        clock: in_turns({name: timer(callbacks, now) for name, callbacks in variants.items()}, repeats)
+        for clock, now in CLOCKS.items()
+    }
+    state.callbacks[:] = kept
+    return costs
+
+
+def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
+    """Seconds per fetch, bare and observed, by clock."""
     from countoff._fetches import Fetches
+
+    observed = Fetches(Endless(), guard.waited, guard.failed, asks=guard.asks)
+    loaders = {BARE: iter(Endless()), OBSERVED: iter(observed.loader)}
+    next(loaders[OBSERVED])
+    observed.used = observed.begun  # as in a train epoch
+    return {
+        clock: in_turns(
+            {
+                name: timeit.Timer("next(batches)", timer=now, globals={"batches": each})
+                for name, each in loaders.items()
+            },
+            repeats,
+        )
+        for clock, now in CLOCKS.items()
+    }
+
+
+def event_costs(repeats: int) -> tuple[dict[str, Samples], dict[str, Samples]]:
+    """What a dispatch and what a fetch costs, measured in the middle of a fit."""
+    from composer.core import Callback
+
     from countoff.composer import Countoff
 
-    class NoOp(Callback):
-        def batch_start(self, state: Any, logger: Any) -> None:
-            pass
-
-    found: list[dict[str, list[float]]] = []
+    found: list[dict[str, Samples]] = []
 
     class Measure(Callback):
         def batch_end(self, state: Any, logger: Any) -> None:
-            if found or int(state.timestamp.batch) != 3:
-                return
-            mine = state.callbacks
-            guarded = next(each for each in mine if isinstance(each, Countoff))
-            variants: dict[str, list[Callback]] = {NOTHING: [], NO_OP: [NoOp()], COUNTOFF: [guarded]}
-            names = {"engine": trainer.engine, "event": Event.BATCH_START, "state": state}
-            timers = {
-                name: timeit.Timer(
-                    "engine.run_event(event)",
-                    "state.callbacks[:] = callbacks",
-                    globals={**names, "callbacks": callbacks},
-                )
-                for name, callbacks in variants.items()
-            }
-            kept = list(mine)
-            found.append(in_turns(timers, repeats))
-            state.callbacks[:] = kept
-            observed = Fetches(Endless(), guarded.guard.waited, guarded.guard.failed)
-            found.append(
-                in_turns(
-                    {
-                        "bare": timeit.Timer("next(batches)", globals={"batches": iter(Endless())}),
-                        "observed": timeit.Timer("next(batches)", globals={"batches": iter(observed.loader)}),
-                    },
-                    repeats,
-                )
-            )
+            if int(state.timestamp.batch) == 3:
+                guarded = next(each for each in state.callbacks if isinstance(each, Countoff))
+                found.append(dispatch_costs(trainer, guarded, repeats))
+                found.append(fetch_costs(guarded.guard, repeats))
 
     trainer = Job(even=64).make_trainer(callbacks=[Measure()], max_duration="1ep")
     trainer.fit()
@@ -95,25 +131,73 @@ def costs(repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]
     return found[0], found[1]
 
 
-def print_table(title: str, samples: dict[str, list[float]], against: str) -> None:
-    base = statistics.median(samples[against])
-    print(f"\n{title}\n\n| what | median µs | quartiles | minus {against}, µs |\n|---|---|---|---|")
-    for name, values in samples.items():
-        low, middle, high = (quartile * 1e6 for quartile in statistics.quantiles(values, n=4))
-        print(f"| {name} | {middle:.2f} | {low:.2f} to {high:.2f} | {middle - base * 1e6:+.2f} |")
+def fit_costs(repeats: int) -> dict[str, Samples]:
+    """Seconds per batch of whole fits with each callback, in turns, by clock; the first round only warms up."""
+    from composer.core import Callback
+
+    costs: dict[str, Samples] = {clock: {NOTHING: [], NO_OP: [], COUNTOFF: []} for clock in CLOCKS}
+
+    class Time(Callback):
+        def __init__(self) -> None:
+            self.began: dict[str, float] = {}
+            self.seconds: dict[str, float] = {}
+
+        def after_dataloader(self, state: Any, logger: Any) -> None:
+            if int(state.timestamp.batch) == FIRST:
+                self.began = {clock: now() for clock, now in CLOCKS.items()}
+
+        def batch_end(self, state: Any, logger: Any) -> None:
+            if int(state.timestamp.batch) == BATCHES:
+                self.seconds = {clock: (now() - self.began[clock]) / (BATCHES - FIRST) for clock, now in CLOCKS.items()}
+
+    for repeat in range(repeats + 1):
+        for name in (NOTHING, NO_OP, COUNTOFF):
+            timing = Time()
+            job = Job(
+                even=BATCHES * BATCH_SIZE * int(os.environ["WORLD_SIZE"]), options={} if name == COUNTOFF else None
+            )
+            more = [no_op_callback()] if name == NO_OP else []
+            trainer = job.make_trainer(callbacks=[*more, timing], max_duration="1ep")
+            trainer.fit()
+            trainer.close()
+            for clock in CLOCKS if repeat else ():
+                costs[clock][name].append(timing.seconds[clock])
+    return costs
+
+
+def micro(seconds: float) -> str:
+    """Microseconds in three digits, or as many as there are before the point."""
+    return f"{seconds * 1e6:.3g}" if abs(seconds) < 1e-3 else f"{seconds * 1e6:.0f}"
+
+
+def print_tables(title: str, costs: dict[str, Samples], against: str, world_size: int) -> None:
+    """Prints one table of both clocks."""
+    print(f"\n{title}, ranks: {world_size}\n")
+    print(f"| what | clock | median µs | quartiles | least | ÷ {against} | minus it, µs |")
+    print("|---|---|---|---|---|---|---|")
+    for clock, samples in costs.items():
+        base = statistics.median(samples[against])
+        for name, values in samples.items():
+            low, middle, high = statistics.quantiles(values, n=4)
+            print(
+                f"| {name} | {clock} | {micro(middle)} | {micro(low)} to {micro(high)} | {micro(min(values))} "
+                f"| {middle / base:.3f} | {micro(middle - base)} |"
+            )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What one batch costs on the training thread of a Composer fit.")
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    repeats = 5 if parser.parse_args().quick else 21
-    print(f"repeats: {repeats}, load average {os.getloadavg()[0]:.1f}")
+    calls, fits = (21, 3) if parser.parse_args().quick else (101, 15)
+    print(f"repeats: {calls} of {CALLS} calls, {fits} fits; load average {os.getloadavg()[0]:.1f}")
     for world_size in (1, 2):
         with tempfile.TemporaryDirectory() as directory:
-            results = run_ranks(costs, world_size, repeats, directory=Path(directory), deadline_seconds=300)
-        events, fetches = results[0].value
-        print_table(f"Dispatch of `BATCH_START`, ranks: {world_size}", events, NO_OP)
-        print_table(f"A fetch, ranks: {world_size}", fetches, "bare")
+            events = run_ranks(event_costs, world_size, calls, directory=Path(directory), deadline_seconds=300)
+            whole = run_ranks(fit_costs, world_size, fits, directory=Path(directory), deadline_seconds=300)
+        dispatch, fetches = events[0].value
+        print_tables("Dispatch of `BATCH_START`", dispatch, NO_OP, world_size)
+        print_tables("A fetch", fetches, BARE, world_size)
+        print_tables("A batch of a whole fit", whole[0].value, NO_OP, world_size)
     return 0
 
 

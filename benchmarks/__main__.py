@@ -1,0 +1,74 @@
+"""All benchmarks, or some: ``python -m benchmarks --only scale --quick``. See README.md beside this file."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.results import Table, report
+
+# Names of the parts to the function that makes their tables, and the group they are in; a framework is imported only
+# by its own part.
+PARTS = {
+    "guard": ("cost", "batch_cost", "guard_tables"),
+    "lightning": ("cost", "batch_cost", "lightning_tables"),
+    "composer": ("cost", "callback_cost", "composer_tables"),
+    "transformers": ("cost", "callback_cost", "transformers_tables"),
+    "accelerate": ("cost", "accelerate_cost", "tables"),
+    "tools": ("cost", "tools", "tables"),
+    "detection": ("detection", "detection", "tables"),
+    "rollcall": ("rollcall", "roll_call", "tables"),
+    "scale": ("scale", "scale", "tables"),
+}
+EPILOG = """\
+parts:
+  cost        what a batch costs on the training thread, beside the framework's own no-op; these one by one:
+    guard         Guard.batch() alone
+    lightning     Lightning's hooks and whole epochs          composer      Composer's events and fetches
+    transformers  the Trainer's events                        accelerate    a prepared loader
+    tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
+  detection   seconds from a fault until every rank knows, for the same tools, and whether the culprit is named
+  rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
+  scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks
+
+examples:
+  python -m benchmarks --only scale --quick               two minutes or less
+  python -m benchmarks --only guard tools --json out.json
+  python -m benchmarks                                    everything: an hour or more on two busy cores
+
+Tables are markdown on stdout, one after the other as they are ready; progress is on stderr. A part whose framework is
+not installed says so instead. Compare rows of one table; those of two runs are from two machines, or two minutes.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the parts that were asked for."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="What countoff costs, how soon it knows, and how both grow, beside what people use today.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    choices = list(dict.fromkeys([*(group for group, *_ in PARTS.values()), *PARTS]))
+    parser.add_argument("--only", nargs="+", choices=choices, metavar="PART", help=f"some of: {', '.join(choices)}")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, ranks and sizes: to see that it works")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the tables, unrounded, as JSON")
+    options = parser.parse_args(arguments)
+    names = [name for name, part in PARTS.items() if options.only is None or {name, part[0]} & set(options.only)]
+    report(tables(names, quick=options.quick), options.json)
+    return 0
+
+
+def tables(names: Sequence[str], *, quick: bool) -> Iterator[Table]:
+    """The tables of the parts."""
+    for name in names:
+        _, module, function = PARTS[name]
+        try:
+            yield from getattr(importlib.import_module(f"benchmarks.{module}"), function)(quick)
+        except ImportError as error:
+            yield Table(f"`{name}`", [{"not measured": f"not installed here: {error}"}])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

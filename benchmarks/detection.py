@@ -1,0 +1,208 @@
+"""Seconds from a fault until every rank knows, tool by tool, and whether the message names the culprit.
+
+A plain DDP loop of two epochs, each followed by an evaluation whose metric is reduced after every batch. The last rank
+is the culprit. A rank knows when an exception reaches its main thread, when it dies of a signal or an exit code, or,
+with countoff, when the verdict has reached it (its main thread may be blocked then; it ends after `grace_seconds`).
+"""
+
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.results import Table, progress, quartiles
+from benchmarks.tool_jobs import (
+    COUNTERS,
+    COUNTOFF,
+    DETAIL,
+    HEARTBEAT,
+    JOIN,
+    NOTHING,
+    Batches,
+    begin,
+    equipped,
+    monitored,
+)
+from benchmarks.tools import is_installed
+from integration_tests.harness import RankResult, RanksTimedOut, Watch, run_ranks
+
+FAULTS = {
+    "F1": "a rank is a batch short in training",
+    "F2": "a rank is a batch short in evaluation",
+    "F8": "a rank evaluates a step early",
+    "F12": "a rank skips an optimizer step",
+}
+_TRAIN, _EVALS, _AT = 100, 20, 50
+_TIMEOUT_SECONDS = 5.0
+_SILENT = "–"  # noqa: RUF001  (as typeset)
+_OWN_PREFIX = re.compile(r"^\[?rank ?\d+\]?:?|^\[Rank \d+\]", re.IGNORECASE | re.MULTILINE)
+
+
+def loop(fault: str, tool: str) -> None:
+    """One rank's training, with its part of the fault; notes when it happens and when this rank knows of it."""
+    with monitored([tool], _TIMEOUT_SECONDS) as beat:
+        train_on(fault, tool, beat)
+
+
+def train_on(fault: str, tool: str, beat: Callable[[], None]) -> None:
+    """The training itself."""
+    training = begin(_TIMEOUT_SECONDS)
+    culprit = training.rank == training.world_size - 1
+    short_of = fault if culprit else ""
+    train = Batches(_TRAIN - 1, lambda: note("fault")) if short_of == "F1" else Batches(_TRAIN)
+    evals = Batches(_EVALS - 1, lambda: note("fault")) if short_of == "F2" else Batches(_EVALS)
+
+    def evaluate() -> None:
+        for batch in evals:
+            loss = training.model.module(batch).square().mean().detach()
+            dist.all_reduce(loss)
+
+    def run() -> None:
+        for _ in range(2):
+            with equipped(tool, training, train, evals, beat=beat, attached=listen) as after:
+                for number, batch in enumerate(train):
+                    if fault == "F8" and number == _AT + (not culprit):
+                        if culprit:
+                            note("fault")
+                        evaluate()
+                    training.backward(batch)
+                    if culprit and fault == "F12" and number == _AT:
+                        note("fault")
+                    else:
+                        training.step()
+                    training.optimizer.zero_grad()
+                    after()
+                evaluate()
+
+    try:
+        run()
+    except BaseException:
+        note("knows")
+        raise
+
+
+def note(event: str) -> None:
+    """Appends the event and the time, of the one clock that all processes here share, to this rank's file."""
+    with open(f"events-{dist.get_rank()}", "a", encoding="utf-8") as file:
+        file.write(f"{event} {time.monotonic()}\n")
+
+
+def listen(handle: Any) -> None:
+    """Notes when the verdict has reached this rank, whatever its main thread is blocked in."""
+    state = handle.guard._state
+
+    def wait() -> None:
+        state.ended.wait()
+        note("knows")
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one run ended.
+
+    Attributes:
+        seconds: From the fault until every rank knew; None if one never did.
+        named: Ranks whose output names the culprit.
+        codes: Exit codes; None for one that hung.
+        results: What every rank said.
+    """
+
+    seconds: float | None
+    named: int
+    codes: Sequence[int | None]
+    results: Sequence[RankResult] = field(repr=False)
+
+
+def run_once(fault: str, tool: str, world_size: int) -> Ending:
+    """Runs the loop on real ranks and reads what they noted."""
+    watches: list[Watch] = []
+    env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if tool == DETAIL else {}
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        try:
+            results = run_ranks(
+                loop, world_size, fault, tool, directory=directory, env=env, expect=None,
+                deadline_seconds=60, while_running=watches.append,
+            )  # fmt: skip
+        except RanksTimedOut as late:
+            results = late.results
+        notes = [events_of(path) for path in sorted(directory.glob("*/events-*"))]
+    known = [moment_of(result, notes, watches[0]) for result in results]
+    fault_at = min((at for events in notes for event, at in events if event == "fault"), default=None)
+    reached = [at for at in known if at is not None]
+    seconds = max(reached) - fault_at if fault_at is not None and len(reached) == world_size else None
+    named = sum(names(result.output, world_size - 1) for result in results)
+    return Ending(seconds, named, [result.exit_code for result in results], results)
+
+
+def events_of(path: Path) -> list[tuple[str, float]]:
+    lines = [line.split() for line in path.read_text().splitlines()]
+    return [(f"{event}-{path.name.partition('-')[2]}" if event == "knows" else event, float(at)) for event, at in lines]
+
+
+def moment_of(result: RankResult, notes: Sequence[Sequence[tuple[str, float]]], watch: Watch) -> float | None:
+    """When this rank knew: what it noted itself, or its bad end; None if it never did."""
+    noted = [at for events in notes for event, at in events if event == f"knows-{result.rank}"]
+    if noted:
+        return min(noted)
+    if result.exit_code in (0, None):
+        return None
+    return watch._started_at + result.seconds  # pyright: ignore[reportPrivateUsage]
+
+
+def names(output: str, culprit: int) -> bool:
+    """Whether a message names the culprit, not counting the rank in front of a line, which is the speaker's own."""
+    said = _OWN_PREFIX.sub("", output)
+    return re.search(rf"\branks? (?:\d+, )*{culprit}\b", said, re.IGNORECASE) is not None
+
+
+def tables(quick: bool) -> Iterator[Table]:
+    """One table for each fault, with a row for each tool and number of ranks."""
+    tools = [NOTHING, COUNTOFF, JOIN, COUNTERS, DETAIL, HEARTBEAT]
+    sizes, repeats = ((2,), 1) if quick else ((2, 4), 3)
+    note = (
+        f"The last rank is the culprit. The process group's time-out is {_TIMEOUT_SECONDS:g} s here, as is the "
+        "patience with a heartbeat; gloo ships with 30 min, nvidia-resiliency-ext with 45 min. Message: ✓ every rank's "
+        f"names the culprit, (✓) some ranks' do, ✗ none does, {_SILENT} there is none. "
+        "Countoff compares steps every 64 batches."
+    )
+    for fault, words in FAULTS.items():
+        rows = [row_of(fault, tool, size, repeats) for tool in tools for size in sizes]
+        yield Table(f"Time to detection, {fault}: {words}", rows, [note])
+
+
+def row_of(fault: str, tool: str, world_size: int, repeats: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"fault": fault, "tool": tool, "ranks": world_size}
+    columns = "seconds (median)", "lower quartile", "upper quartile", "message", "ranks naming it", "exit codes"
+    if tool == HEARTBEAT and not is_installed(HEARTBEAT):
+        return row | dict.fromkeys(columns) | {"seconds (median)": "not installed here"}
+    endings: list[Ending] = []
+    for number in range(repeats):
+        progress(f"detection: {fault}, {tool}, {world_size} ranks, {number + 1} of {repeats}")
+        endings.append(run_once(fault, tool, world_size))
+    return row | dict(zip(columns, cells_of(tool, endings, world_size), strict=True))
+
+
+def cells_of(tool: str, endings: Sequence[Ending], world_size: int) -> tuple[Any, ...]:
+    codes = sorted({code for ending in endings for code in ending.codes}, key=str)
+    listed = ", ".join("hung" if code is None else str(code) for code in codes)
+    times = [ending.seconds for ending in endings if ending.seconds is not None]
+    if not times:
+        if codes == [0]:
+            return "never", None, None, _SILENT, None, listed
+        reason = "dies before the fault" if tool == DETAIL else "not every rank"
+        return reason, None, None, "✗", f"0 of {world_size}", listed
+    low, middle, high = quartiles(times)
+    named = min(ending.named for ending in endings)
+    waited = middle >= 0.9 * _TIMEOUT_SECONDS
+    seconds = f"30 min as shipped (not waited for); {middle:.1f} with {_TIMEOUT_SECONDS:g} s" if waited else middle
+    message = "✓" if named == world_size else "(✓)" if named else "✗"
+    return seconds, low, high, message, f"{named} of {world_size}", listed

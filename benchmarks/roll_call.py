@@ -1,0 +1,52 @@
+"""Milliseconds from the first rank's call of `fit_start` until every rank has the answer, on 2, 4 and 8 real ranks."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.ranks import on_ranks
+from benchmarks.results import Table, progress, quartiles
+from countoff.core import Guard, Settings
+
+
+def count_off(repeats: int) -> list[tuple[float, float]]:
+    """When this rank called `fit_start`, and when it returned, each time; one clock for all ranks of a host."""
+    dist.init_process_group("gloo")
+    moments: list[tuple[float, float]] = []
+    for _ in range(repeats):
+        guard = Guard(Settings.resolve(), rank=dist.get_rank(), world_size=dist.get_world_size())
+        dist.barrier()
+        began = time.monotonic()
+        guard.fit_start({"batches_per_epoch": 100, "batch_size": 32, "dp_rank": dist.get_rank()}, {"torch": "2"})
+        moments.append((began, time.monotonic()))
+        guard.fit_end()
+        guard.close()
+    dist.destroy_process_group()
+    return moments
+
+
+def tables(quick: bool) -> Iterator[Table]:
+    """One row for each number of ranks."""
+    rows: list[dict[str, Any]] = []
+    sizes, repeats = ((2,), 3) if quick else ((2, 4, 8), 11)
+    for world_size in sizes:
+        progress(f"roll call: {world_size} ranks")
+        by_rank = on_ranks(count_off, world_size, repeats)
+        # The first time, the modules that it needs are imported too.
+        each = [list(zip(*moments, strict=True)) for moments in list(zip(*by_rank, strict=True))[1:]]
+        from_first = quartiles([(max(ends) - min(begins)) * 1e3 for begins, ends in each])
+        from_last = quartiles([(max(ends) - max(begins)) * 1e3 for begins, ends in each])
+        row: dict[str, Any] = {
+            "ranks": world_size,
+            "times": len(each),
+            "median ms from the first caller": from_first[1],
+        }
+        row |= {"lower quartile": from_first[0], "upper quartile": from_first[2]}
+        rows.append(row | {"median ms from the last caller": from_last[1]})
+    yield Table(
+        "Roll call at fit start, real ranks",
+        rows,
+        ["Until the last rank's `fit_start` returns; threads started and two connections per rank opened in it."],
+    )

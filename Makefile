@@ -2,6 +2,9 @@
 PYTHON ?= python3
 UV_FLAGS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 PYTEST_FLAGS ?=
+BENCH_FLAGS ?=
+FAULTS_FLAGS ?=
+SOAK_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,demo
 EXTRAS_.venv-latest := all,demo
@@ -12,7 +15,7 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-latest test-composer-classic test-torchtitan lint lock clean
+.PHONY: help demo bench faults soak test test-latest test-composer-classic test-torchtitan lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +39,15 @@ test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment
 	.venv-torchtitan/bin/uv pip install --quiet --python .venv-torchtitan/bin/python $(UV_FLAGS) \
 		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable .
 	.venv-torchtitan/bin/python -m pytest integration_tests/test_torchtitan.py $(PYTEST_FLAGS)
+
+bench: .venv/.installed ## what countoff costs, how soon it knows, how both grow; BENCH_FLAGS="--only scale --quick"
+	.venv/bin/python -m benchmarks $(BENCH_FLAGS)
+
+faults: .venv/.installed ## every fault in every framework, as a table; FAULTS_FLAGS="--only F1 --ranks 2 4 8"
+	.venv/bin/python -m integration_tests.faults $(FAULTS_FLAGS)
+
+soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
+	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)
 
 lint: .venv/.installed ## ruff, its formatter, pyright
 	.venv/bin/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from integration_tests import harness, torchrun
 
 # Not for the search for doctests: one imports every framework, the others what may not be there.
-collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py"]
+collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py", "faults"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

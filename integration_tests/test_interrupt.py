@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core.ending import EXIT_CODE
 from countoff.core.interrupt import cut_collectives
@@ -43,7 +44,7 @@ def bystanders() -> Iterator[dict[str, Any]]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
     ready.wait(10)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with socket.create_connection(("127.0.0.1", place["port"]), timeout=10) as client:
         yield {"client": client, "store": store}
     place["loop"].call_soon_threadsafe(place["stop"].set)

@@ -1,4 +1,4 @@
-"""TorchTitan's own trainer on two CPU ranks; skipped where TorchTitan 0.3 is not installed, which `make titan` does."""
+"""TorchTitan's own trainer on two CPU ranks; skipped where TorchTitan 0.3 is missing: see `make test-torchtitan`."""
 
 import importlib.util
 import json

@@ -310,28 +310,35 @@ def test_a_rank_that_has_passed_the_mark_in_dispute_is_with_it_or_against_it() -
         ledger.receive_mark(1, closing(4), ())
         ledger.reach(closing(at))
         ledger.reach(Mark("train_start", "train epoch 1"))
-        assert ledger.side(1, False, [Tally("train epoch 1", opened=2, started=1)]) is side
+        assert ledger.side(0, 1, False, [Tally("train epoch 1", opened=2, started=1)]) is side
 
 
 def test_a_rank_on_its_way_to_the_mark_in_dispute_is_against_it_once_it_has_more() -> None:
     own = Tally(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_mark(1, closing(4), [own])
-    assert ledger.side(1, False, [own]) is None
+    assert ledger.side(0, 1, False, [own]) is None
     own.started = 5
-    assert ledger.side(1, False, [own]) is False
-    assert ledger.side(7, False, [own]) is None
+    assert ledger.side(0, 1, False, [own]) is False
+    assert ledger.side(0, 7, False, [own]) is None
 
 
 def test_an_announced_end_has_sides_too() -> None:
     own = Tally(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_announcement(0, closing(4), [own])
-    assert ledger.side(0, True, [own]) is None
+    assert ledger.side(0, 0, True, [own]) is None
     own.fetched = 5
-    assert ledger.side(0, True, [own]) is False
+    assert ledger.side(0, 0, True, [own]) is False
     ledger.reach(closing(4))
-    assert ledger.side(0, True, []) is True
+    assert ledger.side(0, 0, True, []) is True
+
+
+def test_a_rank_that_has_announced_its_end_is_with_it_before_it_comes_to_it() -> None:
+    own = Tally(EPOCH, started=4)
+    ledger = opened(own)
+    ledger.receive_announcement(0, closing(4), [own])
+    assert ledger.side(1, 0, True, [own]) is True
 
 
 def test_a_mark_survives_the_wire() -> None:

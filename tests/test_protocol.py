@@ -210,8 +210,7 @@ def resumes_elsewhere(draw: st.DrawFn, job: Job, program: Program) -> Program:
 
 def trains_other_epochs(draw: st.DrawFn, job: Job, program: Program) -> Program:
     less = len(program.epochs) > 1 and draw(st.booleans())
-    *_, last = program.epochs
-    last = dataclasses.replace(last, position=0)
+    last = dataclasses.replace(list(program.epochs)[-1], position=0)
     return dataclasses.replace(program, epochs=program.epochs[:-1] if less else (*program.epochs, last))
 
 

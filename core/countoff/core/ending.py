@@ -117,8 +117,9 @@ def fail(state: State, error: BaseException, where: str) -> None:
         deed = state.failure or f"raised {words}, as one does whose peer is gone"
         state.propose(lost_rank(state.rank, deed, gone=False))
     wait_until_said(state)
-    if victim and state.end is not None and not isinstance(error, DivergenceError) and hasattr(error, "add_note"):
-        error.add_note(f"countoff {state.end.headline}")  # from Python 3.11 on: the cause, below the traceback
+    if victim and state.end is not None and not isinstance(error, DivergenceError):
+        notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
+        vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
 
 
 def wait_until_said(state: State) -> None:

@@ -215,10 +215,11 @@ class Ledger:
         shorter = mark.kind == "eval_end" and mark.how != "left"
         return Finding("UnevenBatches", mark, held, evaluation=shorter and innermost.evaluation, place=self.next)
 
-    def side(self, place: int, announced: bool, spans: Iterable[Tally]) -> bool | None:
+    def side(self, rank: int, place: int, announced: bool, spans: Iterable[Tally]) -> bool | None:
         """Whether this rank has counted as the mark in dispute says; None if it has not got there, or has forgotten.
 
         Args:
+            rank: This rank.
             place: As in the finding.
             announced: As in the finding.
             spans: This rank's open spans, outermost first.
@@ -238,6 +239,8 @@ class Ledger:
             standing, own = self._heard.get(place), self._passed.get(place)
         if standing is None:
             return None
+        if standing.rank == rank:
+            return True  # it may have announced a closing that it has yet to come to
         if own is not None:
             return own.at == standing.at if announced else compare(standing, own) is None
         proof = self.prove(spans)

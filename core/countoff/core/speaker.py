@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 30.0
-"""Without a beat for so long, a rank on another host is lost; a host that swaps or compiles is heard again sooner."""
+"""Without a beat for so long, or for `stall_seconds` if that is more, a rank on another host is lost."""
 _POLL_SECONDS = 0.005
 _PROMPT_SECONDS = 0.05
 MARK_SECONDS = 0.05
@@ -179,13 +179,15 @@ class Speaker:
         if now - self._heard_at > 3 * BEAT_SECONDS:  # this rank was paused, or its store was: nobody else was silent
             self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}
         self._heard_at = now
+        # One that holds the interpreter in a single long call cannot beat: it is no more lost than a slow one is.
+        silence = max(SILENCE_SECONDS, self._state.settings.stall_seconds)
         records = dict(zip(heard, channel.get_many([f"beat/{rank}" for rank in heard]), strict=True))
         for rank, record in records.items():
             beat, since = self._beats.get(rank, (-1, now))
             if record["beat"] != beat:
                 self._beats[rank] = (record["beat"], now)
-            elif now - since > SILENCE_SECONDS and rank not in self.neighbours and not channel.has(f"bye/{rank}"):
-                self._state.propose(lost_rank(rank, f"has not been heard for {SILENCE_SECONDS:.0f} s"))
+            elif now - since > silence and rank not in self.neighbours and not channel.has(f"bye/{rank}"):
+                self._state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
         if self._state.rank == 0 and len(records) == len(others):
             self._prune(channel, min([record["read"] for record in records.values()], default=0))
 

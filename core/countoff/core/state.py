@@ -197,7 +197,7 @@ class State:
         """This rank's line in the table of the end, with what rank 0 needs to tell who is out of step."""
         with self.lock:
             end = self.end
-            side = self.ledger.side(end.place, end.announced, self.spans) if end is not None else None
+            side = self.ledger.side(self.rank, end.place, end.announced, self.spans) if end is not None else None
             return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side}
 
     def progress(self) -> tuple[int, int, int]:

@@ -1,0 +1,79 @@
+"""Runs the fault matrix and prints it as a markdown table; exits with 1 if any cell is not as it should be."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from integration_tests.faults.cases import CANNOT, CASES, Case
+
+_RANKS = (2, 4, 8)
+_BENEATH = ("accelerate", "streaming", "sklearn")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the cells that are asked for.
+
+    Returns:
+        0 if every cell is right, else 1.
+    """
+    chosen = _parser().parse_args(arguments)
+    from integration_tests.faults import report
+    from integration_tests.faults.matrix import run_cell
+
+    adapters = chosen.adapter or list(CANNOT)
+    os.environ.setdefault("PRELOAD", " ".join(["torch", "lightning", *adapters, *_BENEATH]))
+    cells = [
+        (case, adapter, ranks)
+        for adapter in adapters
+        for ranks in chosen.ranks or _RANKS
+        for case in _cases(chosen.only, ranks, everywhere=bool(chosen.ranks))
+        if case.name not in CANNOT[adapter]
+    ]
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as directory:
+        for number, cell in enumerate(cells, start=1):
+            rows.append(row := run_cell(*cell, Path(directory)))
+            print(f"{number}/{len(cells)} {report.line(row)}", file=sys.stderr, flush=True)
+            if row.wrong:
+                print(row.output, file=sys.stderr, flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps(report.as_json(rows), indent=1), encoding="utf-8")
+    print(report.markdown(rows))
+    left_out = [(name, adapter) for adapter in adapters for name in CANNOT[adapter] if name in (chosen.only or CASES)]
+    for name, adapter in left_out:
+        print(f"\n{name} cannot happen in {adapter}: {CANNOT[adapter][name]}.")
+    return int(any(row.wrong for row in rows))
+
+
+def _cases(only: Sequence[str] | None, ranks: int, *, everywhere: bool) -> list[Case]:
+    """The faults that are asked for, with so many ranks; by default more than two where that makes a majority."""
+    asked = [case for case in CASES.values() if case.least_ranks <= ranks and (not only or case.name in only)]
+    return [case for case in asked if everywhere or case.positional or ranks == _RANKS[0]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    faults = "\n".join(f"  {case.name:5} {case.title}" for case in CASES.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m integration_tests.faults",
+        description=__doc__,
+        epilog=f"faults:\n{faults}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", metavar="FAULT", choices=list(CASES), help="these faults; default: all")
+    adapters = f"of {' '.join(CANNOT)}; default: all"
+    parser.add_argument("--adapter", nargs="+", metavar="NAME", choices=list(CANNOT), help=adapters)
+    some = " ".join(case.name for case in CASES.values() if case.positional)
+    counts = f"with so many ranks; default: 2, and {some} with 4 and 8 too"
+    parser.add_argument("--ranks", nargs="+", type=int, metavar="COUNT", help=counts)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every row there too, as soon as it is known")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""An Accelerate loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+
+from countoff.accelerate import attach
+from integration_tests.accelerate_jobs import model_and_optimizer
+from integration_tests.faults.conduct import Conduct, world_size
+
+
+def train(conduct: Conduct) -> None:
+    """Trains one rank."""
+    accelerator = Accelerator(
+        cpu=True,
+        dataloader_config=DataLoaderConfiguration(dispatch_batches=False, use_seedable_sampler=True),
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=conduct.accumulation, sync_with_dataloader=False
+        ),
+    )
+    model, optimizer = model_and_optimizer()
+    loaders = [conduct.train_loader(dealt_to=world_size()), conduct.eval_loader(dealt_to=world_size())]
+    model, optimizer, loader, *evals = accelerator.prepare(
+        model, optimizer, *(loader for loader in loaders if loader is not None)
+    )
+    evaluation = evals[0] if evals else None
+    with attach(accelerator, train=loader, eval=evaluation, **conduct.options):
+        if conduct.fault == "F11":
+            resume_elsewhere(accelerator, conduct, loader, model, optimizer)
+        for epoch in range(conduct.epochs):
+            for number, batch in enumerate(loader):
+                back(accelerator, model, batch)
+                if conduct.steps_after(number):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if conduct.fault == "F8" and number == conduct.evaluates_at:
+                    evaluate(accelerator, model, evaluation)
+                conduct.after_batch(epoch, number)
+                if conduct.breaks_after(number):
+                    break
+            if conduct.fault != "F8":
+                evaluate(accelerator, model, evaluation)
+            conduct.after_epoch(epoch)
+            accelerator.wait_for_everyone()
+
+
+def back(accelerator: Any, model: Any, batch: Any) -> None:
+    """One batch, forwards and backwards."""
+    images, labels = batch
+    accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
+
+
+def resume_elsewhere(accelerator: Any, conduct: Conduct, loader: Any, model: Any, optimizer: Any) -> None:
+    """Trains an epoch, writes two checkpoints in it, and loads another one on the culprit than on its peers."""
+    for number, batch in enumerate(loader):
+        back(accelerator, model, batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if number in (1, 3):
+            accelerator.save_state(f"after-{number}")
+            accelerator.wait_for_everyone()
+    accelerator.load_state("after-1" if conduct.mine else "after-3")
+
+
+def evaluate(accelerator: Any, model: Any, evals: Any) -> None:
+    """Gathers a loss from all ranks, batch by batch."""
+    for images, labels in () if evals is None else evals:
+        with torch.no_grad():
+            accelerator.gather(torch.nn.functional.cross_entropy(accelerator.unwrap_model(model)(images), labels))

@@ -1,0 +1,252 @@
+"""The faults of the matrix, what each one is, and what countoff has to make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from integration_tests.faults.conduct import Conduct
+
+Ending = Literal["silence", "warning", "raised", "held"]
+_LONG = {"batches": 400, "pace_seconds": 0.01}
+
+
+def last(ranks: int) -> tuple[int, ...]:
+    """The rank with the fault, where it is one."""
+    return (ranks - 1,)
+
+
+def one_and_last(ranks: int) -> tuple[int, ...]:
+    """The ranks with the fault, where they are two."""
+    return (1, ranks - 1)
+
+
+def first_and_last(ranks: int) -> tuple[int, ...]:
+    """The two that read the same."""
+    return (0, ranks - 1)
+
+
+def nobody(ranks: int) -> tuple[int, ...]:
+    """None: all ranks are alike."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault.
+
+    Attributes:
+        name: F1, F2, …
+        title: What happens.
+        kind: The verdict that is due; "" for silence.
+        ending: What becomes of the ranks: nothing, nothing but a warning on rank 0, an end on every rank, or they are
+            held (by a loader that never returns) until somebody ends them, after a report.
+        culprits: The ranks with the fault.
+        two_sided: Whether the proof cannot tell who is right where half of the ranks have the fault: it names one of
+            either half then.
+        all_named: Whether the verdict names no rank, because all are alike.
+        conduct: What differs from a healthy job.
+        options: Options of countoff.
+        kinds: The verdict that is due in a framework that deals with the fault in a way of its own, and its ending.
+        ended_in: Frameworks in which the culprit has ended its fit by the fault, and hears of its peers no more.
+        least_ranks: Fewer make no such job.
+        positional: Whether it is worth running with more ranks than the least: they have a majority.
+        hosted_apart: Whether the store is a process of its own, which dies.
+        said_first: Why the milliseconds are more than a moment, where they are.
+        words: What the verdict has to say, beside whom it names.
+    """
+
+    name: str
+    title: str
+    kind: str
+    ending: Ending
+    culprits: Callable[[int], tuple[int, ...]] = last
+    two_sided: bool = False
+    all_named: bool = False
+    conduct: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Mapping[str, tuple[str, Ending]] = field(default_factory=dict)
+    ended_in: tuple[str, ...] = ()
+    least_ranks: int = 2
+    positional: bool = False
+    hosted_apart: bool = False
+    said_first: str = ""
+    words: str = ""
+
+    def job(self, ranks: int) -> Conduct:
+        """The job of so many ranks, one or more of which have the fault."""
+        from integration_tests.faults.conduct import Conduct  # which takes torch, and seconds: not for a help text
+
+        return Conduct(self.name, self.culprits(ranks), options=self.options, **self.conduct)
+
+    def due(self, adapter: str) -> tuple[str, Ending]:
+        """The verdict and the ending that are due in a framework."""
+        return self.kinds.get(adapter, (self.kind, self.ending))
+
+    def are_named(self, named: Collection[int], ranks: int) -> bool:
+        """Whether a verdict that names these ranks is right."""
+        found, culprits = set(named), set(self.culprits(ranks))
+        tie = self.two_sided and 2 * len(culprits) == ranks
+        return self.all_named or found == culprits or (tie and bool(found & culprits) and bool(found - culprits))
+
+
+_EPOCH_IS_SET = "it sets the sampler's epoch itself"
+_STEPS_ARE_ITS_OWN = "it steps the optimizer itself"
+_DEALS = "Accelerate deals out whatever it is given"
+CANNOT: dict[str, dict[str, str]] = {
+    "torch": {},
+    "accelerate": {"F9": _DEALS, "F15": _EPOCH_IS_SET},
+    "lightning": {"F15": _EPOCH_IS_SET},
+    "transformers": {"F9": _DEALS, "F12": _STEPS_ARE_ITS_OWN, "F12b": _STEPS_ARE_ITS_OWN, "F15": _EPOCH_IS_SET},
+    "composer": {
+        "F11": "it compares by itself where its ranks resume",
+        "F12": _STEPS_ARE_ITS_OWN,
+        "F12b": _STEPS_ARE_ITS_OWN,
+        "F15": _EPOCH_IS_SET,
+    },
+}
+"""By framework, the faults that it leaves no room for, and why."""
+
+_CUT: Mapping[str, tuple[str, Ending]] = {"composer": ("Truncated", "warning")}
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("F1", "a rank is one batch short", "UnevenBatches", "raised", two_sided=True, kinds=_CUT, positional=True),
+        Case(
+            "F2",
+            "a rank is one batch short in an evaluation",
+            "UnevenBatches",
+            "raised",
+            two_sided=True,
+            conduct={"eval_batches": 3},
+            options={"uneven_eval": "raise"},
+        ),
+        Case(
+            "F3",
+            "a rank's loader never returns",
+            "Stalled",
+            "held",
+            options={"stall_seconds": 2.0},
+            said_first="stall_seconds, here 2",
+            words="in its loader",
+        ),
+        Case(
+            "F3w",
+            "a rank's loader never returns, in a worker",
+            "Stalled",
+            "held",
+            conduct={"workers": 1},
+            options={"stall_seconds": 2.0},
+            said_first="stall_seconds, here 2",
+            words="in its loader",
+        ),
+        Case("F4", "a rank raises in its loader", "LostRank", "raised", words="shard 3 is torn"),
+        Case(
+            "F4w",
+            "a rank raises in its loader, in a worker",
+            "LostRank",
+            "raised",
+            conduct={"workers": 1},
+            words="shard 3 is torn",
+        ),
+        Case(
+            "F5",
+            "a rank is killed",
+            "LostRank",
+            "raised",
+            conduct={"workers": 1, **_LONG},
+            words="died without a word",
+            positional=True,
+        ),
+        Case(
+            "F6",
+            "a rank is stopped",
+            "LostRank",
+            "raised",
+            conduct=_LONG,
+            said_first="2 s, in case it goes on",
+            words="is stopped",
+        ),
+        Case(
+            "F7",
+            "the loaders report the batches of all ranks",
+            "WrongLength",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+        ),
+        Case(
+            "F8",
+            "a rank evaluates one step early",
+            "UnevenBatches",
+            "raised",
+            two_sided=True,
+            conduct={"eval_batches": 2},
+        ),
+        Case(
+            "F9",
+            "two ranks read the same data",
+            "DuplicateData",
+            "warning",
+            culprits=first_and_last,
+            options={"fingerprint_batches": 2},
+        ),
+        Case("F10", "a rank is three times slower", "", "silence", conduct={"batches": 30, "pace_seconds": 0.02}),
+        Case("F11", "a rank resumes somewhere else", "PlanMismatch", "raised", two_sided=True),
+        Case("F12", "a rank skips an optimizer step", "StepMismatch", "raised", two_sided=True),
+        Case(
+            "F12b",
+            "a rank accumulates one batch out of step",
+            "StepMismatch",
+            "raised",
+            two_sided=True,
+            conduct={"accumulation": 2},
+        ),
+        Case(
+            "F13",
+            "the store's host dies",
+            "LostRank",
+            "raised",
+            culprits=nobody,
+            all_named=True,
+            conduct=_LONG,
+            hosted_apart=True,
+            said_first="half a second, in case a rank died with it",
+            words="whoever hosts the job's store is gone",
+        ),
+        Case("F14", "a rank has another batch size", "PlanMismatch", "raised", two_sided=True),
+        Case(
+            "F15",
+            "set_epoch is never called",
+            "SameOrder",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+            options={"fingerprint_batches": 2},
+        ),
+        Case(
+            "F16",
+            "a rank breaks out of its epoch",
+            "UnevenBatches",
+            "raised",
+            two_sided=True,
+            ended_in=("composer",),
+        ),
+        Case(
+            "F17",
+            "two ranks are many batches short from epoch 1 on",
+            "UnevenBatches",
+            "raised",
+            culprits=one_and_last,
+            two_sided=True,
+            conduct={"batches": 12, "epochs": 3},
+            kinds=_CUT,
+            least_ranks=4,
+            positional=True,
+        ),
+        Case("F18", "long pauses: download, compilation, collection, checkpoint", "", "silence"),
+    )
+}

@@ -1,0 +1,231 @@
+"""One cell of the matrix: a job with a fault, run on real ranks, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
+
+from integration_tests.faults.cases import Case
+from integration_tests.faults.rank_script import train
+from integration_tests.faults.ranks_left import left_behind, shared_memory
+from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
+from integration_tests.jobs import verdict_lines
+
+_DEADLINE_SECONDS = 120.0
+_GOOD_ENDS = (1, 87)  # an exception's, and countoff's own for a main thread that is blocked
+_KNOWN = re.compile(r"known on every rank ([\d.]+) ms")
+
+
+@dataclass
+class Row:
+    """What came of one fault in one framework with so many ranks.
+
+    Attributes:
+        fault, adapter, ranks: Which cell.
+        kind: The verdict that was given, "" for none.
+        named: The ranks that it names.
+        milliseconds: From when it could be known until it was, on the last rank; None where nothing was due.
+        since: What the milliseconds count from: the `proof`, or the `fault`.
+        exit_codes: By rank; None for one that had to be killed.
+        same_words: Whether every rank that had to speak said the same.
+        left: What was left behind.
+        wrong: What is not as it should be, in words; nothing if all is well.
+        output: What the ranks printed, where something is wrong.
+        seconds: How long the job ran.
+    """
+
+    fault: str
+    adapter: str
+    ranks: int
+    kind: str = ""
+    named: tuple[int, ...] = ()
+    milliseconds: float | None = None
+    since: str = ""
+    exit_codes: list[int | None] = field(default_factory=list)
+    same_words: bool = True
+    left: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    output: str = ""
+    seconds: float = 0.0
+
+
+def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
+    """Runs one job and judges it.
+
+    Args:
+        case: The fault.
+        adapter: The framework: the name of its training script.
+        ranks: Ranks in the job, at least the case's `least_ranks`.
+        directory: Where the run's files go.
+    """
+    row = Row(case.name, adapter, ranks)
+    directory = Path(tempfile.mkdtemp(prefix=f"{case.name}-{adapter}-{ranks}-", dir=directory))
+    before, began = shared_memory(), time.monotonic()
+    pids: list[int] = []
+    culprits = case.culprits(ranks)
+    _, ending = case.due(adapter)
+    with contextlib.ExitStack() as stack:
+        host = stack.enter_context(_store_of_its_own()) if case.hosted_apart else None
+
+        def drive(watch: Watch) -> None:
+            pids.extend(watch.pid(rank) for rank in range(ranks))
+            if host is not None:
+                watch.wait_for(0, "training", _DEADLINE_SECONDS)
+                host.kill()
+            elif case.name == "F6":
+                for rank in set(range(ranks)) - set(culprits):
+                    watch.wait_for_end(rank, _DEADLINE_SECONDS)
+                watch.kill(culprits[0])
+            elif ending == "held":
+                watch.wait_for(0, "verdict", _DEADLINE_SECONDS)
+                for pid in pids:
+                    os.killpg(pid, signal.SIGKILL)  # with a loader's worker, which never returns
+
+        try:
+            results = run_ranks(
+                train,
+                ranks,
+                adapter,
+                case.job(ranks),
+                directory=directory,
+                deadline_seconds=_DEADLINE_SECONDS,
+                env=host.environment if host else None,
+                expect=None,
+                while_running=drive,
+            )
+        except RanksFailed as error:
+            results = error.results
+            row.wrong.append(str(error).splitlines()[0])
+    row.seconds = time.monotonic() - began
+    (place,) = directory.iterdir()
+    row.left = left_behind(place, pids, before)
+    stamps = {file.name: float(file.read_text()) for pattern in ("said-*", "fault-*") for file in place.glob(pattern)}
+    if host is not None:
+        stamps["fault-host"] = host.killed_at
+    judge(row, case, results, stamps)
+    return row
+
+
+def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str, float]) -> None:
+    """Holds what came of a job against what is due, and fills in the row.
+
+    Args:
+        row: Which cell, with what was left behind.
+        case: The fault.
+        results: How each rank ended.
+        stamps: When something happened, in seconds since the epoch: `fault-RANK`, `said-RANK`.
+    """
+    kind, ending = case.due(row.adapter)
+    texts = [_verdict(result) for result in results]
+    row.exit_codes = [result.exit_code for result in results]
+    everybody = tuple(range(row.ranks))
+    killed = everybody if ending == "held" else case.culprits(row.ranks) if case.name in ("F5", "F6") else ()
+    ended = case.culprits(row.ranks) if row.adapter in case.ended_in else ()
+    survivors = tuple(rank for rank in everybody if rank not in (*killed, *ended))
+    speakers = {"silence": (), "warning": (0,), "held": (0,), "raised": survivors}[ending]
+    said = {texts[rank] for rank in speakers}
+    row.same_words = len(said) <= 1
+    text = next((text for text in texts if text), "")
+    found = re.search(r"^countoff: (\w+): (.*)$", text, re.MULTILINE)
+    row.kind = found[1] if found else ""
+    row.named = _named(text, found[2] if found else "")
+    _measure(row, text, speakers, stamps)
+    wrong = row.wrong
+    if row.kind != kind:
+        wrong.append(f"said {row.kind or 'nothing'}, expected {kind or 'nothing'}")
+    elif not row.same_words or "" in said:
+        wrong.append("not the same sentence on every rank")
+    elif case.words not in text:
+        wrong.append(f"does not say {case.words!r}")
+    elif kind not in ("", "Truncated") and not case.are_named(row.named, row.ranks):
+        wrong.append(f"names ranks {sorted(row.named)}, the culprits are {sorted(case.culprits(row.ranks))}")
+    if [text for rank, text in enumerate(texts) if text and rank not in (*speakers, *killed, *ended)]:
+        wrong.append("said on a rank that had nothing to say")
+    for result in (each for each in results if each.rank not in ended):
+        wrong += _wrong_end(result, ending, result.rank in killed)
+    wrong += [f"left: {each}" for each in row.left]
+    if wrong:
+        row.output = "\n".join(map(str, results))
+
+
+def _wrong_end(result: RankResult, ending: str, killed: bool) -> list[str]:
+    """What is wrong with how a rank ended."""
+    if killed:
+        good: tuple[int, ...] = (-signal.SIGKILL,)
+    else:
+        good = _GOOD_ENDS if ending == "raised" else (0,)
+    wrong = [] if result.exit_code in good else [f"rank {result.rank}: exit code {result.exit_code}, expected {good}"]
+    if ending == "raised" and not killed and "countoff " not in result.error_file:
+        wrong.append(f"rank {result.rank}: no verdict where torchrun looks for it")
+    return wrong
+
+
+def _verdict(result: RankResult) -> str:
+    """All that countoff said on this rank."""
+    return "\n".join(verdict_lines(result))
+
+
+def _named(text: str, sentence: str) -> tuple[int, ...]:
+    """The ranks that a verdict names."""
+    listed = re.search(r"out of step: ranks? ([\d, ]+) of", text) or re.search(
+        r"ranks? (\d+(?:(?:, | and )\d+)*)", sentence
+    )
+    return tuple(int(number) for number in re.findall(r"\d+", listed[1])) if listed else ()
+
+
+def _measure(row: Row, text: str, speakers: Sequence[int], stamps: dict[str, float]) -> None:
+    """The milliseconds from when it could be known until the last rank knew."""
+    if known := _KNOWN.search(text):
+        row.milliseconds, row.since = float(known[1]), "proof"
+        return
+    faults = [at for name, at in stamps.items() if name.startswith("fault-")]
+    said = [stamps[f"said-{rank}"] for rank in speakers if f"said-{rank}" in stamps]
+    if faults and said:
+        row.milliseconds, row.since = (max(said) - max(faults)) * 1000, "fault"
+
+
+class _Host:
+    """A store in a process of its own."""
+
+    def __init__(self) -> None:
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        self._process = multiprocessing.get_context("forkserver").Process(
+            target=_host_store, args=(theirs,), daemon=True
+        )
+        self._process.start()
+        self.environment = {"MASTER_PORT": str(ours.recv())}
+        self.killed_at = 0.0
+
+    def kill(self) -> None:
+        """Ends it without a word."""
+        if self._process.is_alive():
+            self.killed_at = time.time()
+            os.kill(self._process.pid or 0, signal.SIGKILL)
+            self._process.join()
+
+
+def _host_store(parent: Connection) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    parent.send(store.port)
+    while True:
+        signal.pause()
+
+
+@contextlib.contextmanager
+def _store_of_its_own() -> Iterator[_Host]:
+    host = _Host()
+    try:
+        yield host
+    finally:
+        host.kill()

@@ -1,0 +1,26 @@
+"""What one rank of the matrix runs: the framework's training script, watched from outside of countoff."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import warnings
+
+import torch.distributed as dist
+
+from integration_tests.faults.conduct import Conduct
+from integration_tests.faults.ranks_left import stamp_verdicts, watch_own_leaving
+
+
+def train(adapter: str, conduct: Conduct) -> None:
+    """Trains one rank of a job, whatever its conduct."""
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    os.environ.update(ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1", NODE_RANK="0")
+    multiprocessing.set_start_method("fork", force=True)  # for loaders' workers, as in a script
+    dist.init_process_group("gloo")  # every framework takes the group that is there
+    stamp_verdicts()
+    watch_own_leaving()
+    importlib.import_module(f"integration_tests.faults.{adapter}_script").train(conduct)

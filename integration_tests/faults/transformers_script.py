@@ -1,0 +1,72 @@
+"""The transformers Trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from integration_tests.faults.conduct import Conduct, world_size
+from integration_tests.trainer_jobs import Job
+
+
+class Acts(TrainerCallback):
+    """Does in the Trainer's loop what the conduct says."""
+
+    def __init__(self, conduct: Conduct) -> None:
+        self._conduct = conduct
+        self._number = 0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._number = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        number, self._number = self._number, self._number + 1
+        self._conduct.after_batch((state.global_step - 1) // self._conduct.batches, number)
+        if self._conduct.breaks_after(number):
+            control.should_epoch_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._conduct.after_epoch((state.global_step - 1) // self._conduct.batches)
+        dist.barrier()
+
+
+@dataclass(frozen=True)
+class ConductedJob(Job):
+    """A job that reads as a conduct says."""
+
+    conduct: Conduct = field(kw_only=True)
+
+    def train_set(self) -> Any:
+        return self.conduct.train_loader(dealt_to=world_size()).dataset
+
+    def eval_set(self) -> Any:
+        evals = self.conduct.eval_loader(dealt_to=world_size())
+        return None if evals is None else evals.dataset
+
+
+def train(conduct: Conduct) -> None:
+    """Trains one rank."""
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": conduct.batch_size,
+        "dataloader_num_workers": conduct.workers,
+        "accelerator_config": {"dispatch_batches": False},
+        "num_train_epochs": conduct.epochs,
+        "max_steps": -1 if conduct.reported else conduct.batches * conduct.epochs,
+    }
+    if conduct.fault == "F8":
+        arguments |= {"eval_strategy": "steps", "eval_steps": conduct.evaluates_at + 1}
+    elif conduct.eval_batches:
+        arguments["eval_strategy"] = "epoch"
+    job = ConductedJob(conduct=conduct, args=arguments, options=conduct.options)
+    if conduct.fault == "F11":
+        first, *_ = job.trainer(max_steps=4, save_strategy="steps", save_steps=2)
+        first.train()
+        second, *_ = job.trainer()
+        second.train(resume_from_checkpoint=f"out/checkpoint-{2 if conduct.mine else 4}")
+        return
+    trainer, *_ = job.trainer()
+    trainer.add_callback(Acts(conduct))
+    trainer.train()

@@ -1,0 +1,83 @@
+"""The part of the fault matrix that is run every time: all faults in a plain loop, and some in each framework.
+
+`python -m integration_tests.faults` runs the rest of it.
+"""
+
+from importlib.util import find_spec
+
+import pytest
+
+from integration_tests.faults.cases import CASES
+from integration_tests.faults.matrix import Row, judge, run_cell
+from integration_tests.harness import RankResult
+
+PLAIN = [(name, "torch", 2) for name, case in CASES.items() if case.least_ranks <= 2]
+# What the frameworks' own tests leave out.
+REST = [
+    ("F17", "torch", 4),
+    ("F5", "accelerate", 2),
+    ("F12b", "accelerate", 2),
+    ("F4", "transformers", 2),
+    ("F11", "transformers", 2),
+    ("F8", "lightning", 2),
+    ("F12", "lightning", 2),
+    ("F9", "composer", 2),
+    ("F14", "composer", 2),
+]
+REASON = """countoff: UnevenBatches: rank 1 ran out of data after 4 batches; rank 0 has batch 5.
+  out of step: ranks 1, 0 of 2 ranks"""
+
+
+@pytest.mark.parametrize(("name", "adapter", "world_size"), [*PLAIN, *REST])
+def test_a_fault_is_found_and_named_on_every_rank_and_leaves_nothing_behind(tmp_path, name, adapter, world_size):
+    if find_spec(adapter) is None:
+        pytest.skip(f"{adapter} is not installed here")
+    row = run_cell(CASES[name], adapter, world_size, tmp_path)
+    assert not row.wrong, f"{'; '.join(row.wrong)}\n{row.output}"
+
+
+def ended(*texts: str, exit_codes: tuple[int, ...] = (1, 1)) -> list[RankResult]:
+    """Two ranks that have said these texts."""
+    return [
+        RankResult(
+            rank, None, code, "".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), "countoff X", 1.0
+        )
+        for rank, (text, code) in enumerate(zip(texts, exit_codes, strict=True))
+    ]
+
+
+WRONG = {
+    "silence": (ended("", ""), "said nothing, expected UnevenBatches"),
+    "another kind": (ended(*[REASON.replace("UnevenBatches", "LostRank")] * 2), "said LostRank"),
+    "on one rank only": (ended(REASON, ""), "not the same sentence on every rank"),
+    "two sentences": (ended(REASON, REASON.replace("batch 5", "batch 6")), "not the same sentence on every rank"),
+    "another rank": (ended(*[REASON.replace("1, 0", "0")] * 2), "names ranks [0], the culprits are [1]"),
+    "a good end": (ended(REASON, REASON, exit_codes=(0, 1)), "rank 0: exit code 0"),
+    "an abort": (ended(REASON, REASON, exit_codes=(1, -6)), "rank 1: exit code -6"),
+}
+
+
+def test_a_job_that_ends_as_it_should_is_right():
+    row = Row("F1", "torch", 2)
+    judge(row, CASES["F1"], ended(REASON, REASON), {})
+    assert (row.kind, row.wrong) == ("UnevenBatches", [])
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_job_that_ends_otherwise_is_wrong(how):
+    results, words = WRONG[how]
+    row = Row("F1", "torch", 2)
+    judge(row, CASES["F1"], results, {})
+    assert any(words in each for each in row.wrong), row.wrong
+
+
+def test_a_healthy_job_that_is_accused_is_wrong():
+    row = Row("F10", "torch", 2)
+    judge(row, CASES["F10"], ended(REASON, REASON), {})
+    assert "said UnevenBatches, expected nothing" in row.wrong
+
+
+def test_what_is_left_behind_is_wrong():
+    row = Row("F1", "torch", 2, left=["process 1234 of rank 0"])
+    judge(row, CASES["F1"], ended(REASON, REASON), {})
+    assert row.wrong == ["left: process 1234 of rank 0"]

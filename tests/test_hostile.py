@@ -120,7 +120,7 @@ BROKEN: dict[str, str | bytes] = {
     "nested too deeply": "[" * 1000,
     "nested objects": '{"a":' * 200,
     "no object": "[1, 2]",
-    "1 MiB": '{"type": "' + "x" * (1 << 20) + '"}',
+    "64 KiB": '{"type": "' + "x" * (1 << 16) + '"}',
     "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\x8c\x06getpid\x94\x93\x94)R\x94.",
 }
 

@@ -341,6 +341,14 @@ def test_a_rank_that_has_announced_its_end_is_with_it_before_it_comes_to_it() ->
     assert ledger.side(1, 0, True, [own]) is True
 
 
+def test_a_rank_that_knows_its_last_batch_is_with_the_announced_end_or_against_it() -> None:
+    for started, side in ((4, True), (3, False)):
+        own = Tally(EPOCH, started=started, ends=True)
+        ledger = opened(own)
+        ledger.receive_announcement(0, closing(4), [own])
+        assert ledger.side(0, 0, True, [own]) is side
+
+
 def test_a_mark_survives_the_wire() -> None:
     mark = Mark("eval_end", "validation", 5, "stopped", 7, 2**48 - 1, (3, 2), 15, 1700000000.25)
     assert Mark.from_json(json.loads(json.dumps(mark.to_json()))) == mark

@@ -25,6 +25,7 @@ def examples(number: int) -> settings:
     return settings(
         deadline=None,
         max_examples=number * _TIMES,
+        derandomize=_TIMES == 1,  # in everyday runs the same every time; a soak looks further
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
@@ -265,8 +266,9 @@ def healthy(fault: Fault) -> Program:
 
 
 FAULTS: dict[str, tuple[Change, set[str]]] = {
-    "other length": (other_length, {"UnevenBatches"}),
-    "break": (breaks, {"UnevenBatches"}),
+    # Steps beside one another in the next epoch are a consequence that a tick may tell of first.
+    "other length": (other_length, {"UnevenBatches", "StepMismatch"}),
+    "break": (breaks, {"UnevenBatches", "StepMismatch"}),
     "other evaluation": (other_evaluation, {"UnevenBatches"}),
     "skipped evaluation": (skips, {"UnevenBatches"}),
     "evaluation elsewhere": (evaluates_elsewhere, {"UnevenBatches"}),

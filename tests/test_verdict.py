@@ -184,7 +184,8 @@ def test_no_rows_make_no_table() -> None:
     [
         ([False, True, False], (1, 0), (1,)),
         ([False, True, False], (0, 1), (1,)),
-        ([True, False, True, True, False, None], (0, 1), (1, 4)),
+        ([True, False, True, True, False, True, None], (0, 1), (1, 4)),
+        ([True, False, True, True, False, None], (0, 1), (0, 1)),
         ([True, False], (1, 0), (1, 0)),
         ([True, True, False, False], (2, 0), (2, 0)),
         ([True, False, False, None, None, None], (0, 1), (0, 1)),
@@ -192,7 +193,7 @@ def test_no_rows_make_no_table() -> None:
         ([None, None], (), ()),
     ],
 )
-def test_the_odd_ranks_are_the_smaller_side_once_most_have_one_and_at_a_tie_those_of_the_proof(
+def test_the_odd_ranks_are_the_side_that_stays_the_smaller_and_else_those_of_the_proof(
     sides: list[bool | None], proven: tuple[int, ...], odd: tuple[int, ...]
 ) -> None:
     assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)], proven) == odd

@@ -357,7 +357,7 @@ class Guard:
         state, tally = self._state, self._tally
         if self._watch is None:
             return
-        state.look()
+        state.look(last)
         if last and not tally.silent and not state.ledger.announced(tally.opened):
             self._announce(tally, self._watch.speaker)
         if not (tally.evaluation or tally.silent) and tally.started % self._settings.tick_batches == 0:

@@ -225,26 +225,28 @@ class Ledger:
             spans: This rank's open spans, outermost first.
         """
         spans = list(spans)
+        standing, own = self._heard.get(place), self._passed.get(place)
         if announced:
-            standing = self._announced.get(place)
-            own = next(
-                (
-                    mark
-                    for number, mark in sorted(self._passed.items())
-                    if number > place and mark.span == (standing.span if standing else "") and mark.kind.endswith("end")
-                ),
-                None,
-            )
-        else:
-            standing, own = self._heard.get(place), self._passed.get(place)
+            standing, own = self._announced.get(place), self._closed(place)
         if standing is None:
             return None
         if standing.rank == rank:
             return True  # it may have announced a closing that it has yet to come to
+        if own is not None and announced and own.how != standing.how:
+            return None  # it stopped there by a limit: what else its loader held nobody knows
         if own is not None:
             return own.at == standing.at if announced else compare(standing, own) is None
+        ending = next((tally for tally in spans if announced and tally.opened == place and tally.ends), None)
+        if ending is not None:
+            return ending.started == standing.at
         proof = self.prove(spans)
         return False if proof is not None and (proof.place, proof.announced) == (place, announced) else None
+
+    def _closed(self, opened: int) -> Mark | None:
+        """This rank's own mark that closed the span opened by mark `opened`."""
+        span = self._passed[opened].span if opened in self._passed else None
+        later = [self._passed[number] for number in sorted(self._passed) if number > opened]
+        return next((mark for mark in later if mark.span == span and mark.kind.endswith("_end")), None)
 
     def ahead(self, rank: int) -> Mark | None:
         """The mark that comes next for this rank, if that rank has passed it, and was the first to."""

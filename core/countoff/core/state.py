@@ -128,9 +128,11 @@ class State:
         tally = self.spans.pop()
         self._last_row = row(self.rank, tally, self.steps, word)
 
-    def look(self) -> None:
-        """Applies the rule to this rank's counters as they are."""
+    def look(self, last: bool = False) -> None:
+        """Applies the rule to this rank's counters as they are; `last`: its loader is known to hold no more."""
         with self.lock:
+            if last and self.spans:
+                self.spans[-1].ends = True
             self._consider(self.ledger.prove(self.spans))
 
     def _consider(self, finding: Finding | None) -> None:

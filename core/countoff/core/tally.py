@@ -20,6 +20,7 @@ class Tally:
         opened: Number of the ledger's mark that opened the span; equal on every rank.
         started: Batches handed to training by this rank.
         fetched: Batches this rank is known to have taken from its loader; 0 where nobody looks ahead.
+        ends: Whether the batch started last is known to be this rank's last.
         asked: Batches this rank has had or asked for, whether it gets the last of them or not; 0 where nobody says so.
         counts: Batches per loader where one span reads several loaders in turn.
         loader_seconds: Time this rank's training thread waited for its loader.
@@ -33,6 +34,7 @@ class Tally:
     opened: int = 0
     started: int = 0
     fetched: int = 0
+    ends: bool = False
     asked: int = 0
     counts: list[int] = field(default_factory=list[int])
     loader_seconds: float = 0.0

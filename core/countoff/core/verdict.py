@@ -74,7 +74,7 @@ class Verdict:
         """
         lines = [f"countoff: {self.headline}"]
         if self.rows and self.ranks:
-            counted = max(self.counted, len(self.rows))
+            counted = max(self.counted, len(self.rows)) + (len(self.ranks) if self.gone else 0)  # the dead have no row
             lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(counted, 'rank')}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted)
@@ -315,7 +315,8 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
 
     Args:
         rows: One row per rank that answered; its `side` is None for a rank that has not got there.
-        proven: The two ranks of the proof, which are named where most ranks have not got there, or no side is fewer.
+        proven: The two ranks of the proof, one of each side, which are named where either side could still become the
+            fewer.
 
     >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)], (2, 0))
     (2,)
@@ -323,8 +324,8 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
     sides = {int(line["rank"]): line.get("side") for line in rows}
     party = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
     fewer, more = sorted(party, key=len)
-    told = 2 * (len(fewer) + len(more)) > len(sides)
-    return tuple(fewer) if told and 0 < len(fewer) < len(more) else tuple(proven)
+    undecided = len(sides) - len(fewer) - len(more)
+    return tuple(fewer) if fewer and len(fewer) + undecided < len(more) else tuple(proven)
 
 
 def table(rows: Sequence[Mapping[str, Any]], counted: int = 0) -> list[str]:

@@ -174,7 +174,8 @@ def evaluates_on_rank_0(declared: bool) -> str:
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
     with attach(train=loader, eval=evals, eval_ranks=[0] if declared else None):
-        for _ in range(2):
+        for epoch in range(2):
+            loader.sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
             for batch in loader:
                 train_on(model, optimizer, batch)
             if own_rank() == 0:

@@ -91,20 +91,21 @@ def meet(state: State) -> None:
     state.answered.set()
     if state.settings.on_divergence == "warn":
         return
-    if not state.ended.wait(1.0) and state.proposed is not None:
+    if not state.ended.wait(SAY_SECONDS) and state.proposed is not None:
         state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
     wait_until_said(state)
     if state.end is not None:
         raise error_for(state.end)
 
 
-def fail(state: State, error: BaseException, where: str) -> None:
+def fail(state: State, error: BaseException, where: str, *, slow: bool = False) -> None:
     """Makes this rank's exception known to all; one that looks like a lost peer waits for the better cause first.
 
     Args:
         state: This rank's state.
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
+        slow: Whether the store takes long to answer: the better cause may then take seconds to be heard.
     """
     words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}", 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
@@ -112,7 +113,7 @@ def fail(state: State, error: BaseException, where: str) -> None:
         state.failure = f"raised {words} ({where})"
     state.answered.set()
     if victim:
-        state.ended.wait(0.5)
+        state.ended.wait(SAY_SECONDS if slow else 0.5)
     if state.end is None:
         deed = state.failure or f"raised {words}, as one does whose peer is gone"
         state.propose(lost_rank(state.rank, deed, gone=False))

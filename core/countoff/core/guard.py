@@ -105,8 +105,6 @@ class Guard:
             self._watch = Watch(self._state, next(_numbers))
             self._watch.start()
             self._count_off({"plan": dict(plan), "versions": dict(versions or {})}, self._watch)
-            if self._roll_call is not None:
-                self.data.begin(self._roll_call, plan)
         self._pass("fit_start", "the fit")
 
     def train_start(self, epoch: int, position: int = 0) -> None:
@@ -224,8 +222,8 @@ class Guard:
     def failed(self, error: BaseException) -> None:
         """Tells the others that this rank is about to die of an exception; never raises.
 
-        A rank that fails because it lost a peer waits half a second for the better cause first. The guard stays
-        armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
+        A rank that fails because it lost a peer waits half a second for the better cause first, longer if the store is
+        slow. The guard stays armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
         """
         state = self._state
         if self._watch is None or self._closed or os.getpid() != state.pid:
@@ -233,7 +231,8 @@ class Guard:
         if isinstance(error, SystemExit) and not error.code:
             self._leave_early()
             return
-        ending.fail(state, error, f"in batch {self._tally.started} of {self._tally.name}")
+        where = f"in batch {self._tally.started} of {self._tally.name}"
+        ending.fail(state, error, where, slow=self._watch.speaker.slow)
 
     def close(self) -> None:
         """Leaves. The second time nothing happens; rank 0 first hears the roll calls of the last spans."""
@@ -389,6 +388,7 @@ class Guard:
     def _count_off(self, record: dict[str, Any], watch: Watch) -> None:
         """Holds the roll call of the fit's start; without a store this rank trains on by itself."""
         state, self._roll_call = self._state, RollCall(self._state, watch.speaker)
+        self.data.begin(self._roll_call, record["plan"])
         watch.stand_by(self._roll_call.count_off(record))
         if state.proposed is not None or state.end is not None:
             ending.meet(state)

@@ -26,6 +26,8 @@ SILENCE_SECONDS = 30.0
 """Without a beat for so long, or for `stall_seconds` if that is more, a rank on another host is lost."""
 _POLL_SECONDS = 0.005
 _PROMPT_SECONDS = 0.05
+_SLOW_SECONDS = 0.25
+_SILENT_SECONDS = 5.0
 MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _SETTLE_SECONDS = 0.3
@@ -57,6 +59,7 @@ class Speaker:
         self._beats: dict[int, tuple[int, float]] = {}
         self._pruned = 0
         self._next_beat = 0.0
+        self._took = 0.0
         self._beat = 0
         self._heard_at = 0.0
         self._polls = 0
@@ -85,6 +88,11 @@ class Speaker:
         """Whether the store answers at once: nothing has been under way for longer than a mark may wait."""
         since = self.busy_since
         return since == 0.0 or time.monotonic() - since < _PROMPT_SECONDS
+
+    @property
+    def slow(self) -> bool:
+        """Whether the store takes long to answer: it is overdue, or its last turn took over a quarter of a second."""
+        return not self.prompt or self._took > _SLOW_SECONDS
 
     def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
         """A job that appends to the log, unless the log says it already when its turn comes."""
@@ -118,6 +126,7 @@ class Speaker:
             self.channel = channel = self._connect()
             self._introduce(channel)
             while self._turn(channel):
+                self._took = time.monotonic() - self.busy_since
                 self.busy_since = 0.0
         except Exception as error:  # whatever the store does, training goes on or hears why not
             with contextlib.suppress(Exception):  # this rank may fall silent from here on: that is no death
@@ -138,10 +147,13 @@ class Speaker:
         if job is None:
             return False
         job(channel)
-        if not self._jobs.empty():
-            return True  # marks first
-        self._pending = [pollable for pollable in self._pending if not pollable.poll(channel)]
-        if time.monotonic() >= self._next_beat:
+        for pollable in list(self._pending):
+            if not self._jobs.empty():
+                break  # marks first, and the end
+            if pollable.poll(channel):
+                self._pending.remove(pollable)
+        overdue = time.monotonic() - self._next_beat
+        if overdue >= 0 and (self._jobs.empty() or overdue > _SILENT_SECONDS):
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._do_beat(channel)
         return True

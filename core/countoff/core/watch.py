@@ -250,7 +250,7 @@ class Watch:
         with state.lock:
             mark = state.ledger.ahead(rank)
         if mark is not None:
-            return f"Before that it {deed_of(mark)}, where rank {state.rank} has not come to."
+            return f"Before that it {deed_of(mark)}, a place that rank {state.rank} has not come to."
         return "; ".join(f"before that, {notice.sentence}" for notice in state.notices[:1])
 
     def _look_at_speaker(self) -> None:

@@ -13,10 +13,11 @@ from benchmarks.results import Table, report
 PARTS = {
     "guard": ("cost", "batch_cost", "guard_tables"),
     "lightning": ("cost", "batch_cost", "lightning_tables"),
-    "composer": ("cost", "callback_cost", "composer_tables"),
-    "transformers": ("cost", "callback_cost", "transformers_tables"),
+    "composer": ("cost", "composer_cost", "tables"),
+    "transformers": ("cost", "transformers_cost", "tables"),
     "accelerate": ("cost", "accelerate_cost", "tables"),
     "tools": ("cost", "tools", "tables"),
+    "identity": ("cost", "fingerprint_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
     "scale": ("scale", "scale", "tables"),
@@ -28,6 +29,7 @@ parts:
     lightning     Lightning's hooks and whole epochs          composer      Composer's events and fetches
     transformers  the Trainer's events                        accelerate    a prepared loader
     tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
+    identity      one fingerprint of a batch, and asking whether one is wanted
   detection   seconds from a fault until every rank knows, for the same tools, and whether the culprit is named
   rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks

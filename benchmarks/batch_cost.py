@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from benchmarks import rank_jobs
 from benchmarks.ranks import on_ranks
-from benchmarks.results import Table, compared, progress
+from benchmarks.results import NO_OP, Table, compared, progress
 
 
 def guard_tables(quick: bool) -> Iterator[Table]:
@@ -26,12 +26,12 @@ def lightning_tables(quick: bool) -> Iterator[Table]:
         ways = "back to back", "64 at a time"
         for way, samples in zip(ways, on_ranks(rank_jobs.hook_costs, world_size, repeats(quick))[0], strict=True):
             title = f"Lightning's dispatch of `on_train_batch_start`, {way}, ranks: {world_size}"
-            yield compared(title, "µs", samples, against=rank_jobs.NO_OP)
+            yield compared(title, "µs", samples, against=NO_OP)
         progress(f"lightning: epochs, {world_size} ranks")
         clocks = "by the wall", "processor time of the training thread"
         for clock, samples in zip(clocks, on_ranks(rank_jobs.epoch_costs, world_size, repeats(quick))[0], strict=True):
             title = f"Whole train epochs of Lightning's `Trainer.fit`, per batch, {clock}, ranks: {world_size}"
-            yield compared(title, "µs", samples, against=rank_jobs.NO_OP)
+            yield compared(title, "µs", samples, against=NO_OP)
 
 
 def repeats(quick: bool) -> int:

@@ -1,8 +1,5 @@
 """What one batch costs on the training thread of a Composer fit, beside a callback that does nothing.
 
-    python -m benchmarks.composer_cost           # about two minutes on two cores
-    python -m benchmarks.composer_cost --quick   # fewer repeats
-
 With real ranks (gloo, an agent's store, countoff's threads running where there are two), and real fits:
 
 1. `engine.run_event(Event.BATCH_START)` inside a fit: with no callback, with one that overrides the same events as
@@ -13,24 +10,20 @@ With real ranks (gloo, an agent's store, countoff's threads running where there 
 What is compared is measured in turns within one process, so that a noisy minute hits all alike.
 """
 
-import argparse
 import itertools
 import os
-import statistics
-import sys
-import tempfile
 import time
 import timeit
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.ranks import on_ranks
+from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Table, compared, in_turns, progress
 from integration_tests.composer_jobs import Job
-from integration_tests.harness import run_ranks
 from integration_tests.jobs import BATCH_SIZE
 
 Samples = dict[str, list[float]]
 
-NOTHING, NO_OP, COUNTOFF = "no callback", "no-op callback", "`Countoff`"
 BARE, OBSERVED = "bare", "observed"
 WALL, THREAD = "by the wall", "processor time of the training thread"
 CLOCKS = {WALL: time.perf_counter, THREAD: time.thread_time}
@@ -45,6 +38,22 @@ class Endless:
         return itertools.repeat(None)
 
 
+def tables(quick: bool) -> Iterator[Table]:
+    """Composer's dispatch of `BATCH_START` inside a fit, a fetch from its observed loader, and whole fits."""
+    for world_size in (1, 2):
+        progress(f"composer: {world_size} ranks")
+        dispatches, fetches = on_ranks(event_costs, world_size, 21 if quick else 101)[0]
+        fits = on_ranks(fit_costs, world_size, 2 if quick else 15)[0]
+        measured = {
+            "Composer's dispatch of `BATCH_START`": (dispatches, NO_OP),
+            "A fetch from Composer's train loader": (fetches, BARE),
+            "A batch of a whole fit of Composer's": (fits, NO_OP),
+        }
+        for title, (costs, against) in measured.items():
+            for clock, samples in costs.items():
+                yield compared(f"{title}, {clock}, ranks: {world_size}", "µs", samples, against=against)
+
+
 def no_op_callback() -> Any:
     """A callback that overrides the events that `Countoff` overrides, and does nothing."""
     from composer.core import Callback
@@ -56,17 +65,6 @@ def no_op_callback() -> Any:
 
     events = [name for name in vars(Countoff) if not name.startswith("_") and callable(getattr(Callback, name, None))]
     return type("NoOp", (Callback,), dict.fromkeys(events, nothing))()
-
-
-def in_turns(timers: dict[str, timeit.Timer], repeats: int) -> Samples:
-    """Seconds per call of each timer, in turns; the first round only warms up."""
-    samples: Samples = {name: [] for name in timers}
-    for repeat in range(repeats + 1):
-        for name, timer in timers.items():
-            seconds = timer.timeit(CALLS) / CALLS
-            if repeat:
-                samples[name].append(seconds)
-    return samples
 
 
 def dispatch_costs(trainer: Any, guarded: Any, repeats: int) -> dict[str, Samples]:
@@ -83,7 +81,7 @@ def dispatch_costs(trainer: Any, guarded: Any, repeats: int) -> dict[str, Sample
         return timeit.Timer("engine.run_event(event)", "state.callbacks[:] = callbacks", clock, found)
 
     costs = {
-        clock: in_turns({name: timer(callbacks, now) for name, callbacks in variants.items()}, repeats)
+        clock: in_turns({name: timer(callbacks, now) for name, callbacks in variants.items()}, repeats, CALLS)
         for clock, now in CLOCKS.items()
     }
     state.callbacks[:] = kept
@@ -105,6 +103,7 @@ def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
                 for name, each in loaders.items()
             },
             repeats,
+            CALLS,
         )
         for clock, now in CLOCKS.items()
     }
@@ -163,43 +162,3 @@ def fit_costs(repeats: int) -> dict[str, Samples]:
             for clock in CLOCKS if repeat else ():
                 costs[clock][name].append(timing.seconds[clock])
     return costs
-
-
-def micro(seconds: float) -> str:
-    """Microseconds in three digits, or as many as there are before the point."""
-    return f"{seconds * 1e6:.3g}" if abs(seconds) < 1e-3 else f"{seconds * 1e6:.0f}"
-
-
-def print_tables(title: str, costs: dict[str, Samples], against: str, world_size: int) -> None:
-    """Prints one table of both clocks."""
-    print(f"\n{title}, ranks: {world_size}\n")
-    print(f"| what | clock | median µs | quartiles | least | ÷ {against} | minus it, µs |")
-    print("|---|---|---|---|---|---|---|")
-    for clock, samples in costs.items():
-        base = statistics.median(samples[against])
-        for name, values in samples.items():
-            low, middle, high = statistics.quantiles(values, n=4)
-            print(
-                f"| {name} | {clock} | {micro(middle)} | {micro(low)} to {micro(high)} | {micro(min(values))} "
-                f"| {middle / base:.3f} | {micro(middle - base)} |"
-            )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="What one batch costs on the training thread of a Composer fit.")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    calls, fits = (21, 3) if parser.parse_args().quick else (101, 15)
-    print(f"repeats: {calls} of {CALLS} calls, {fits} fits; load average {os.getloadavg()[0]:.1f}")
-    for world_size in (1, 2):
-        with tempfile.TemporaryDirectory() as directory:
-            events = run_ranks(event_costs, world_size, calls, directory=Path(directory), deadline_seconds=300)
-            whole = run_ranks(fit_costs, world_size, fits, directory=Path(directory), deadline_seconds=300)
-        dispatch, fetches = events[0].value
-        print_tables("Dispatch of `BATCH_START`", dispatch, NO_OP, world_size)
-        print_tables("A fetch", fetches, BARE, world_size)
-        print_tables("A batch of a whole fit", whole[0].value, NO_OP, world_size)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,22 +3,20 @@
 import os
 import time
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.trainer import call
 
+from benchmarks.results import COUNTOFF, NO_OP, NOTHING, in_turns
 from countoff.core import Guard, Settings
 from countoff.lightning import Countoff
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
 
 Samples = dict[str, list[float]]
 
-NOTHING = "no callback"
-NO_OP = "no-op callback"
-COUNTOFF = "`Countoff`"
 ADD = "`counter.add()`, which adds 1"
 TICK = 64  # batches between two comparisons, the default of `tick_batches`
 CHUNKS = 20  # samples per repeat: each lasts a millisecond or so, and most escape what else the machine does
@@ -46,17 +44,6 @@ _HOOKS = [name for name in vars(pl.Callback) if name in dir(Countoff) and name.s
 NoOp: type[pl.Callback] = type("NoOp", (pl.Callback,), dict.fromkeys(_HOOKS, _nothing))
 
 
-def in_turns(timers: Mapping[str, timeit.Timer], repeats: int, calls: int, breath: float = 0.0) -> Samples:
-    """Seconds per call of each timer, by name: a short sample of each, in turns, with a breath after every one."""
-    samples: Samples = {name: [] for name in timers}
-    for _ in range(repeats * CHUNKS):
-        for name, timer in timers.items():
-            samples[name].append(timer.timeit(calls) / calls)
-            if breath:
-                time.sleep(breath)
-    return samples
-
-
 def guard_costs(repeats: int) -> Samples:
     """Seconds per turn of an empty loop, per call of a method that adds 1, and per `Guard.batch()` of this rank.
 
@@ -68,13 +55,15 @@ def guard_costs(repeats: int) -> Samples:
     guard = _open_guard(Settings.resolve(tick_batches=10**12), world_size)
     names = {"counter": Counter(), "guard": guard}
     texts = {"`pass`": "pass", ADD: "counter.add()", "`Guard.batch()`": "guard.batch()"}
-    samples = in_turns({name: timeit.Timer(text, globals=names) for name, text in texts.items()}, repeats, _CALLS)
+    samples = in_turns(
+        {name: timeit.Timer(text, globals=names) for name, text in texts.items()}, repeats * CHUNKS, _CALLS
+    )
     _close_guard(guard)
     if world_size > 1:
         guard = _open_guard(Settings.resolve(tick_batches=TICK), world_size)
         timer = timeit.Timer("guard.batch()", globals={"guard": guard})
         name = f"the same with its ticks, one in {TICK} batches"
-        samples |= in_turns({name: timer}, repeats, TICK, _BREATH_SECONDS)
+        samples |= in_turns({name: timer}, repeats * CHUNKS, TICK, _BREATH_SECONDS)
         _close_guard(guard)
     return samples
 
@@ -115,8 +104,8 @@ class Dispatching(pl.Callback):
             name: timeit.Timer(dispatch, "trainer.callbacks = callbacks", globals={**names, "callbacks": callbacks})
             for name, callbacks in variants.items()
         }
-        self.back_to_back = in_turns(timers, self._repeats, 10 * TICK)
-        self.with_breaths = in_turns(timers, self._repeats, TICK, _BREATH_SECONDS)
+        self.back_to_back = in_turns(timers, self._repeats * CHUNKS, 10 * TICK)
+        self.with_breaths = in_turns(timers, self._repeats * CHUNKS, TICK, _BREATH_SECONDS)
         trainer.callbacks = mine  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -6,6 +6,7 @@ import platform
 import statistics
 import sys
 import time
+import timeit
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 Samples = Mapping[str, Sequence[float]]
+
+NOTHING, NO_OP, COUNTOFF = "no callback", "no-op callback", "`Countoff`"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,28 @@ def compared(title: str, unit: str, samples: Samples, *, against: str, notes: Se
         row = {"what": name, f"median {unit}": middle, "lower quartile": low, "upper quartile": high}
         rows.append(row | {f"÷ {against}": middle / base, f"minus it, {unit}": middle - base})
     return Table(title, rows, notes)
+
+
+def in_turns(
+    timers: Mapping[str, timeit.Timer], repeats: int, calls: int, breath: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds per call of each timer, by name: a short sample of each, in turns, so that a noisy minute hits all alike.
+
+    Args:
+        timers: What is measured, by name.
+        repeats: Samples of each; a first round beside them only warms up.
+        calls: Calls per sample.
+        breath: Seconds of rest after each sample.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for repeat in range(repeats + 1):
+        for name, timer in timers.items():
+            seconds = timer.timeit(calls) / calls
+            if repeat:
+                samples[name].append(seconds)
+            if breath:
+                time.sleep(breath)
+    return samples
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

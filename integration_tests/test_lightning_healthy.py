@@ -60,6 +60,13 @@ def test_a_healthy_job_trains_to_the_same_bits_without_a_word(run_ranks, ranks, 
     assert len({value["weights"] for value in values}) == 1
 
 
+@pytest.mark.parametrize("short", [0, 1])
+def test_steps_that_end_just_where_one_loader_ends_are_healthy(run_ranks, short):
+    job = Job(train=[4 + (rank != short) for rank in range(2)], trainer={"max_steps": 4, "max_epochs": -1})
+    values = same_with_and_without(run_ranks, fit, 2, job)
+    assert len({value["weights"] for value in values}) == 1
+
+
 def resume_in_mid_epoch(job: Job) -> dict[str, Any]:
     quiet()
     first, model = job.make_trainer(max_steps=3, max_epochs=-1), Classifier()

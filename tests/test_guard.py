@@ -528,6 +528,9 @@ class Speaker:
     def set(self, key: str, record: Any) -> None:
         self.written[key] = record
 
+    def has(self, key: str) -> bool:
+        return key in self.written
+
 
 @pytest.mark.parametrize(("batches", "said"), [((4, 4), "Stalled"), ((4, 3), None)])
 def test_a_pause_of_ranks_in_step_is_not_put_down_to_an_old_warning(batches: Any, said: str | None) -> None:
@@ -550,6 +553,17 @@ def test_a_pause_of_ranks_in_step_is_not_put_down_to_an_old_warning(batches: Any
     stall._report(records, [])
     assert [verdict.kind for verdict in spoken] == ([said] if said else [])
     assert (state.proposed is None) == (said is not None)
+
+
+def test_a_rank_that_has_left_is_not_asked_where_it_stands() -> None:
+    speaker = Speaker()
+    speaker.written["bye/1"] = {"bye": True}
+    state = State(0, 3, Settings(stall_seconds=0.001), {}, lambda entry: None, lambda _: None, present=[0, 1, 2])
+    stall = Stall(state, cast(Any, speaker))
+    stall.look()
+    stall.moved_at -= 1
+    stall.look()
+    assert [gathering._ranks for gathering in speaker.polled] == [[0, 2]]
 
 
 def test_a_rank_that_moved_in_the_meantime_makes_it_no_stall() -> None:

@@ -6,13 +6,11 @@ Two real guards with all of their threads, in one process, on a real TCPStore.
 import contextlib
 import itertools
 import json
-import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -20,6 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core import Guard, Settings
 from countoff.core.ledger import Mark
 from countoff.core.liveness import host_id
+from integration_tests.relay import Relay
 
 NUMBER = 7_000
 MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()
@@ -90,14 +89,15 @@ class Pair:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
-    """Makes two guards that meet at a port, by default that of the store itself."""
+    """Makes two guards that meet at a store of their own, or at the port that stands before it."""
     made: list[Pair] = []
 
-    def make(port: int | None = None, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
+    def make(behind: Callable[[int], int] = int, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", itertools.repeat(NUMBER))
-        monkeypatch.setattr("countoff.core.watch.default_store", lambda: client(port or store.port))
-        options = [Settings(deadline_seconds=20.0, tick_batches=every) for every in tick_batches]
+        monkeypatch.setattr("countoff.core.watch.default_store", lambda: client(port))
+        options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
         guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))
         return made[-1]
@@ -233,53 +233,21 @@ def test_a_meeting_point_that_is_none_is_said_in_one_line(
 # A store that fails -------------------------------------------------------------------------------------------------
 
 
-class Relay:
-    """Stands before a store, and once, at its reply number `at`, does something bad with it."""
-
-    def __init__(self, port: int, at: int, bad: str) -> None:
-        self._port, self._at, self._bad = port, at, bad
-        self._replies = itertools.count()
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._door.accept()
-                far = socket.create_connection(("127.0.0.1", self._port))
-                for pump in ((near, far, False), (far, near, True)):
-                    threading.Thread(target=self._pump, args=pump, daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                if is_reply and next(self._replies) == self._at:
-                    if self._bad == "drop":
-                        break
-                    data = random.Random(self._at).randbytes(len(data))
-                sink.sendall(data)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self) -> None:
-        self._door.close()
-
-
 @pytest.mark.parametrize("at", [3, 5, 8, 12, 17, 24])
 @pytest.mark.parametrize("bad", ["drop", "garbage"])
 def test_a_store_that_drops_a_connection_or_answers_garbage_harms_nothing(
-    bad: str, at: int, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
+    bad: Literal["drop", "garbage"], at: int, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = pair()
-    relay = Relay(job.port, at, bad)
-    job = pair(relay.port)
-    relay._port = job.port
+    relays: list[Relay] = []
+
+    def behind(port: int) -> int:
+        relays.append(Relay(port, bad, at))
+        return relays[0].port
+
+    job = pair(behind)
     job.start()
     job.train()
-    relay.close()
+    relays[0].close()
     job.assert_unharmed()
     assert "countoff: LostRank" not in capsys.readouterr().err
 

@@ -56,7 +56,7 @@ def test_a_batch_fetched_beyond_a_pass_that_was_stopped_proves_nothing() -> None
 
 def test_a_batch_asked_for_beyond_a_pass_that_was_stopped_proves_it() -> None:
     stopped = closing(4, "stopped")
-    assert told(Tally(EPOCH, started=4, asked=5), stopped) == Finding("UnevenBatches", stopped, 5)
+    assert told(Tally(EPOCH, started=4, asked=5), stopped) == Finding("UnevenBatches", stopped, 5, asked=True)
 
 
 def test_a_batch_asked_for_beyond_an_exhausted_loader_proves_nothing() -> None:

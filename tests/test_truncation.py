@@ -94,7 +94,7 @@ class Desk:
     def poll(self, poll: Any) -> None:
         self.polls.append(poll)
 
-    def look_around(self, channel: Any) -> None:
+    def look_around(self, channel: Any, *, complete: bool) -> None:
         pass
 
     def set(self, key: str, value: Any) -> None:

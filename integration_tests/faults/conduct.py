@@ -181,7 +181,7 @@ class Samples(IterableDataset[Any]):
     def batch(self, number: int) -> Iterator[Any]:
         """The samples of a batch, for as many ranks as the framework deals it out to."""
         images, labels = digits()
-        reader = 0 if self.conduct.fault == "F9" else own_rank()
+        reader = self.conduct.culprits[0] if self.conduct.has("F9") else own_rank()
         for place in range(self.conduct.batch_size * self.dealt_to):
             index = (number * 97 + place * 7 + reader * 31) % len(images)
             yield images[index], labels[index]

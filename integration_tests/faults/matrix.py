@@ -172,8 +172,8 @@ def _wrong_end(result: RankResult, ending: str, killed: bool) -> list[str]:
 
 
 def _verdict(result: RankResult) -> str:
-    """All that countoff said on this rank."""
-    return "\n".join(verdict_lines(result))
+    """All that countoff said on this rank, but for progress: on a busy machine a rank may arrive late."""
+    return "\n".join(line for line in verdict_lines(result) if not line.endswith("(waiting)"))
 
 
 def _named(text: str, sentence: str) -> tuple[int, ...]:

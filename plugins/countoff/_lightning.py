@@ -17,6 +17,7 @@ from countoff._lightning_trainer import (
     eval_loop,
     exhausted_by_looking,
     fetcher_of,
+    last_step,
     log,
     look_before_transfer,
     plan_of,
@@ -43,6 +44,7 @@ class CountoffCallback(Options):
     _active = False
     _begins = True
     _fetcher: Any = None
+    _last_step: int | None = None
 
     @property
     def guard(self) -> Guard | None:
@@ -89,12 +91,12 @@ class CountoffCallback(Options):
                 ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
                 guard.train_start(trainer.current_epoch, ready - 1)
             time_fetches(guard, trainer.fit_loop)
-            self._fetcher = countable_fetcher(trainer.fit_loop)
-        fetcher = self._fetcher
-        if fetcher is None:
+            self._fetcher, self._last_step = countable_fetcher(trainer.fit_loop), last_step(trainer)
+        if (fetcher := self._fetcher) is None:
             guard.batch()
         else:
-            guard.batch(fetcher.fetched, last=fetcher.done)
+            over = self._last_step is not None and trainer.global_step >= self._last_step
+            guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
         if not (batch_idx + 1) % self.settings.tick_batches and self._totals is not None:
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 

@@ -86,6 +86,14 @@ def countable_fetcher(loop: Any) -> Any:
     return None if _hands_out_its_iterator(loop) else getattr(loop, "_data_fetcher", None)
 
 
+def last_step(trainer: Any) -> int | None:
+    """Optimizer steps after which the batch under way may be the last one, by `max_steps`; None without that limit.
+
+    What is fetched ahead of it is then never used, so a rank that holds more than another is not out of step.
+    """
+    return None if trainer.max_steps < 0 else trainer.max_steps - max(1, len(trainer.optimizers))
+
+
 def count(guard: Guard, loop: Any) -> None:
     """Counts the batch that the loop is about to use, with what its fetcher has taken and knows."""
     fetcher = countable_fetcher(loop)

@@ -236,7 +236,7 @@ class Guard:
 
     def close(self) -> None:
         """Leaves. The second time nothing happens; rank 0 first hears the roll calls of the last spans."""
-        if self._watch is not None and self._roll_call is not None and not self._closed:
+        if self._watch is not None and self._roll_call is not None and not (self._closed or self._watch.failure):
             self._roll_call.settle()
         self._closed = True
         if self._watch is not None:

@@ -107,6 +107,7 @@ class Finding:
         evaluation: Whether only the lengths of an evaluation differ, which may be legitimate.
         place: Number of the mark in dispute; of the one that opened the span where a closing was only announced.
         announced: Whether it was only announced.
+        asked: Whether the last batch of the count has been asked for, and may not come.
     """
 
     kind: Literal["UnevenBatches", "StepMismatch"]
@@ -116,6 +117,7 @@ class Finding:
     evaluation: bool = False
     place: int = field(default=-1, compare=False)
     announced: bool = field(default=False, compare=False)
+    asked: bool = False
 
 
 @dataclass
@@ -212,8 +214,9 @@ class Ledger:
         held = innermost.in_hand if mark.how == "exhausted" else max(innermost.started, innermost.asked)
         if held <= mark.at:
             return None
-        shorter = mark.kind == "eval_end" and mark.how != "left"
-        return Finding("UnevenBatches", mark, held, evaluation=shorter and innermost.evaluation, place=self.next)
+        uneven = mark.kind == "eval_end" and mark.how != "left" and innermost.evaluation
+        asked = held > innermost.in_hand
+        return Finding("UnevenBatches", mark, held, evaluation=uneven, place=self.next, asked=asked)
 
     def side(self, rank: int, place: int, announced: bool, spans: Iterable[Tally]) -> bool | None:
         """Whether this rank has counted as the mark in dispute says; None if it has not got there, or has forgotten.

@@ -207,11 +207,12 @@ class RollCall:
                 self._say_who_is_missing(missing, "training goes on without comparing with it")
             agreed = () if missing else _agreed({rank: each["plan"] for rank, each in records.items()})
             speaker.hand(lambda channel: channel.set("plan", {"compared": len(records), "agreed": list(agreed)}))
-            release({"agreed": agreed})
+            release({"compared": len(records), "agreed": agreed})
 
         def release(found: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in found["agreed"])
-            speaker.hand(speaker.look_around)  # everybody has introduced itself before reporting
+            complete = found["compared"] == state.world_size  # everybody has introduced itself before reporting
+            speaker.hand(lambda channel: speaker.look_around(channel, complete=complete))
             speaker.hand(lambda _: answered.set())
 
         if state.rank == 0:

@@ -64,6 +64,7 @@ class Speaker:
         self._heard_at = 0.0
         self._polls = 0
         self._host = host_id()
+        self._met_all = False
         self.neighbours: dict[int, Process] = {}
         self.busy_since = 0.0
         self.channel: Channel | None = None
@@ -172,11 +173,17 @@ class Speaker:
         others = range(1, state.world_size) if state.rank == 0 else (0,)
         self._hear_beats(channel, others)
 
-    def look_around(self, channel: Channel) -> None:
-        """Learns which processes on this host are ranks, so that the watchdog can see them die."""
-        met = len(self.neighbours)
-        if met == self._state.world_size:
+    def look_around(self, channel: Channel, *, complete: bool = False) -> None:
+        """Learns which processes on this host are ranks, so that the watchdog can see them die.
+
+        Args:
+            channel: The speaker's channel.
+            complete: Whether all ranks have introduced themselves, so that this look is the last one.
+        """
+        if self._met_all:
             return
+        self._met_all = complete
+        met = len(self.neighbours)
         places = min(channel.add(f"host/{self._host}", 0), self._state.world_size)
         keys = [f"host/{self._host}/{place}" for place in range(met + 1, places + 1)]
         there = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
@@ -186,7 +193,9 @@ class Speaker:
 
     def _hear_beats(self, channel: Channel, others: Sequence[int]) -> None:
         keys = [f"beat/{rank}" for rank in others]
-        heard = list(others) if channel.has(*keys) else [rank for rank in others if channel.has(f"beat/{rank}")]
+        # Nobody takes its beat back: once all have beaten, there is nothing to ask for first.
+        everybody = len(self._beats) == len(others) or channel.has(*keys)
+        heard = list(others) if everybody else [rank for rank in others if channel.has(f"beat/{rank}")]
         now = time.monotonic()
         if now - self._heard_at > 3 * BEAT_SECONDS:  # this rank was paused, or its store was: nobody else was silent
             self._beats = {rank: (beat, now) for rank, (beat, _) in self._beats.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from countoff.core import stacks
-from countoff.core.channel import sequence_numbers
+from countoff.core.channel import Channel, sequence_numbers
 from countoff.core.rollcall import Gathering, Records
 from countoff.core.speaker import Speaker
 from countoff.core.state import State
@@ -47,8 +47,13 @@ class Stall:
         }
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.rank == 0:
-            patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
-            self._speaker.poll(Gathering("stall", state.present, patience, self._report, keep=True))
+            self._speaker.hand(self._gather)
+
+    def _gather(self, channel: Channel) -> None:
+        state = self._state
+        owed = [rank for rank in state.present if not channel.has(f"bye/{rank}")]  # who has left waits for nobody
+        patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
+        self._speaker.poll(Gathering("stall", owed, patience, self._report, keep=True))
 
     def _report(self, records: Records, missing: list[int]) -> None:
         if missing or not self._posted or any("moved" in record for record in records.values()):

@@ -265,7 +265,8 @@ def judge(finding: Finding, rank: int) -> Verdict:
         sentence += "." if standing.steps != finding.count else ", but after other batches."
         return Verdict("StepMismatch", sentence, (standing.rank, rank), time=standing.time, place=finding.place)
     if own is None:
-        action = f"has {'batch' if standing.how == 'exhausted' else 'begun batch'} {finding.count}"
+        verb = "asks for" if finding.asked else "has" if standing.how == "exhausted" else "has begun"
+        action = f"{verb} batch {finding.count}"
     else:
         action = deed(own)
     sentence = f"rank {standing.rank} {deed(standing)}; rank {rank} {action}."

@@ -1,4 +1,4 @@
-"""What countoff's callbacks for Composer and for transformers' Trainer cost a batch, beside one that does nothing."""
+"""What countoff's callback for transformers' Trainer costs a batch, beside one that does nothing."""
 
 from __future__ import annotations
 
@@ -6,49 +6,31 @@ import timeit
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks import rank_jobs
 from benchmarks.ranks import on_ranks
-from benchmarks.results import Table, compared, progress
+from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Table, compared, in_turns, progress
 
 _CALLS = 640
+_CHUNKS = 20
 
 
-def composer_tables(quick: bool) -> Iterator[Table]:
-    """Composer's dispatch of `BATCH_START` inside a fit, a fetch from its observed loader, and whole fits."""
-    from benchmarks import composer_cost
-
-    for world_size in (1, 2):
-        progress(f"composer: {world_size} ranks")
-        dispatches, fetches = on_ranks(composer_cost.event_costs, world_size, 21 if quick else 101)[0]
-        fits = on_ranks(composer_cost.fit_costs, world_size, 2 if quick else 15)[0]
-        measured = {
-            "Composer's dispatch of `BATCH_START`": (dispatches, composer_cost.NO_OP),
-            "A fetch from Composer's train loader": (fetches, composer_cost.BARE),
-            "A batch of a whole fit of Composer's": (fits, composer_cost.NO_OP),
-        }
-        for title, (costs, against) in measured.items():
-            for clock, samples in costs.items():
-                yield compared(f"{title}, {clock}, ranks: {world_size}", "µs", samples, against=against)
-
-
-def transformers_tables(quick: bool) -> Iterator[Table]:
+def tables(quick: bool) -> Iterator[Table]:
     """The Trainer's dispatch of a step's events inside a fit; countoff counts batches where its loader is iterated."""
     for world_size in (1, 2):
         progress(f"transformers: {world_size} ranks")
         samples = on_ranks(trainer_costs, world_size, 3 if quick else 21)[0]
         title = f"The Trainer's dispatch of `on_step_begin` and `on_step_end`, ranks: {world_size}"
         note = "countoff has no hook for either: it counts batches where the loader is iterated; see `accelerate`."
-        yield compared(title, "µs", samples, against=rank_jobs.NO_OP, notes=[note])
+        yield compared(title, "µs", samples, against=NO_OP, notes=[note])
 
 
-def trainer_costs(repeats: int) -> rank_jobs.Samples:
+def trainer_costs(repeats: int) -> dict[str, list[float]]:
     """Seconds per step that the callbacks' dispatch takes, with one callback after the other alone in the Trainer."""
     from transformers import TrainerCallback
 
     from countoff.transformers import Countoff
     from integration_tests.trainer_jobs import Job
 
-    found: list[rank_jobs.Samples] = []
+    found: list[dict[str, list[float]]] = []
 
     class NoOp(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -64,14 +46,14 @@ def trainer_costs(repeats: int) -> rank_jobs.Samples:
             handler = trainer.callback_handler
             mine = handler.callbacks
             guarded = next(each for each in mine if isinstance(each, Countoff))
-            variants = {rank_jobs.NOTHING: [], rank_jobs.NO_OP: [NoOp()], rank_jobs.COUNTOFF: [guarded]}
+            variants = {NOTHING: [], NO_OP: [NoOp()], COUNTOFF: [guarded]}
             names = {"handler": handler, "args": args, "state": state, "control": control}
             step = "handler.on_step_begin(args, state, control); handler.on_step_end(args, state, control)"
             timers = {
                 name: timeit.Timer(step, "handler.callbacks = callbacks", globals={**names, "callbacks": callbacks})
                 for name, callbacks in variants.items()
             }
-            found.append(rank_jobs.in_turns(timers, repeats, _CALLS))
+            found.append(in_turns(timers, repeats * _CHUNKS, _CALLS))
             handler.callbacks = mine
 
     trainer, *_ = Job(samples=128, args={"num_train_epochs": 1}).trainer()

@@ -531,6 +531,9 @@ class Speaker:
     def has(self, key: str) -> bool:
         return key in self.written
 
+    def get_many(self, keys: list[str]) -> list[Any]:
+        return [self.written[key] for key in keys]
+
 
 @pytest.mark.parametrize(("batches", "said"), [((4, 4), "Stalled"), ((4, 3), None)])
 def test_a_pause_of_ranks_in_step_is_not_put_down_to_an_old_warning(batches: Any, said: str | None) -> None:
@@ -564,6 +567,18 @@ def test_a_rank_that_has_left_is_not_asked_where_it_stands() -> None:
     stall.moved_at -= 1
     stall.look()
     assert [gathering._ranks for gathering in speaker.polled] == [[0, 2]]
+
+
+def test_a_roll_call_that_takes_longer_than_a_stall_is_none() -> None:
+    spoken, speaker = list[Verdict](), Speaker()
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[])
+    stall = Stall(state, cast(Any, speaker))
+    stall.look()
+    stall.moved_at -= 1
+    stall.look()
+    assert speaker.polled[0].poll(speaker)
+    assert spoken == []
+    assert state.proposed is None
 
 
 def test_a_rank_that_moved_in_the_meantime_makes_it_no_stall() -> None:

@@ -56,8 +56,9 @@ class Stall:
         self._speaker.poll(Gathering("stall", owed, patience, self._report, keep=True))
 
     def _report(self, records: Records, missing: list[int]) -> None:
-        if missing or not self._posted or any("moved" in record for record in records.values()):
-            self._posted = False  # somebody gets on: slow, not stalled
+        # Somebody gets on: slow, not stalled. Without records, the roll call of the fit's start is still under way.
+        if missing or not records or not self._posted or any("moved" in record for record in records.values()):
+            self._posted = False
             self.moved_at = time.monotonic() - 0.75 * self._state.settings.stall_seconds
             return
         self._reported = True

@@ -180,6 +180,17 @@ def fit(job: Job) -> dict[str, Any]:
     return outcome(trainer, model)
 
 
+def fit_resumed(job: Job) -> dict[str, Any]:
+    """Trains on one rank from a checkpoint that was saved after three steps, and says what came of it."""
+    quiet()
+    first, model = job.make_trainer(max_steps=3, max_epochs=-1), Classifier(**job.model)
+    first.fit(model, job.train_loader(), job.val_loaders())
+    first.save_checkpoint("resume.ckpt")
+    second, model = job.make_trainer(), Classifier(**job.model)
+    second.fit(model, job.train_loader(), job.val_loaders(), ckpt_path="resume.ckpt")
+    return outcome(second, model)
+
+
 def outcome(trainer: pl.Trainer, model: torch.nn.Module) -> dict[str, Any]:
     """Final weights, as a hash of their bits, and the counters."""
     bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())

@@ -49,6 +49,7 @@ class TorchJob:
         evals: Evaluation batches of each rank.
         eval_inside: Evaluates after so many batches of an epoch; 0: after it.
         break_at: Batches after which every rank leaves an epoch; 0: none.
+        start_epoch: The first epoch that is trained, of two.
         options: Options of `attach`; None: no countoff.
         before: Called before each batch with its number.
     """
@@ -59,6 +60,7 @@ class TorchJob:
     evals: int = 0
     eval_inside: int = 0
     break_at: int = 0
+    start_epoch: int = 0
     options: dict[str, Any] | None = field(default_factory=dict[str, Any])
     before: Callable[[int], None] | None = None
 
@@ -77,11 +79,11 @@ def fit_torch(job: TorchJob) -> str:
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, BATCH_SIZE, sampler=sampler, num_workers=job.workers, multiprocessing_context=context)
     evals = jobs.share_loader(job.evals)
-    options = {"gradient_accumulation_steps": job.accumulation, **(job.options or {})}
+    options = {"gradient_accumulation_steps": job.accumulation, "start_epoch": job.start_epoch, **(job.options or {})}
     handle = None
     if job.options is not None:
         handle = attach(train=loader, eval=evals, optimizer=optimizer, **options)
-    for epoch in range(2):
+    for epoch in range(job.start_epoch, 2):
         sampler.set_epoch(epoch)
         for number, batch in enumerate(loader, 1):
             if job.before is not None:
@@ -98,6 +100,18 @@ def fit_torch(job: TorchJob) -> str:
     if handle is not None:
         handle.detach()
     return weights(model)
+
+
+@dataclass(frozen=True)
+class LightningJob(jobs.Job):
+    """A job of Lightning's, resumed from a checkpoint or not."""
+
+    resumed: bool = False
+
+
+def fit_lightning(job: LightningJob) -> dict[str, Any]:
+    """Trains with Lightning."""
+    return jobs.fit_resumed(job) if job.resumed else jobs.fit(job)
 
 
 def fit_accelerate(loop: accelerate_jobs.Loop) -> str:
@@ -146,19 +160,20 @@ def torch_job(dice: random.Random, ranks: int) -> TorchJob:
         evals=dice.choice([0, 1, 3]),
         eval_inside=dice.choice([0, 0, 2]),
         break_at=dice.choice([0, 0, 0, 2]),
+        start_epoch=dice.choice([0, 0, 1]),
         options=options_of(dice),
         before=before_of(dice, ranks),
     )
 
 
-def lightning_job(dice: random.Random, ranks: int) -> jobs.Job:
+def lightning_job(dice: random.Random, ranks: int) -> LightningJob:
     batches = dice.randint(3, 8)
     trainer: dict[str, Any] = {"accumulate_grad_batches": dice.choice([1, 1, 2, 3])}
     val = dice.choice([None, 1, 3, [2, 1]])
     if val is not None:
         trainer |= {"num_sanity_val_steps": dice.choice([0, 2]), "val_check_interval": dice.choice([1.0, 1.0, 0.5])}
     even = dice.random() < 0.6 or trainer.get("val_check_interval") == 0.5
-    return jobs.Job(
+    return LightningJob(
         train=() if even else [batches] * ranks,
         even=batches * ranks * BATCH_SIZE - dice.choice([0, 1]) if even else 0,
         val=None if val is None else [val] * ranks,
@@ -166,6 +181,7 @@ def lightning_job(dice: random.Random, ranks: int) -> jobs.Job:
         model={"train_sync": dice.choice(["", "epoch"])},
         options=options_of(dice),
         before=before_of(dice, ranks),
+        resumed=dice.random() < 0.3,
     )
 
 
@@ -192,7 +208,7 @@ def transformers_job(dice: random.Random, ranks: int) -> Any:
     evals = dice.choice([(), (13,)])
     arguments = {"gradient_accumulation_steps": dice.choice([1, 2])} | ({"eval_strategy": "epoch"} if evals else {})
     samples = dice.randint(3, 6) * ranks * BATCH_SIZE
-    return Job(samples=samples, evals=evals, args=arguments, options=options_of(dice))
+    return Job(samples=samples, evals=evals, args=arguments, options=options_of(dice), resume=dice.random() < 0.3)
 
 
 def composer_job(dice: random.Random, ranks: int) -> composer_jobs.Job:
@@ -209,7 +225,7 @@ def composer_job(dice: random.Random, ranks: int) -> composer_jobs.Job:
 Kind = tuple[Callable[[random.Random, int], Any], Callable[[Any], Any]]
 KINDS: dict[str, Kind] = {
     "torch": (torch_job, fit_torch),
-    "lightning": (lightning_job, jobs.fit),
+    "lightning": (lightning_job, fit_lightning),
     "accelerate": (accelerate_job, fit_accelerate),
     "transformers": (transformers_job, fit_transformers),
     "composer": (composer_job, composer_jobs.fit),

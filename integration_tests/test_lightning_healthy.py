@@ -13,6 +13,7 @@ from integration_tests.jobs import (
     Job,
     csv_logger,
     fit,
+    fit_resumed,
     logged,
     outcome,
     own_rank,
@@ -67,20 +68,10 @@ def test_steps_that_end_just_where_one_loader_ends_are_healthy(run_ranks, short)
     assert len({value["weights"] for value in values}) == 1
 
 
-def resume_in_mid_epoch(job: Job) -> dict[str, Any]:
-    quiet()
-    first, model = job.make_trainer(max_steps=3, max_epochs=-1), Classifier()
-    first.fit(model, job.train_loader())
-    first.save_checkpoint("resume.ckpt")
-    second, model = job.make_trainer(), Classifier()
-    second.fit(model, job.train_loader(), ckpt_path="resume.ckpt")
-    return outcome(second, model)
-
-
 @pytest.mark.parametrize("kind", ["map_style", "unsized"])
 def test_resuming_in_mid_epoch_is_healthy(run_ranks, kind):
     job = Job(even=40) if kind == "map_style" else Job(train=[5, 5])
-    same_with_and_without(run_ranks, resume_in_mid_epoch, 2, job)
+    same_with_and_without(run_ranks, fit_resumed, 2, job)
 
 
 def accumulate_on_a_schedule(job: Job) -> dict[str, Any]:

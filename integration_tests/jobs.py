@@ -181,9 +181,9 @@ def fit(job: Job) -> dict[str, Any]:
 
 
 def fit_resumed(job: Job) -> dict[str, Any]:
-    """Trains on one rank from a checkpoint that was saved after three steps, and says what came of it."""
+    """Trains on one rank from a checkpoint that was saved after three steps, or at its end, and says what came of it."""
     quiet()
-    first, model = job.make_trainer(max_steps=3, max_epochs=-1), Classifier(**job.model)
+    first, model = job.make_trainer(max_steps=3), Classifier(**job.model)
     first.fit(model, job.train_loader(), job.val_loaders())
     first.save_checkpoint("resume.ckpt")
     second, model = job.make_trainer(), Classifier(**job.model)

@@ -181,7 +181,7 @@ def fit(job: Job) -> dict[str, Any]:
 
 
 def fit_resumed(job: Job) -> dict[str, Any]:
-    """Trains on one rank from a checkpoint that was saved after three steps, or at its end, and says what came of it."""
+    """Trains on one rank from a checkpoint saved after three steps, or at the end, and says what came of it."""
     quiet()
     first, model = job.make_trainer(max_steps=3), Classifier(**job.model)
     first.fit(model, job.train_loader(), job.val_loaders())

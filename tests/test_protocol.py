@@ -330,6 +330,29 @@ def test_ranks_that_differ_are_always_found_and_named(what: str) -> None:
     always()
 
 
+def test_what_a_rank_passes_beyond_its_own_proof_is_not_told_first() -> None:
+    """A step less before an evaluation's end is what an evaluation elsewhere looks like from behind."""
+
+    def evaluating(after: int) -> Program:
+        first = Epoch(1, frozenset({1}), {0: (2,), 1: (2,)})
+        return Program((first, Epoch(2, frozenset({1, 2}), {0: (2,), after: (2,)})))
+
+    job = Job((evaluating(1), evaluating(2)), tick_batches=1)
+    kinds = {verdict.kind for seed in range(120) if (verdict := play(job, seed)[0].guard.verdict) is not None}
+    assert kinds == {"UnevenBatches"}
+
+
+def test_a_limit_at_the_very_end_of_anothers_loader_puts_nobody_on_its_side() -> None:
+    """Ranks 0 and 2 stop after a batch of the first evaluation and hold more, where rank 1 has run out."""
+
+    def evaluating(last: int, spare: int) -> Program:
+        epochs = tuple(Epoch(1, frozenset({1}), {0: (batches,)}) for batches in (1, last))
+        return Program(epochs, eval_spare=spare, ahead=int(spare > 0))
+
+    job = Job((evaluating(1, 2), evaluating(0, 0), evaluating(1, 2)), tick_batches=1)
+    assert all(1 in said(play(job, seed)).ranks for seed in range(120))
+
+
 @pytest.mark.parametrize(("policy", "notices"), [("warn", 1), ("allow", 0)])
 def test_an_uneven_evaluation_that_is_no_error_is_noted_once_everywhere_and_ends_nothing(
     policy: Literal["warn", "allow"], notices: int

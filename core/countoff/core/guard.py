@@ -346,7 +346,7 @@ class Guard:
         number = state.reach(mark, opens)
         if self._watch is not None and state.end is None and not state.ledger.stands(number):
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
-            self._watch.speaker.write(entry, lambda: state.ledger.stands(number), hold)
+            self._watch.speaker.write(entry, lambda: state.need_not_tell(number), hold)
         if may_raise and (state.proposed is not None or state.end is not None):
             ending.meet(state)
 

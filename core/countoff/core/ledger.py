@@ -235,8 +235,8 @@ class Ledger:
             return None
         if standing.rank == rank:
             return True  # it may have announced a closing that it has yet to come to
-        if own is not None and announced and own.how != standing.how:
-            return None  # it stopped there by a limit: what else its loader held nobody knows
+        if own is not None and own.how != standing.how and (announced or _by_a_limit(own, standing)):
+            return None  # one stopped there by a limit: what else its loader held nobody knows
         if own is not None:
             return own.at == standing.at if announced else compare(standing, own) is None
         ending = next((tally for tally in spans if announced and tally.opened == place and tally.ends), None)
@@ -269,6 +269,11 @@ class Ledger:
             self._standing.pop(number, None)
         finding = compare(standing, own)
         return None if finding is None else replace(finding, place=number)
+
+
+def _by_a_limit(own: Mark, standing: Mark) -> bool:
+    """Whether a limit closed one rank's span at the very count at which the other's loader was exhausted."""
+    return own.at == standing.at and {own.how, standing.how} == {"exhausted", "stopped"}
 
 
 def compare(standing: Mark, own: Mark) -> Finding | None:

@@ -123,6 +123,13 @@ class State:
                 self.spans.append(opens)
             return number
 
+    def need_not_tell(self, number: int) -> bool:
+        """Whether a mark of this rank's need not go into the log: another stands there, or this rank has found a proof.
+
+        What it passes beyond its own proof is a consequence, which must not be told first.
+        """
+        return self.proposed is not None or self.ledger.stands(number)
+
     def close_span(self, word: str) -> None:
         """Closes the innermost span, and keeps its counts for the table of a verdict that comes after it."""
         tally = self.spans.pop()

@@ -56,7 +56,7 @@ def main():
 
     accuracy = accelerator.reduce(right).item() / HELD_OUT
     watched.detach()
-    batches = watched.progress()["countoff/batches_per_epoch"]
+    batches = watched.progress().get("countoff/batches_per_epoch", "uncounted")
     accelerator.print(
         f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {accuracy:.3f}"
     )

@@ -82,7 +82,7 @@ def main():
     trainer.train()
 
     if trainer.is_world_process_zero():
-        batches = watched.progress()["countoff/batches_per_epoch"]
+        batches = watched.progress().get("countoff/batches_per_epoch", "uncounted")
         last = next(line for line in reversed(trainer.state.log_history) if "eval_accuracy" in line)["eval_accuracy"]
         print(f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {last:.3f}")
 

@@ -1,11 +1,13 @@
 """Ways in which healthy ranks come late, pause and leave: none of them is a verdict; and those that hide a failure."""
 
+import contextlib
 import multiprocessing
 import os
 import sys
 import threading
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 from countoff.core import Guard, Settings
@@ -53,10 +55,50 @@ def forks_and_exits() -> None:
             sys.exit(0)
 
 
+def test_attaching_again_takes_over_from_the_first_handle(run_ranks):
+    results = run_ranks(attaches_twice, 2)
+    assert [result.value for result in results] == [(0, 5, "DataLoader")] * 2
+    assert not any(verdict_lines(result) for result in results), results
+
+
+def attaches_twice() -> tuple[int, int, str]:
+    dist.init_process_group("gloo")
+    loader = even_loader(40)
+    first, second = attach(train=loader), attach(train=loader)
+    for _ in loader:
+        dist.barrier()
+    second.detach()
+    return first.guard.train_batches, second.guard.train_batches, str(type(loader).__name__)
+
+
 def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
     results = run_ranks(exits_alone, 2, expect=None)
     assert "rank 1 stopped after 3 batches of train epoch 0" in results[0].output, results
     assert results[0].exit_code != 0
+
+
+@pytest.mark.parametrize("way", ["return", "exit", "catch"])
+def test_one_rank_that_is_gone_before_its_collective_is_named(run_ranks, way):
+    results = run_ranks(goes_alone, 2, way, expect=None)
+    assert "rank 1 stopped after 3 batches of train epoch 0 and ended its fit there" in results[0].output, results
+    assert "countoff LostRank: rank 1 stopped" in results[0].error_file, results
+
+
+def goes_alone(way: str) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader = even_loader(40)
+    attached = attach(train=loader)
+    with contextlib.suppress(KeyboardInterrupt):
+        for number, batch in enumerate(loader, start=1):
+            if own_rank() == 1 and number == 3:
+                if way == "exit":
+                    sys.exit(0)
+                if way == "catch":
+                    raise KeyboardInterrupt
+                break
+            train_on(model, optimizer, batch)
+    attached.detach()
 
 
 def exits_alone() -> None:
@@ -70,13 +112,14 @@ def exits_alone() -> None:
                 attached.guard._state.ended.wait(10)
 
 
-def test_a_pause_of_all_ranks_is_not_blamed_on_an_evaluation_that_was_uneven_before(run_ranks):
-    results = run_ranks(pauses_after_an_uneven_evaluation, 2)
+@pytest.mark.parametrize("inside", [True, False], ids=["in the next epoch", "between spans"])
+def test_a_pause_of_all_ranks_is_not_blamed_on_an_evaluation_that_was_uneven_before(run_ranks, inside):
+    results = run_ranks(pauses_after_an_uneven_evaluation, 2, inside)
     assert [result.value for result in results] == [None, None], results
     assert "UnevenBatches" in results[0].output
 
 
-def pauses_after_an_uneven_evaluation() -> str | None:
+def pauses_after_an_uneven_evaluation(inside: bool) -> str | None:
     dist.init_process_group("gloo")
     guard = Guard(Settings(stall_seconds=0.5), rank=own_rank(), world_size=2)
     guard.fit_start({})
@@ -84,12 +127,14 @@ def pauses_after_an_uneven_evaluation() -> str | None:
     for _ in range(3 - own_rank()):
         guard.batch()
     guard.eval_end("exhausted")
-    guard.train_start(0)
-    guard.batch()
+    if inside:
+        guard.train_start(0)
+        guard.batch()
     dist.barrier()
     threading.Event().wait(3.0)  # every rank writes its shard of a checkpoint, for six times stall_seconds
     dist.barrier()
-    guard.train_end("exhausted")
+    if inside:
+        guard.train_end("exhausted")
     guard.fit_end()
     guard.close()
     return None if guard.verdict is None else guard.verdict.headline

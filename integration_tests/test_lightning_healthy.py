@@ -1,5 +1,6 @@
 """Lightning jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without."""
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from integration_tests.jobs import (
+    BATCH_SIZE,
     Classifier,
     Job,
     csv_logger,
@@ -72,6 +74,69 @@ def test_steps_that_end_just_where_one_loader_ends_are_healthy(run_ranks, short)
 def test_resuming_in_mid_epoch_is_healthy(run_ranks, kind):
     job = Job(even=40) if kind == "map_style" else Job(train=[5, 5])
     same_with_and_without(run_ranks, fit_resumed, 2, job)
+
+
+def resume_behind_the_last_batch(job: Job) -> dict[str, Any]:
+    """Resumes from the checkpoint of an epoch's end, where `max_steps` makes Lightning end that epoch once more."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    quiet()
+    for epochs in (1, 3):
+        saves = ModelCheckpoint(dirpath="checkpoints", save_last=True)
+        trainer = job.make_trainer(max_steps=5 * epochs, max_epochs=-1, callbacks=[saves], enable_checkpointing=True)
+        model = Classifier()
+        resumed = "checkpoints/last.ckpt" if epochs > 1 else None
+        trainer.fit(model, job.train_loader(), job.val_loaders(), ckpt_path=resumed)
+    return outcome(trainer, model)
+
+
+def test_resuming_behind_the_last_batch_of_an_epoch_is_healthy(run_ranks):
+    values = same_with_and_without(run_ranks, resume_behind_the_last_batch, 2, Job(even=40, val=[2, 2]))
+    assert values[0]["steps"] == 15
+
+
+class OfTwo(Classifier):
+    """Trains on the first of two batches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch["a"], batch_idx)
+
+
+def train_on_two_loaders(job: Job) -> dict[str, Any]:
+    quiet()
+    trainer, model = job.make_trainer(), OfTwo()
+    trainer.fit(model, {"a": job.train_loader(), "b": job.train_loader()})
+    return outcome(trainer, model)
+
+
+@pytest.mark.parametrize("limit", [1.0, 0.25])
+def test_several_train_loaders_are_healthy(run_ranks, limit):
+    job = Job(even=64, trainer={"limit_train_batches": limit})
+    values = same_with_and_without(run_ranks, train_on_two_loaders, 2, job)
+    assert values[0]["steps"] == 2 * 8 * limit
+
+
+class Pruned(Exception):
+    """What ends a trial of a search, on every rank."""
+
+
+def prune(number: int) -> None:
+    if number == 2 * BATCH_SIZE:
+        raise Pruned
+
+
+def train_after_a_pruned_trial(job: Job) -> dict[str, Any]:
+    quiet()
+    with contextlib.suppress(Pruned):
+        fit(replace(job, before=prune))
+    return fit(replace(job, before=partial(sleep_once, 0, 2 * BATCH_SIZE, 4.0)))
+
+
+def test_a_trial_after_one_that_was_given_up_is_not_ended_with_it(run_ranks):
+    """Rank 1 waits in a collective for much longer than `grace_seconds`."""
+    job = Job(train=[5, 5], options={"grace_seconds": 0.5})
+    results = run_ranks(train_after_a_pruned_trial, 2, job, deadline_seconds=60)
+    assert [result.value["steps"] for result in results] == [10, 10]
 
 
 def accumulate_on_a_schedule(job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core.ledger import Finding, Ledger, Mark, compare
+from countoff.core.ledger import Finding, How, Ledger, Mark, compare
 from countoff.core.tally import Tally
 
 EPOCH = "train epoch 0"
@@ -356,9 +356,21 @@ def test_a_mark_survives_the_wire() -> None:
 
 def test_a_mark_that_only_another_rank_has_passed_tells_what_it_did_before_it_died() -> None:
     ledger, evaluation = opened(Tally(EPOCH)), Mark("eval_start", "evaluation", at=3, rank=1)
-    assert ledger.ahead(1) is None
+    assert ledger.first_ahead() is None
     ledger.receive_mark(1, evaluation, [Tally(EPOCH, started=3)])
-    assert ledger.ahead(1) == evaluation
-    assert ledger.ahead(2) is None
+    assert ledger.first_ahead() == evaluation
     ledger.reach(evaluation)
-    assert ledger.ahead(1) is None
+    assert ledger.first_ahead() is None
+
+
+@pytest.mark.parametrize(
+    ("how", "ender", "found"),
+    [("stopped", 1, True), ("exhausted", 1, False), ("stopped", 2, False), ("stopped", 0, False)],
+)
+def test_who_has_stopped_an_epoch_and_ended_the_fit_alone_has_left(how: How, ender: int, found: bool) -> None:
+    ledger = opened(own := Tally(EPOCH, started=4))
+    stop = Mark("train_end", EPOCH, at=4, how=how, rank=1)
+    ledger.receive_mark(1, stop, [own])
+    if ender:
+        ledger.receive_mark(2, Mark("fit_end", "the fit", rank=ender), [own])
+    assert ledger.leaver() == (stop if found else None)

@@ -157,13 +157,13 @@ def test_no_table_is_shown_before_anybody_has_a_batch() -> None:
 
 
 def test_a_stall_names_the_ranks_in_their_loaders_before_those_that_wait_for_them() -> None:
-    record = {"frames": ["data.py:7 in read"], "collectives": {"0": 5}}
+    record = {"frames": ["train.py:9 in main"], "collectives": {"0": 5}}
     records = {rank: {**row(rank, None, 0, "in a collective"), **record} for rank in range(3)}
-    records[2] |= {"state": "in its loader", "collectives": {"0": 4}}
+    records[2] |= {"state": "in its loader", "frames": ["data.py:7 in read"], "collectives": {"0": 4}}
     found = judge_stall(records, 180.0)
     assert found.sentence == "no rank has got on for 180 s; rank 2 is in its loader."
-    numbers = "{0: {'0': 5}, 1: {'0': 5}, 2: {'0': 4}}"
-    assert found.why == f"rank 2 is at data.py:7 in read. Collectives issued: {numbers}."
+    counts = "Collectives issued in process group 0: 4 by rank 2, 5 by ranks 0, 1."
+    assert found.why == f"rank 2 is at data.py:7 in read; ranks 0, 1 are at train.py:9 in main. {counts}"
     assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
 
 

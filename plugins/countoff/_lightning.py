@@ -101,9 +101,9 @@ class CountoffCallback(Options):
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Closes the epoch's span and learns its length."""
+        """Closes the epoch's span and learns its length; a fit that resumes behind an epoch's last batch opens none."""
         guard = self._guard
-        if guard is None:
+        if guard is None or guard.open_span is None:
             return
         how = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
         totals = self._totals if how == "exhausted" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff._identity import data_remedies, look_at
@@ -63,6 +64,9 @@ def train_facts(trainer: Any) -> LoaderFacts:
         "max_steps": trainer.max_steps,
         "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
     }
+    if isinstance(loader, (Mapping, Sequence)):  # several, of which Lightning combines an epoch of its own length
+        combined = {"reported_batches": _finite(trainer.num_training_batches), "limit_batches": None}
+        return loader_facts(loader, **known | combined)
     return loader_facts(loader, **known)
 
 

@@ -80,7 +80,9 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
             return facts  # a subclass that yields a number of its own
         return facts | {"samples_per_rank": sampler.num_samples, "dataset_size": size, "sampling": "distributed"}
     if isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement):
-        return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": "replicated"}
+        # Ranks that read in order may read the same data set, or each a share of its own making.
+        sampling = "replicated" if rank_and_world_size()[1] == 1 else "unknown"
+        return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": sampling}
     return facts
 
 

@@ -20,12 +20,17 @@ from countoff.mesh import dp_position, loader_position
 
 __all__ = ["Attached", "attach"]
 
+_HANDLE = "countoff_handle"
 REMEDIES = {
     "UnevenBatches": (
         "give every rank as many batches: a DistributedSampler, an iterable dataset that cuts all ranks at the "
-        "shortest, or a break at a count that every rank has; if only some ranks evaluate: attach(eval_ranks=[0])."
+        "shortest, or itertools.islice(loader, n) with an n that every rank has; if only some ranks evaluate: "
+        "attach(eval_ranks=[0])."
     ),
-    "PlanMismatch": "build the loader from the same configuration on every rank.",
+    "PlanMismatch": (
+        "build the loader from the same configuration on every rank, and give every rank as many samples (a "
+        "DistributedSampler does)."
+    ),
     "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
     "RankMapError": (
@@ -106,6 +111,8 @@ def attach(
     totals = Totals(facts, dp_degree=position[1], framework="len(loader)")
     attached = Attached(new_guard, totals, settings, epoch=start_epoch)
     if settings.enabled:
+        for earlier in {getattr(type(loader), _HANDLE, None) for loader in (train, *evals.values())} - {None}:
+            earlier.abandon()  # the loop begins anew, in a notebook say, or after an exception
         plan = {
             "batches_per_epoch": facts.reported_batches,
             "proven_batches_per_epoch": totals.plan.batches_per_epoch,
@@ -166,4 +173,5 @@ def _observed(original: type, attached: Attached, name: str | None) -> type:
         batches = original.__iter__(loader)  # pyright: ignore[reportAttributeAccessIssue]
         return attached.passes.follow(batches, name, loader=loader)
 
-    return type(original.__name__, (original,), {"__iter__": follow, "__module__": original.__module__})
+    names = {"__iter__": follow, "__module__": original.__module__, _HANDLE: attached}
+    return type(original.__name__, (original,), names)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from countoff.core.state import State
-from countoff.core.verdict import DivergenceError, Verdict, clip, error_for, lost_rank
+from countoff.core.verdict import DivergenceError, Verdict, clip, deed, error_for, lost_rank
 
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 """What an exception says that a rank gets because it lost a peer."""
@@ -107,7 +107,7 @@ def fail(state: State, error: BaseException, where: str, *, slow: bool = False) 
         where: Its batch and span, in words.
         slow: Whether the store takes long to answer: the better cause may then take seconds to be heard.
     """
-    words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}", 200)
+    words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if not victim:
         state.failure = f"raised {words} ({where})"
@@ -115,8 +115,13 @@ def fail(state: State, error: BaseException, where: str, *, slow: bool = False) 
     if victim:
         state.ended.wait(SAY_SECONDS if slow else 0.5)
     if state.end is None:
-        deed = state.failure or f"raised {words}, as one does whose peer is gone"
-        state.propose(lost_rank(state.rank, deed, gone=False))
+        lost = f"raised {words}, as one does whose peer is gone"
+        with state.lock:
+            left = state.ledger.leaver() if victim else None
+        if left is None:
+            state.propose(lost_rank(state.rank, state.failure or lost, gone=False))
+        else:
+            state.propose(lost_rank(left.rank, f"{deed(left)} and ended its fit there; rank {state.rank} {lost}"))
     wait_until_said(state)
     if victim and state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]

@@ -251,10 +251,21 @@ class Ledger:
         later = [self._passed[number] for number in sorted(self._passed) if number > opened]
         return next((mark for mark in later if mark.span == span and mark.kind.endswith("_end")), None)
 
-    def ahead(self, rank: int) -> Mark | None:
-        """The mark that comes next for this rank, if that rank has passed it, and was the first to."""
-        mark = self._standing.get(self.next)
-        return mark if mark is not None and mark.rank == rank else None
+    def first_ahead(self) -> Mark | None:
+        """The mark that comes next for this rank, if another has passed it."""
+        return self._standing.get(self.next)
+
+    def leaver(self) -> Mark | None:
+        """Where a rank stopped its last train epoch, if it has then ended the fit and this rank has not.
+
+        It may have done so by a return, a `sys.exit` or an exception that was caught; its peers only lose it.
+        """
+        ends = [mark for number, mark in self._standing.items() if number >= self.next and mark.kind == "fit_end"]
+        closings = [mark for _, mark in sorted(self._heard.items()) if mark.kind == "train_end"]
+        last = closings[-1] if closings else None
+        return (
+            last if last is not None and last.how == "stopped" and last.rank in {mark.rank for mark in ends} else None
+        )
 
     def mute(self, spans: Iterable[Tally]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each is found once."""

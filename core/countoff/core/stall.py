@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from countoff.core import stacks
 from countoff.core.channel import Channel, sequence_numbers
-from countoff.core.rollcall import Gathering, Records
+from countoff.core.rollcall import Gathering, Records, parties
 from countoff.core.speaker import Speaker
 from countoff.core.state import State
 from countoff.core.verdict import Verdict, clip, names_of
+
+_PLACES = 4
 
 
 class Stall:
@@ -43,6 +46,7 @@ class Stall:
             **state.own_row(),
             "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
             "frames": [clip(frame, 120) for frame in place.frames],
+            "evaluates": bool(state.spans) and state.spans[-1].evaluation,
             "collectives": {clip(name, 32): count for name, count in list(sequence_numbers().items())[:4]},
         }
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
@@ -65,7 +69,8 @@ class Stall:
         verdict = judge_stall(records, self._state.settings.stall_seconds)
         uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
         places = {(record["where"], record["batches"]) for record in records.values()}
-        if uneven is not None and len(places) > 1:  # it was warned of, and now ranks wait in different places
+        if uneven is not None and len(places) > 1 and any(record["evaluates"] for record in records.values()):
+            # It was warned of, and now a rank waits in it, or for one that does.
             self._state.propose(uneven)
         else:
             self._state.say(verdict)
@@ -79,12 +84,32 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
             break
     else:
         ranks, state = list(records), ""
-    first = records[ranks[0]]
-    frames = " < ".join(first["frames"]) or "no frame of the user's code"
-    numbers = {rank: record["collectives"] for rank, record in records.items()}
-    behind = "" if len({str(value) for value in numbers.values()}) == 1 else f" Collectives issued: {numbers}."
-    sentence = f"no rank has got on for {seconds:g} s; {names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} {state}"
-    why = f"rank {ranks[0]} is at {frames}.{behind[:200]}"
+    sentence = f"no rank has got on for {seconds:g} s; {_are(ranks)} {state}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
+    places: dict[str, list[int]] = {}
+    for rank in order:
+        if frames := records[rank]["frames"]:
+            places.setdefault(" < ".join(frames), []).append(rank)
+    shown = "; ".join(f"{_are(there)} at {place}" for place, there in list(places.items())[:_PLACES])
+    why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
-    return Verdict("Stalled", f"{sentence}.", tuple(ranks), why=why, rows=rows, time=time.time())
+    return Verdict(
+        "Stalled", f"{sentence}.", tuple(ranks), why=f"{why}.{_behind(records)}", rows=rows, time=time.time()
+    )
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _behind(records: Records) -> str:
+    """The process groups in which ranks have issued different numbers of collectives."""
+    groups = sorted({name for record in records.values() for name in record["collectives"]})
+    issued = {name: parties({rank: record["collectives"] for rank, record in records.items()}, name) for name in groups}
+    return "".join(
+        f" Collectives issued in process group {name}: "
+        + ", ".join(f"{count or 0} by {names_of(ranks)}" for count, ranks in found[:4])
+        + "."
+        for name, found in list(issued.items())[:2]
+        if len(found) > 1
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from typing import Any
 
 from countoff.core import ending, interrupt, stacks
@@ -27,6 +28,7 @@ _CLOSE_SECONDS = 3.0
 _OVERSLEPT_SECONDS = 1.0
 _RAISE_SECONDS = 1.0
 _FINISHED_POLL_SECONDS = 0.02
+_started: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch:
@@ -55,7 +57,13 @@ class Watch:
         self._stall = Stall(state, self.speaker)
 
     def start(self) -> None:
-        """Starts the threads; they connect by themselves."""
+        """Starts the threads; they connect by themselves.
+
+        A guard that has ended, and still sees to it that the program does, ceases: the program has outlived it.
+        """
+        for outlived in [watch for watch in _started if watch.state.end is not None]:
+            outlived.close()
+        _started.add(self)
         self._stay = ending.at_exit(self.close)
         for thread in (self.speaker.thread, self._listener, self._watchdog):
             thread.start()
@@ -248,8 +256,8 @@ class Watch:
         """What may have been the beginning of a rank's end: a mark of its own that no rank shares, or a warning."""
         state = self.state
         with state.lock:
-            mark = state.ledger.ahead(rank)
-        if mark is not None:
+            mark = state.ledger.first_ahead()
+        if mark is not None and mark.rank == rank:
             return f"Before that it {deed_of(mark)}, a place that rank {state.rank} has not come to."
         return "; ".join(f"before that, {notice.sentence}" for notice in state.notices[:1])
 

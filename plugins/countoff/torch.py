@@ -111,7 +111,8 @@ def attach(
     totals = Totals(facts, dp_degree=position[1], framework="len(loader)")
     attached = Attached(new_guard, totals, settings, epoch=start_epoch)
     if settings.enabled:
-        for earlier in {getattr(type(loader), _HANDLE, None) for loader in (train, *evals.values())} - {None}:
+        classes = (type(loader) for loader in (train, *evals.values()))
+        for earlier in {getattr(each, _HANDLE) for each in classes if hasattr(each, _HANDLE)}:
             earlier.abandon()  # the loop begins anew, in a notebook say, or after an exception
         plan = {
             "batches_per_epoch": facts.reported_batches,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
+from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
@@ -140,16 +141,16 @@ class AsOnGpus(Accelerator):
     multi_device = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
 
-def joined_in_earnest() -> list[int]:
-    """Uneven batches inside a Join that `join_uneven_inputs` has really entered."""
-    accelerator = AsOnGpus(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+def joined_in_earnest(configured: bool, argument: bool | None) -> list[int]:
+    """Uneven batches inside a Join that `join_uneven_inputs` has really entered, by either way of saying so."""
+    accelerator = AsOnGpus(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=configured))
     model, raw = model_and_optimizer()
     model = torch.nn.parallel.DistributedDataParallel(model)
     train = accelerator.prepare(map_loader(28))
     batches = [0, 0]
     with attach(accelerator, train=train):
         for epoch in range(2):
-            with accelerator.join_uneven_inputs([model]):
+            with accelerator.join_uneven_inputs([model], even_batches=argument):
                 for images, labels in train:
                     torch.nn.functional.cross_entropy(model(images), labels).backward()
                     raw.step()
@@ -157,6 +158,46 @@ def joined_in_earnest() -> list[int]:
                     batches[epoch] += 1
     assert "join_uneven_inputs" not in vars(accelerator)
     return batches
+
+
+def joined_without_effect(batches: Sequence[int]) -> None:
+    """Uneven streams inside `join_uneven_inputs`, which leaves its Join off as `even_batches` is on."""
+    accelerator = AsOnGpus(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=False))
+    model, raw = model_and_optimizer()
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    train = accelerator.prepare(stream_loader(batches[own_rank()], accelerator.num_processes))
+    attach(accelerator, train=train)
+    for epoch in range(2):
+        with accelerator.join_uneven_inputs([model]):
+            for number, (images, labels) in enumerate(train, start=1):
+                torch.nn.functional.cross_entropy(model(images), labels).backward()
+                raw.step()
+                raw.zero_grad()
+                print(f"trained {epoch} {number}", flush=True)
+
+
+def averaged_now_and_then(samples: int, counted: bool, enabled: bool = True) -> tuple[list[int], str]:
+    """Epochs of different lengths inside `LocalSGD`; this rank's batches, and the weights."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(samples))
+    batches = [0, 0]
+    with attach(accelerator, train=train, enabled=counted):
+        for epoch in range(2):
+            with LocalSGD(accelerator, model, local_sgd_steps=2, enabled=enabled) as local_sgd:
+                for batch in train:
+                    forward_and_back(accelerator, model, optimizer, batch)
+                    local_sgd.step()
+                    batches[epoch] += 1
+    return batches, weights(model)
+
+
+def averaged_without_and_with() -> list[tuple[list[int], str]]:
+    """The same epochs inside `LocalSGD` without countoff and with it, which leaves its class as it was."""
+    enter, leave = LocalSGD.__enter__, LocalSGD.__exit__
+    found = [averaged_now_and_then(20, counted) for counted in (False, True)]
+    assert (LocalSGD.__enter__, LocalSGD.__exit__) == (enter, leave)
+    return found
 
 
 def overflows() -> tuple[int, int, bool]:
@@ -262,6 +303,20 @@ def scheduled(horizon: int, epochs: int | None, run_epochs: int, **options: Any)
                 optimizer.zero_grad()
                 rates.append(float(raw.param_groups[0]["lr"]))
     return rates
+
+
+def scheduled_by_epoch(epochs: int, ticks: int) -> float:
+    """Trains with a prepared schedule that the loop steps once per epoch; the learning rate at the end."""
+    accelerator = Accelerator(cpu=True)
+    model, raw = model_and_optimizer()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(raw, T_max=ticks)
+    model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
+    with attach(accelerator, train=train, epochs=epochs):
+        for _ in range(epochs):
+            for batch in train:
+                forward_and_back(accelerator, model, optimizer, batch)
+            scheduler.step()
+    return float(raw.param_groups[0]["lr"])
 
 
 def scheduled_with(horizon: int, options: dict[str, Any]) -> list[float]:

@@ -63,6 +63,13 @@ def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
     assert results[0].value[-3] > 0
 
 
+@pytest.mark.parametrize(("processes", "ticks"), [(1, 3), (2, 6)])
+def test_a_schedule_that_is_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, ticks):
+    results = run_ranks(cases.scheduled_by_epoch, processes, 3, ticks)
+    assert said(results) == []
+    assert [result.value for result in results] == pytest.approx([0.0] * processes)
+
+
 def test_one_process_reads_an_undivided_loader(run_ranks):
     (result,) = run_ranks(cases.of_one_process, 1)
     assert not said([result])

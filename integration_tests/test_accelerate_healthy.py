@@ -105,10 +105,20 @@ def test_join_uneven_inputs_is_left_alone(run_ranks):
     assert len({result.value for result in results}) == 1
 
 
-def test_counting_is_off_inside_join_uneven_inputs(run_ranks):
-    results = run_ranks(cases.joined_in_earnest, 2)
+@pytest.mark.parametrize(("configured", "argument"), [(False, None), (True, False)])
+def test_counting_is_off_inside_join_uneven_inputs(run_ranks, configured, argument):
+    results = run_ranks(cases.joined_in_earnest, 2, configured, argument)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert [result.value for result in results] == [[4, 4], [3, 3]]
+
+
+def test_counting_is_off_inside_local_sgd(run_ranks):
+    results = run_ranks(cases.averaged_without_and_with, 2)
+    assert [line for result in results for line in verdict_lines(result)] == []
+    for result in results:
+        plain, counted = result.value
+        assert plain == counted
+    assert [result.value[0][0] for result in results] == [[3, 3], [2, 2]]
 
 
 def test_a_step_that_a_gradient_scaler_leaves_out_is_not_counted(run_ranks):

@@ -143,3 +143,18 @@ def test_ranks_that_load_different_checkpoints_are_named(run_ranks):
         text = "\n".join(verdict_lines(result))
         assert "countoff: PlanMismatch: " in text, everything(results)
         assert "position is [1, 4, 7] on rank 0, [0, 9, 5] on rank 1" in text, everything(results)
+
+
+def test_an_uneven_stream_in_a_join_that_is_not_enabled_is_named(run_ranks):
+    results = run_ranks(cases.joined_without_effect, 2, [4, 3], expect=None)
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "rank 1 ran out of data after 3 batches of train epoch 0" in text, everything(results)
+        assert trained(result.output) == [(0, 1), (0, 2), (0, 3)], everything(results)
+
+
+def test_uneven_epochs_in_local_sgd_that_is_not_enabled_are_named(run_ranks):
+    results = run_ranks(cases.averaged_now_and_then, 2, 28, True, False, expect=None)
+    for result in results:
+        assert "rank 1 ran out of data after 3 batches of train epoch 0" in result.output, everything(results)
+        assert result.exit_code != 0

@@ -102,3 +102,57 @@ def test_a_schedule_of_ones_own_is_held_against_the_run(run_ranks, horizon, warn
     if lines:
         assert "WrongHorizon: LambdaLR was made for 10 ticks" in lines[0]
         assert "it ends at step 10 of 20 (1/2 of the run)" in lines[0]
+
+
+EVALUATED = {"eval_strategy": "epoch", "gradient_accumulation_steps": 4}
+OWN = {
+    "plain": Job(samples=70, evals=[22], loader="plain", args=EVALUATED),
+    "around plain": Job(
+        samples=80, evals=[24], loader="around plain", args={"eval_strategy": "steps", "eval_steps": 4}
+    ),
+    "around prepared": Job(samples=80, evals=[24], loader="around prepared", args=EVALUATED),
+    "list": Job(samples=80, evals=[24], loader="list", args=EVALUATED),
+    "resumed": Job(samples=80, loader="plain", resume=True),
+}
+UNSEEN = {
+    "around prepared": "returned a Around, which stands around a prepared loader",
+    "list": "returned a list, whose passes nobody can see",
+    "resumed": "returned a DataLoader, of which the Trainer makes a copy to resume within an epoch",
+}
+
+
+def test_a_train_loader_that_is_not_prepared_is_counted_or_left_alone(run_ranks):
+    results = run_ranks(jobs.with_and_without, 2, list(OWN.values()), env=CPU, deadline_seconds=120)
+    for result in results:
+        assert verdict_lines(result) == [], result
+        for name, (plain, counted) in zip(OWN, result.value, strict=True):
+            assert plain.weights == counted.weights, name
+            assert (counted.steps, counted.evaluations) == (plain.steps, plain.evaluations), name
+            assert counted.counted_steps == (0 if name in UNSEEN else counted.applied), name
+        batches = {name: counted.counted_batches for name, (_, counted) in zip(OWN, result.value, strict=True)}
+        assert batches == {"plain": 9, "around plain": 10, "around prepared": None, "list": None, "resumed": None}
+        warnings = [line for line in result.output.splitlines() if "countoff counts nothing in this training" in line]
+        assert len(warnings) == (len(UNSEEN) if result.rank == 0 else 0), result
+        for line, reason in zip(warnings, UNSEEN.values(), strict=False):
+            assert f"get_train_dataloader() {reason}: let it return what self.accelerator.prepare()" in line
+    foretold = results[0].value[0][1].progress
+    assert foretold["countoff/batches_per_epoch"] == 9
+    assert foretold["countoff/samples_per_epoch"] == 70
+
+
+def test_uneven_loaders_that_are_not_prepared_are_named(run_ranks):
+    results = run_ranks(
+        jobs.train, 2, Job(batches=[4, 3], loader="plain", args={"max_steps": 10}), expect=None, env=CPU
+    )
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert "rank 1 ran out of data after 3 batches of train epoch 0" in text, everything(results)
+        assert "trained 1 " not in result.output, everything(results)
+        assert result.exit_code != 0
+
+
+def test_a_training_that_an_exception_has_ended_is_let_go_of_by_the_next_one(run_ranks):
+    results = run_ranks(jobs.once_more_after_a_failure, 2, env=CPU)
+    for result in results:
+        assert verdict_lines(result) == [], result
+        assert result.value == (20, 20, True)

@@ -1,14 +1,18 @@
 """Jobs of the transformers Trainer for the tests of `countoff.transformers`: a linear model of the digits, no hub."""
 
+import contextlib
 import functools
+import gc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderShard
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from countoff.transformers import Countoff
@@ -78,6 +82,46 @@ class StopsAlone(TrainerCallback):
             control.should_training_stop = True
 
 
+class Fails(TrainerCallback):
+    """Ends training on every rank by an exception that the program knows."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 2:
+            raise ArithmeticError("out of luck")
+
+
+class Around:
+    """A loader of the user's own class around another, which does not say what it reads."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+
+def of_one_own(kind: str, trainer: Trainer) -> Any:
+    """A train loader that Accelerate has not prepared, or that stands around one that it has."""
+    if kind == "around prepared":
+        return Around(Trainer.get_train_dataloader(trainer))
+    dataset: Any = trainer.train_dataset
+    sampler = None if isinstance(dataset, IterableDataset) else DistributedSampler(dataset, shuffle=False)
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, collate_fn=collate)
+    return {"plain": lambda: loader, "around plain": lambda: Around(loader), "list": lambda: list(loader)}[kind]()
+
+
+class OwnLoader(Trainer):
+    """A Trainer whose subclass makes the train loader."""
+
+    kind = ""
+
+    def get_train_dataloader(self) -> Any:
+        return of_one_own(self.kind, self) if self.kind else super().get_train_dataloader()
+
+
 def all_ranks_batch() -> int:
     """Samples of one batch of every rank."""
     return BATCH_SIZE * int(os.environ["WORLD_SIZE"])
@@ -98,6 +142,7 @@ class Job:
         horizon: Ticks of a linear schedule of the user's own; 0: the Trainer makes one.
         options: Options of Countoff; None: no callback.
         resume: Train up to a checkpoint first, then resume from it in another Trainer.
+        loader: The train loader that a subclass makes, as `of_one_own` names it; empty: the Trainer's.
     """
 
     batches: Sequence[int] = ()
@@ -110,11 +155,12 @@ class Job:
     horizon: int = 0
     options: Mapping[str, Any] | None = field(default_factory=dict)
     resume: bool = False
+    loader: str = ""
 
     def train_set(self) -> Any:
         if self.samples:
             return Digits(self.samples)
-        samples = self.batches[own_rank()] * all_ranks_batch()
+        samples = self.batches[own_rank()] * (BATCH_SIZE if self.loader else all_ranks_batch())
         if self.reported is None:
             return Stream(samples)
         return SizedStream(samples, self.reported[own_rank()] * all_ranks_batch())
@@ -149,7 +195,7 @@ class Job:
         callbacks: list[TrainerCallback] = [truth, *([countoff] if countoff else [])]
         if self.stop is not None:
             callbacks.append(StopsAlone(*self.stop))
-        trainer = Trainer(
+        trainer = OwnLoader(
             model=model,
             args=TrainingArguments(**{**arguments, **self.args, **more}),
             train_dataset=self.train_set(),
@@ -158,6 +204,7 @@ class Job:
             optimizers=(optimizer, scheduler),
             callbacks=callbacks,
         )
+        trainer.kind = self.loader
         return trainer, optimizer, countoff, truth
 
 
@@ -170,6 +217,7 @@ class Outcome:
     applied: int
     evaluations: int
     counted_steps: int
+    counted_batches: int | None
     progress: dict[str, float]
     history: list[dict[str, Any]]
 
@@ -190,6 +238,7 @@ def train(job: Job) -> Outcome:
         applied=optimizer.applied,
         evaluations=truth.evaluations,
         counted_steps=guard.steps if guard else 0,
+        counted_batches=guard.train_batches if guard else None,
         progress=countoff.progress() if countoff else {},
         history=trainer.state.log_history,
     )
@@ -198,3 +247,24 @@ def train(job: Job) -> Outcome:
 def with_and_without(jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
     """Each job without countoff and with it, one after the other in one process."""
     return [(train(replace(job, options=None)), train(job)) for job in jobs]
+
+
+def once_more_after_a_failure() -> tuple[int, int, bool]:
+    """Trains again with another Trainer after an exception that the program has caught.
+
+    Returns:
+        Steps of the second training, steps counted, and whether countoff has let go of Accelerate's classes.
+    """
+    original = DataLoaderShard.__iter__
+    job = Job(samples=80)
+    failing, *_ = job.trainer()
+    failing.add_callback(Fails())
+    with contextlib.suppress(ArithmeticError):
+        failing.train()
+    del failing
+    gc.collect()
+    trainer, _, countoff, _ = job.trainer()
+    trainer.train()
+    assert countoff is not None
+    assert countoff.guard is not None
+    return trainer.state.global_step, countoff.guard.steps, DataLoaderShard.__iter__ is original

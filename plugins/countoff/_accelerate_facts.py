@@ -22,8 +22,8 @@ _log = logging.getLogger("countoff")
 REMEDIES = {
     "UnevenBatches": (
         "give every rank as many batches: even_batches=True for map-style data, dispatch_batches=True (rank 0 reads "
-        "for all) or an iterable that cuts all ranks at the shortest, or a break at a count that every rank has; if "
-        "only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may differ: "
+        "for all) or an iterable that cuts all ranks at the shortest, or itertools.islice(loader, n) with an n that "
+        "every rank has; if only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may differ: "
         "attach(..., uneven_eval='allow')."
     ),
     "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
@@ -126,6 +126,8 @@ def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
 def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -> Verdict | None:
     """A warning about the first scheduler that will not end where the run ends, as far as that can be told yet."""
     for _, horizon in horizons(accelerator):
+        if epochs and horizon.ticks in (epochs, epochs * horizon.ticks_per_step):
+            continue  # made to be stepped once per epoch, for all that can be known before it is
         total = plan.total_steps
         found = None
         if total:

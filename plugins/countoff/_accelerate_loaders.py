@@ -2,7 +2,8 @@
 
 A loader's own class cannot be exchanged (Accelerate's adapters answer for the class that they wrap), and the loader
 that is iterated need not be the one that was prepared: `skip_first_batches` makes another, the Trainer makes one per
-evaluation. So while anybody follows, the two classes have an `__iter__` of ours, which asks the followers.
+evaluation. So while anybody follows, the two classes have an `__iter__` of ours, which asks the followers. `LocalSGD`,
+inside which ranks may iterate them unevenly, is watched in the same way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 try:
     from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+    from accelerate.local_sgd import LocalSGD
 except ImportError as error:
     raise ImportError("countoff.accelerate needs Accelerate: pip install 'countoff[accelerate]'") from error
 from torch.utils.data import BatchSampler, IterableDataset
@@ -24,6 +26,7 @@ Follower = Callable[[Any, Iterator[Any]], Iterator[Any] | None]
 
 PREPARED = (DataLoaderShard, DataLoaderDispatcher)
 _followers: list[Follower] = []
+_local_sgd_watchers: list[Callable[[Any, bool], None]] = []
 
 
 def follow(follower: Follower) -> Callable[[], None]:
@@ -61,9 +64,48 @@ def _asking(original: Callable[[Any], Iterator[Any]]) -> Any:
     return observed
 
 
+def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
+    """Calls it with the Accelerator and True when a `LocalSGD` that is enabled has been entered, and False when left.
+
+    Returns:
+        Ends it. The last one to go leaves Accelerate's class as it was.
+    """
+    if not _local_sgd_watchers:
+        LocalSGD.__enter__ = _telling(LocalSGD.__enter__, inside=True)
+        LocalSGD.__exit__ = _telling(LocalSGD.__exit__, inside=False)
+    _local_sgd_watchers.append(watcher)
+
+    def leave() -> None:
+        _local_sgd_watchers.remove(watcher)
+        for name in ("__enter__", "__exit__") if not _local_sgd_watchers else ():
+            original = getattr(getattr(LocalSGD, name), "countoff_original", None)
+            if original is not None:  # else somebody stands on top of it, as below `follow`
+                setattr(LocalSGD, name, original)
+
+    return leave
+
+
+def _telling(original: Callable[..., Any], *, inside: bool) -> Any:
+    @functools.wraps(original)
+    def watched(local_sgd: Any, *error: Any) -> Any:
+        result = original(local_sgd, *error)
+        for watcher in _local_sgd_watchers if local_sgd.enabled else ():
+            watcher(local_sgd.accelerator, inside)
+        return result
+
+    setattr(watched, "countoff_original", original)  # noqa: B010  # an attribute of a function, unknown to its type
+    return watched
+
+
 def is_prepared(loader: Any) -> bool:
     """Whether it is one of Accelerate's loaders, and so can be followed."""
     return isinstance(loader, PREPARED)
+
+
+def holds_prepared(loader: Any, *, depth: int = 3) -> bool:
+    """Whether one of Accelerate's loaders is among an object's attributes, or so many levels below, as in a wrapper."""
+    held = getattr(loader, "__dict__", {}).values() if depth else ()
+    return any(is_prepared(each) or holds_prepared(each, depth=depth - 1) for each in held)
 
 
 def same_source(one: Any, other: Any) -> bool:

@@ -1,18 +1,24 @@
-"""What the transformers Trainer's own objects say, and what they say wrong."""
+"""The transformers Trainer's own objects: what they say, what they say wrong, and where its batches are seen."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from countoff import _observe
 from countoff._accelerate_facts import REMEDIES as ACCELERATE_REMEDIES
+from countoff._accelerate_loaders import follow, holds_prepared, is_prepared, same_source, skipped_batches
+from countoff._attached import Attached
 from countoff._horizons import horizon_of
 from countoff._identity import data_remedies
 from countoff._prepared import loader_facts
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.horizon import wrong_horizon
+from countoff.torch import _observe as exchange_classes
 
 _log = logging.getLogger("countoff")
 
@@ -44,17 +50,62 @@ REMEDIES = {
 def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
     """What the train loader and TrainingArguments say."""
     limited = args.max_steps > 0
-    facts = loader_facts(
-        loader,
-        num_processes=process.num_processes,
-        process_index=process.process_index,
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
-        max_epochs=None if limited else math.ceil(args.num_train_epochs),
-        max_steps=args.max_steps if limited else None,
-    )
+    known: dict[str, Any] = {
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "max_epochs": None if limited else math.ceil(args.num_train_epochs),
+        "max_steps": args.max_steps if limited else None,
+        "partial_step": "applied",
+    }
+    if is_prepared(loader):
+        facts = loader_facts(loader, num_processes=process.num_processes, process_index=process.process_index, **known)
+    else:  # what a subclass's get_train_dataloader() has returned as it is: nobody divides it by the processes
+        facts = _observe.loader_facts(loader, **known)
     if facts.reported_batches is None:
         _log.info("the train loader has no length: the Trainer's `epoch` is a fraction of max_steps, not of the data")
     return facts
+
+
+def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[[], None]:
+    """Counts the passes over the Trainer's loaders from here on; returns what gives them back as they were.
+
+    Args:
+        handle: Where they are counted.
+        loader: The train loader, which Accelerate has prepared or not.
+        resumes_inside: Whether the Trainer goes on within an epoch.
+
+    Raises:
+        TypeError: If the passes over the train loader cannot be seen, with the reason.
+    """
+    prepared, stack = is_prepared(loader), contextlib.ExitStack()
+    if not prepared:
+        stack.callback(_observe_own(handle, loader, resumes_inside))
+
+    def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        left_out = skipped_batches(iterated)
+        train = prepared and (iterated is loader or (left_out > 0 and same_source(loader, iterated)))
+        name = None if train else "evaluation"
+        return handle.passes.follow(
+            batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader, loader=iterated
+        )
+
+    stack.callback(follow(follower))
+    return stack.close
+
+
+def _observe_own(handle: Attached, loader: Any, resumes_inside: bool) -> Callable[[], None]:
+    """Counts the passes over a train loader that Accelerate has not prepared."""
+    reason = ""
+    if holds_prepared(loader):
+        reason = "which stands around a prepared loader"  # whose passes would be taken for evaluations
+    elif resumes_inside:
+        reason = "of which the Trainer makes a copy to resume within an epoch"
+    elif hasattr(type(loader), "__iter__"):
+        with contextlib.suppress(TypeError):
+            return exchange_classes(handle, {None: loader})
+    raise TypeError(
+        f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes nobody can see'}: let it "
+        "return what self.accelerator.prepare() returned for a DataLoader"
+    )
 
 
 def plan_of(facts: LoaderFacts, args: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from countoff import _accelerate_facts as reading
-from countoff._accelerate_loaders import Follower, follow, is_prepared, same_source, skipped_batches
+from countoff._accelerate_loaders import Follower, follow, is_prepared, same_source, skipped_batches, watch_local_sgd
 from countoff._accelerate_resume import Position, watch_checkpoints
 from countoff._attached import Attached
 from countoff._observe import learning_rates, versions
@@ -110,6 +110,7 @@ def attach(
         stack.callback(follow(_follower(attached, loaders)))
         stack.callback(watch_checkpoints(accelerator, position, loaded))
         stack.callback(_uncounted_joins(accelerator, attached))
+        stack.callback(_uncounted_local_sgd(accelerator, attached))
         release = stack.pop_all().close
     attached.begin(
         {**plan, "position": [start_epoch, 0, 0]},
@@ -146,14 +147,15 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
 
 
 def _uncounted_joins(accelerator: Any, attached: Attached) -> Callable[[], None]:
-    """Turns comparing off inside `accelerator.join_uneven_inputs`, where it has an effect; returns what ends that."""
+    """Turns comparing off inside `accelerator.join_uneven_inputs`, where it enables `Join`; returns what ends that."""
     original = accelerator.join_uneven_inputs
 
     @contextlib.contextmanager
-    def joined(*args: Any, **kwargs: Any) -> Iterator[None]:
+    def joined(joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
+        even = accelerator.even_batches if even_batches is None else even_batches
         with contextlib.ExitStack() as stack:
-            stack.enter_context(original(*args, **kwargs))
-            if accelerator.multi_device:
+            stack.enter_context(original(joinables, even_batches))
+            if accelerator.multi_device and not even:
                 stack.enter_context(attached.uncounted())
             yield
 
@@ -163,3 +165,13 @@ def _uncounted_joins(accelerator: Any, attached: Attached) -> Callable[[], None]
 
     accelerator.join_uneven_inputs = joined
     return leave
+
+
+def _uncounted_local_sgd(accelerator: Any, attached: Attached) -> Callable[[], None]:
+    """Turns comparing off inside `LocalSGD`, whose ranks meet at so many steps and its exit; returns what ends that."""
+
+    def told(of: Any, inside: bool) -> None:
+        if of is accelerator:
+            attached.passes.comparing = not inside
+
+    return watch_local_sgd(told)

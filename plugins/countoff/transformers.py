@@ -6,8 +6,9 @@ loaders are iterated; the callback says when a fit begins and ends, and when an 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import logging
+import weakref
+from typing import Any, ClassVar
 
 try:
     from transformers import TrainerCallback
@@ -16,20 +17,22 @@ except ImportError as error:
 from accelerate import PartialState
 
 from countoff._accelerate_facts import alone, unwrapped
-from countoff._accelerate_loaders import follow, same_source, skipped_batches
 from countoff._attached import Attached
 from countoff._observe import learning_rates, versions
 from countoff._options import Options
-from countoff._trainer_facts import REMEDIES, horizon_warning, plan_of, total_warning, train_facts
+from countoff._trainer_facts import REMEDIES, horizon_warning, observe, plan_of, total_warning, train_facts
 from countoff.core import Guard
 from countoff.core.totals import Totals
 
 __all__ = ["Countoff"]
 
+_log = logging.getLogger("countoff")
+
 
 class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
     _handle: Attached | None = None
+    _under_way: ClassVar[weakref.WeakSet[Attached]] = weakref.WeakSet()  # of every instance; a process trains one model
 
     @property
     def guard(self) -> Guard | None:
@@ -42,10 +45,12 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Counts off: loaders, optimizer and a resumed position are final."""
-        if self._handle is not None:  # a training that an exception has ended, such as one that ran out of memory
-            self._handle.abandon()
+        for left in list(self._under_way):  # a training that an exception has ended, such as one that ran out of memory
+            left.abandon()
+        self._under_way.clear()
         if not self.settings.enabled:
             return
+        self._handle = None
         process, loader = PartialState(), of_trainer["train_dataloader"]
         optimizer, scheduler = of_trainer["optimizer"], of_trainer["lr_scheduler"]
 
@@ -62,23 +67,20 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
         totals = Totals(facts, dp_degree=process.num_processes, framework="the Trainer")
         applied = unwrapped(optimizer)
         epoch = int(state.epoch or 0)
-        self._handle = handle = Attached(
-            new_guard, totals, self.settings, epoch=epoch, steps_of=lambda each: each is applied
-        )
-
-        def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
-            left_out = skipped_batches(iterated)
-            train = iterated is loader or (left_out > 0 and same_source(loader, iterated))
-            name = None if train else "evaluation"
-            return handle.passes.follow(
-                batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader, loader=iterated
-            )
-
+        handle = Attached(new_guard, totals, self.settings, epoch=epoch, steps_of=lambda each: each is applied)
+        try:
+            release = observe(handle, loader, resumes_inside=bool((state.epoch or 0) % 1 and not args.ignore_data_skip))
+        except TypeError as error:
+            if process.is_main_process:
+                _log.warning("countoff counts nothing in this training: %s", error)
+            return
+        self._handle = handle
+        self._under_way.add(handle)
         position = [epoch, state.global_step]
         handle.begin(
             plan_of(facts, args) | {"position": position},
             versions("accelerate", "transformers"),
-            follow(follower),
+            release,
             alone(process),
             horizon_warning(scheduler, state, args),
             total_warning(args, process.num_processes),
@@ -87,7 +89,7 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Closes the epoch's span: the Trainer leaves its loader before that is exhausted."""
-        if self._handle is not None:
+        if self._handle is not None and self._handle in self._under_way:
             before = self._handle.totals.plan
             self._handle.passes.close_stale(everything=True)
             if self._handle.totals.plan != before:
@@ -96,6 +98,7 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
     def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Ends the fit."""
         if self._handle is not None:
+            self._under_way.discard(self._handle)
             self._handle.detach()
 
     def _log(self, state: Any) -> None:

@@ -55,6 +55,23 @@ def forks_and_exits() -> None:
             sys.exit(0)
 
 
+@pytest.mark.parametrize("iterated", ["another", "attached"])
+def test_a_loop_over_another_loader_than_the_attached_one_is_warned_of(run_ranks, iterated):
+    results = run_ranks(iterates, 2, iterated)
+    said = "\n".join(verdict_lines(results[0]))
+    assert ("countoff: UnseenLoader: 64 optimizer steps, and no batch of" in said) == (iterated == "another"), results
+    assert not verdict_lines(results[1]), results
+
+
+def iterates(iterated: str) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    loader, other = even_loader(560), even_loader(560)
+    with attach(train=loader):
+        for batch in other if iterated == "another" else loader:
+            train_on(model, optimizer, batch)
+
+
 def test_attaching_again_takes_over_from_the_first_handle(run_ranks):
     results = run_ranks(attaches_twice, 2)
     assert [result.value for result in results] == [(0, 5, "DataLoader")] * 2

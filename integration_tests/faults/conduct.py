@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -212,5 +213,6 @@ class SizedEvalSamples(EvalSamples):
 
 
 def stamp(what: str) -> None:
-    """Writes down when something happened on this rank, for the table's milliseconds."""
-    Path(f"{what}-{own_rank()}").write_text(repr(time.time()), encoding="ascii")
+    """Writes down when something first happened on this rank, for the table's milliseconds."""
+    with contextlib.suppress(FileExistsError), Path(f"{what}-{own_rank()}").open("x", encoding="ascii") as file:
+        file.write(repr(time.time()))

@@ -27,6 +27,7 @@ REMEDIES = {
         "attach(..., uneven_eval='allow')."
     ),
     "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
+    "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
     "StepMismatch": (
         "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of one "
         "rank, which also hides the end of the train loader from accumulate() if it is in an evaluation."

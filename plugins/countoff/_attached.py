@@ -159,6 +159,8 @@ class Attached:
 
     def _step(self) -> None:
         self.guard.step()
+        if self.passes.expects_train:
+            self.passes.step_unseen()
 
     def _learn_length(self) -> Verdict | None:
         self.totals.observe(self.guard.batches)

@@ -14,6 +14,8 @@ from countoff._identity import look_at
 from countoff.core import Guard, Verdict
 
 How = Literal["exhausted", "stopped"]
+UNSEEN_STEPS = 64
+"""Optimizer steps without a batch after which the loader is taken for another one than the loop iterates."""
 
 
 class _Pass:
@@ -43,6 +45,7 @@ class Passes:
         epoch: Number of the next train epoch.
         comparing: Whether passes that begin from here on are held against those of other ranks.
         began: Called with the number of each train epoch when it has begun.
+        expects_train: Whether a pass over a train loader is still to be seen, without which steps are suspect.
     """
 
     def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None]) -> None:
@@ -50,6 +53,8 @@ class Passes:
         self.epoch = epoch
         self.comparing = True
         self.began: Callable[[int], None] | None = None
+        self.expects_train = False
+        self._steps_unseen = 0
         self._exhausted = exhausted
         self._open: list[_Pass] = []
 
@@ -113,6 +118,15 @@ class Passes:
             raise
         self._close(this, "exhausted")
 
+    def step_unseen(self) -> None:
+        """Notes an optimizer step before the first pass over the train loader, and warns when they are many."""
+        self._steps_unseen += 1
+        if self._steps_unseen == UNSEEN_STEPS:
+            self.expects_train = False
+            sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of the train loader that was attached."
+            why = "The loop iterates another object, or these are steps of another model. Nothing is compared so far."
+            self.guard.warn(Verdict("UnseenLoader", sentence, why=why))
+
     def close_stale(self, *, everything: bool) -> None:
         """Closes passes whose iterator is still around though the program has gone on.
 
@@ -130,6 +144,7 @@ class Passes:
         if name is None:
             self.guard.train_start(self.epoch, position)
             self.epoch += 1
+            self.expects_train = False
         else:
             self.guard.eval_start(name)
         self._open.append(this)

@@ -105,7 +105,7 @@ def attach(
 
     for name, loader in loaders.items():
         reading.say_lengths(accelerator, name or "train", loader)
-    attached.passes.began = began
+    attached.passes.began, attached.passes.expects_train = began, train is not None
     with contextlib.ExitStack() as stack:
         stack.callback(follow(_follower(attached, loaders)))
         stack.callback(watch_checkpoints(accelerator, position, loaded))

@@ -38,6 +38,7 @@ REMEDIES = {
         "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
     ),
     "LostRank": "read that rank's own output first; the others only lost their peer.",
+    "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
     "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
     **data_remedies(
         shares=(
@@ -114,6 +115,7 @@ def attach(
         classes = (type(loader) for loader in (train, *evals.values()))
         for earlier in {getattr(each, _HANDLE) for each in classes if hasattr(each, _HANDLE)}:
             earlier.abandon()  # the loop begins anew, in a notebook say, or after an exception
+        attached.passes.expects_train = True
         plan = {
             "batches_per_epoch": facts.reported_batches,
             "proven_batches_per_epoch": totals.plan.batches_per_epoch,

@@ -31,7 +31,7 @@ class Verdict:
     Attributes:
         kind: That of an exception below, or of a warning: `Stalled`, `WrongLength`, `Truncated`, `VersionMismatch`,
             `LateRank`, `SettingsMismatch`, `WrongHorizon`, `WrongTotal`, `NotDistributed`, `DuplicateData`,
-            `PeersDiffer`, `SameOrder`.
+            `PeersDiffer`, `SameOrder`, `UnseenLoader`.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the odd one first.
         why: The cause, where it can be told.

@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from integration_tests.faults.matrix import run_cell
 
     adapters = chosen.adapter or list(CANNOT)
+    os.environ.setdefault("FAULTS_PAUSE_SECONDS", "15")  # a checkpoint takes twice that; the tests have less time
     os.environ.setdefault("PRELOAD", " ".join(["torch", "lightning", *adapters, *_BENEATH]))
     cells = [
         (case, adapter, ranks)

@@ -20,7 +20,7 @@ from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 
 AT = 3
 """The batch of the first epoch, from 0, at which most faults happen."""
-_PAUSE_SECONDS = 2.0
+_PAUSE_SECONDS = float(os.environ.get("FAULTS_PAUSE_SECONDS", "2"))
 
 
 def world_size() -> int:

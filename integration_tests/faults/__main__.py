@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.json:
                 chosen.json.write_text(json.dumps(report.as_json(rows), indent=1), encoding="utf-8")
     print(report.markdown(rows))
+    print(f"\nFrom the proof until the last rank knew:\n\n{report.promptness(rows)}")
     left_out = [(name, adapter) for adapter in adapters for name in CANNOT[adapter] if name in (chosen.only or CASES)]
     for name, adapter in left_out:
         print(f"\n{name} cannot happen in {adapter}: {CANNOT[adapter][name]}.")

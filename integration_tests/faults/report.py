@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -23,6 +24,21 @@ def markdown(rows: Sequence[Row]) -> str:
     """The whole matrix."""
     table = [_HEAD, tuple("---" for _ in _HEAD), *(_cells(row) for row in rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in table)
+
+
+def promptness(rows: Sequence[Row]) -> str:
+    """The milliseconds from the proof to the last rank, of the verdicts that say them, by number of ranks."""
+    lines = ["| ranks | jobs | median ms | quartiles | most |", "|---|---|---|---|---|"]
+    for ranks in sorted({row.ranks for row in rows}):
+        found = sorted(
+            row.milliseconds
+            for row in rows
+            if row.ranks == ranks and row.since == "proof" and row.milliseconds is not None
+        )
+        if len(found) > 1:
+            low, middle, high = statistics.quantiles(found, n=4)
+            lines.append(f"| {ranks} | {len(found)} | {middle:.1f} | {low:.1f} to {high:.1f} | {found[-1]:.1f} |")
+    return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -260,12 +260,10 @@ class Ledger:
 
         It may have done so by a return, a `sys.exit` or an exception that was caught; its peers only lose it.
         """
-        ends = [mark for number, mark in self._standing.items() if number >= self.next and mark.kind == "fit_end"]
+        standing = self._standing.items()
+        ended = {mark.rank for number, mark in standing if number >= self.next and mark.kind == "fit_end"}
         closings = [mark for _, mark in sorted(self._heard.items()) if mark.kind == "train_end"]
-        last = closings[-1] if closings else None
-        return (
-            last if last is not None and last.how == "stopped" and last.rank in {mark.rank for mark in ends} else None
-        )
+        return next((mark for mark in closings[-1:] if mark.how == "stopped" and mark.rank in ended), None)
 
     def mute(self, spans: Iterable[Tally]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each is found once."""

@@ -90,9 +90,9 @@ def dispatch_costs(trainer: Any, guarded: Any, repeats: int) -> dict[str, Sample
 
 def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
     """Seconds per fetch, bare and observed, by clock."""
-    from countoff._fetches import Fetches
+    from countoff._adapter.loader_observer import LoaderObserver
 
-    observed = Fetches(Endless(), guard.waited, guard.failed, asks=guard.asks)
+    observed = LoaderObserver(Endless(), guard.waited, guard.failed, batch_requested=guard.batch_requested)
     loaders = {BARE: iter(Endless()), OBSERVED: iter(observed.loader)}
     next(loaders[OBSERVED])
     observed.used = observed.begun  # as in a train epoch

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.results import Table, compared, in_turns
 from countoff.core import Guard, Settings
-from countoff.core.fingerprint import fingerprint, substance
+from countoff.core.data.fingerprint import distinct_bytes, fingerprint
 
 SMALL = "4×64 float32 and 4 labels"
 FILLING = "telling data from filling, once per epoch"
@@ -35,7 +35,7 @@ def tables(quick: bool) -> Iterator[Table]:
     repeats = 40 if quick else 200
     samples = {name: seconds(partial(fingerprint, make()), repeats) for name, make in BATCHES.items()}
     excerpts = [found.excerpt for found in (fingerprint(torch.rand(32, 3, 224, 224)) for _ in range(2)) if found]
-    samples[FILLING] = seconds(lambda: substance(excerpts), repeats)
+    samples[FILLING] = seconds(lambda: distinct_bytes(excerpts), repeats)
     for column, clock in enumerate(["by the wall", "processor time"]):
         one = {name: [pair[column] for pair in pairs] for name, pairs in samples.items()}
         yield compared(f"A fingerprint of a batch, {clock}", "µs", one, against=SMALL)

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import simulated
 from benchmarks.results import Table, progress, quartiles
-from countoff.core import rollcall
-from countoff.core._dp_ranks import judge_dp_ranks
+from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
+from countoff.core.runtime import roll_call
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (a session has but one)
 
 _CREWS = 4
@@ -288,11 +288,11 @@ def comparisons(sizes: Sequence[int]) -> Table:
     for size in sizes:
         plans = {rank: simulated.plan_of(rank, size) for rank in range(size)}
         began = time.process_time()
-        rollcall.judge_plans(plans, rollcall._PROOF_FIELDS)  # pyright: ignore[reportPrivateUsage]
+        roll_call.judge_plans(plans, roll_call._PROOF_FIELDS)  # pyright: ignore[reportPrivateUsage]
         judged = time.process_time()
         judge_dp_ranks(plans)
         placed = time.process_time()
-        rollcall._agreed(plans)  # pyright: ignore[reportPrivateUsage]
+        roll_call._agreed(plans)  # pyright: ignore[reportPrivateUsage]
         row = {"ranks": size, "equal plans, ms": (judged - began) * 1e3, "dp_ranks, ms": (placed - judged) * 1e3}
         rows.append(row | {"what all agree on, ms": (time.process_time() - placed) * 1e3})
     return Table("Scale: rank 0's comparison of the plans, processor time", rows)

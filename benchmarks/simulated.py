@@ -18,9 +18,9 @@ from typing import Any
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core import Guard, Settings
-from countoff.core.channel import Channel
-from countoff.core.rollcall import RollCall
-from countoff.core.speaker import Speaker
+from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.roll_call import RollCall
+from countoff.core.runtime.speaker import Speaker
 
 PREFIX = "countoff/0123456789ab/0/"  # as long as a real one
 RANKS_PER_HOST = 8

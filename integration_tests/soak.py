@@ -305,7 +305,7 @@ def _spin() -> None:
 
 
 @dataclass
-class Tally:
+class SpanCounters:
     """What the sessions of one kind have shown."""
 
     runs: int = 0
@@ -314,7 +314,7 @@ class Tally:
     growth: list[float] = field(default_factory=list[float])
 
 
-def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, tally: Tally) -> str:
+def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, tally: SpanCounters) -> str:
     """Draws a few jobs, runs them on fresh ranks, and notes what is wrong with any of them; returns it in words."""
     ranks = dice.choice([count for count in (1, 2, 2, 3, 4, 4, 8) if count <= most_ranks])
     drawn = [KINDS[kind][0](dice, ranks) for _ in range(FITS)]
@@ -349,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="which adapters (default: all)")
     given = parser.parse_args(arguments)
     kinds = [kind for kind in given.only if find_spec(kind) is not None]
-    dice, tallies = random.Random(given.seed), {kind: Tally() for kind in kinds}
+    dice, tallies = random.Random(given.seed), {kind: SpanCounters() for kind in kinds}
     until, number = time.monotonic() + 60 * given.minutes, 0
     with tempfile.TemporaryDirectory() as directory:
         while sum(tally.runs for tally in tallies.values()) < given.runs and time.monotonic() < until:
@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(tally.wrong for tally in tallies.values()))
 
 
-def print_table(tallies: dict[str, Tally], seed: int) -> None:
+def print_table(tallies: dict[str, SpanCounters], seed: int) -> None:
     """Prints what was found, as markdown."""
     print(f"Healthy runs, seed {seed}:\n")
     print("| adapter | runs | wrong | keys left per rank and guard, median | MiB more after the last fit, median |")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.demo.meetings import Meeting, telling
+from countoff.demo.meetings import Meeting, informative
 from countoff.demo.stacks import innermost
 from integration_tests.harness import python_path
 
@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy mach
 def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
     """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0"}
-    command = [sys.executable, "-m", "countoff.core.cli", "demo", *options]
+    command = [sys.executable, "-m", "countoff.core.cli.__main__", "demo", *options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -106,9 +106,9 @@ def test_a_meeting_names_the_ranks_at_each_batch():
 def test_the_telling_meetings_are_the_last_like_ones_and_the_first_mixed_ones():
     like = [Meeting(number, ((0, number), (0, number))) for number in (1, 2)]
     mixed = [Meeting(number, ((0, number), (1, number))) for number in (3, 4, 5, 6, 7)]
-    assert [meeting.number for meeting in telling([*like, *mixed])] == [2, 3, 4, 5, 7]
-    assert [meeting.number for meeting in telling(like)] == [2]
-    assert [meeting.number for meeting in telling(mixed[:1])] == [3]
+    assert [meeting.number for meeting in informative([*like, *mixed])] == [2, 3, 4, 5, 7]
+    assert [meeting.number for meeting in informative(like)] == [2]
+    assert [meeting.number for meeting in informative(mixed[:1])] == [3]
 
 
 def test_the_innermost_line_is_that_of_the_thread_that_trains():

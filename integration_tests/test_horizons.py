@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from countoff._horizons import horizon_of
+from countoff._adapter.scheduler_horizons import horizon_of
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_pytorch_lightning_trains_on_even_data(run_ranks):
 
 
 def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bool]]:
-    from countoff._lightning import CountoffCallback
+    from countoff._lightning.callback import CountoffCallback
 
     quiet()
     trainer: Any = Job(options=options).make_trainer(devices=1, strategy="auto")

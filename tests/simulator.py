@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from countoff.core import Guard, Settings, Verdict
-from countoff.core.channel import decode, encode
-from countoff.core.rollcall import RollCall
-from countoff.core.speaker import with_table
-from countoff.core.watch import Watch
+from countoff.core.runtime.channel import decode, encode
+from countoff.core.runtime.monitor import Watch
+from countoff.core.runtime.roll_call import RollCall
+from countoff.core.runtime.speaker import with_table
 
 WAITS = "waits"
 _SYNC = "sync"

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.channel import (
+from countoff.core.runtime.channel import (
     RECORD_BYTES,
     Channel,
     ChannelError,
@@ -20,7 +20,7 @@ from countoff.core.channel import (
     decode,
     default_store,
     encode,
-    meet,
+    rendezvous,
 )
 
 Connect = Callable[[], Channel]
@@ -214,7 +214,7 @@ def test_a_file_opened_meanwhile_is_never_shut(connect: Connect, tmp_path: Path)
 def meeting(store: Any, number: int = 0) -> tuple[Any, Any]:
     """What rank 0 and rank 1 agree on, in this order."""
     deadline = time.monotonic() + 5
-    return tuple(meet(store, number, rank=rank, deadline=deadline) for rank in range(2))  # pyright: ignore[reportReturnType]
+    return tuple(rendezvous(store, number, rank=rank, deadline=deadline) for rank in range(2))  # pyright: ignore[reportReturnType]
 
 
 def test_over_a_tcp_store_the_ranks_meet_in_it(store: Any) -> None:
@@ -242,12 +242,12 @@ def test_over_another_store_rank_0_hosts_one_in_which_both_can_talk(kind: str, t
 
 def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
     with pytest.raises(TimeoutError, match="rank 0 has not counted off"):
-        meet(HashStore(), 0, rank=1, deadline=time.monotonic())
+        rendezvous(HashStore(), 0, rank=1, deadline=time.monotonic())
 
 
 def test_a_rank_that_leaves_waits_for_rank_0_no_longer() -> None:
     with pytest.raises(TimeoutError):
-        meet(HashStore(), 0, rank=1, deadline=float("inf"), given_up=lambda: True)
+        rendezvous(HashStore(), 0, rank=1, deadline=float("inf"), given_up=lambda: True)
 
 
 @pytest.mark.parametrize("family", ["pipe", "unix socket"])
@@ -268,7 +268,7 @@ def test_garbage_at_the_meeting_point_is_refused(value: str) -> None:
     other: Any = HashStore()
     other.set("countoff/0", value)
     with pytest.raises(ChannelError):
-        meet(other, 0, rank=1, deadline=time.monotonic() + 5)
+        rendezvous(other, 0, rank=1, deadline=time.monotonic() + 5)
 
 
 def test_without_a_process_group_there_is_no_store() -> None:

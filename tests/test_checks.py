@@ -8,19 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from countoff.core._checks import check_job
-from countoff.core._findings import Finding, worst_first
 from countoff.core.configs import read_job, torchtitan_python
-from countoff.core.job import Job
+from countoff.core.configs.checks import check_job
+from countoff.core.configs.issues import ConfigIssue, worst_first
+from countoff.core.configs.job import Job
 
 
-def found(path: Path, text: str, *, world_size: int) -> list[Finding]:
+def found(path: Path, text: str, *, world_size: int) -> list[ConfigIssue]:
     path.write_text(dedent(text))
     return check_job(read_job(str(path)), world_size=world_size)
 
 
-def faults(findings: list[Finding]) -> list[tuple[str, str]]:
-    return [(finding.level, finding.code) for finding in findings if finding.is_fault]
+def faults(issues: list[ConfigIssue]) -> list[tuple[str, str]]:
+    return [(issue.level, issue.code) for issue in issues if issue.is_fault]
 
 
 TITAN = """
@@ -53,7 +53,7 @@ SOUND = {
 }
 
 
-def titan(path: Path, *, world_size: int, **changes: object) -> list[Finding]:
+def titan(path: Path, *, world_size: int, **changes: object) -> list[ConfigIssue]:
     return found(path / "titan.toml", TITAN.format(**{**SOUND, **changes}), world_size=world_size)
 
 
@@ -102,35 +102,35 @@ def test_a_mistake_in_a_torchtitan_config_is_found(
     tmp_path: Path, changes: dict[str, object], world_size: int, fault: tuple[str, str], text: str
 ) -> None:
     indented = {name: str(value).replace("\n", "\n    ") for name, value in changes.items()}
-    findings = titan(tmp_path, world_size=world_size, **indented)
-    assert faults(findings) == [fault]
-    assert text in findings[0].text
-    assert "\n" not in findings[0].line
+    issues = titan(tmp_path, world_size=world_size, **indented)
+    assert faults(issues) == [fault]
+    assert text in issues[0].text
+    assert "\n" not in issues[0].line
 
 
 def test_the_worst_mistake_comes_first(tmp_path: Path) -> None:
-    findings = titan(tmp_path, world_size=16, batch=50, tp=2, warmup=100)
-    assert faults(findings) == [("silent", "warm-up"), ("stops", "batch")]
-    assert [finding.level for finding in worst_first(reversed(findings))] == [finding.level for finding in findings]
+    issues = titan(tmp_path, world_size=16, batch=50, tp=2, warmup=100)
+    assert faults(issues) == [("silent", "warm-up"), ("stops", "batch")]
+    assert [issue.level for issue in worst_first(reversed(issues))] == [issue.level for issue in issues]
 
 
 def test_what_a_pipeline_does_to_a_batch_is_said(tmp_path: Path) -> None:
-    notes = [finding.text for finding in titan(tmp_path, world_size=16, pp=2) if finding.code == "micro-batches"]
+    notes = [issue.text for issue in titan(tmp_path, world_size=16, pp=2) if issue.code == "micro-batches"]
     assert len(notes) == 1
     assert "2 pipeline micro-batches, cut out of the batch" in notes[0]
 
 
 def test_ranks_that_share_data_are_not_to_be_counted_twice(tmp_path: Path) -> None:
-    notes = [finding.text for finding in titan(tmp_path, world_size=16, tp=4) if finding.code == "data-ranks"]
+    notes = [issue.text for issue in titan(tmp_path, world_size=16, tp=4) if issue.code == "data-ranks"]
     assert notes == [
         "16 ranks read 4 shares: count samples and tokens over the data ranks alone, or they come out 4 times too high"
     ]
 
 
 def test_a_run_that_is_cut_short_of_its_schedule_is_a_note(tmp_path: Path) -> None:
-    findings = titan(tmp_path, world_size=16, schedule="total_steps = 1000")
-    assert faults(findings) == []
-    assert "the run ends after 100 steps" in findings[0].text
+    issues = titan(tmp_path, world_size=16, schedule="total_steps = 1000")
+    assert faults(issues) == []
+    assert "the run ends after 100 steps" in issues[0].text
 
 
 LINGUA = """
@@ -141,16 +141,16 @@ LINGUA = """
     """
 
 
-def lingua(path: Path, *, world_size: int, **changes: object) -> list[Finding]:
+def lingua(path: Path, *, world_size: int, **changes: object) -> list[ConfigIssue]:
     sound = {"steps": 1000, "warmup": 100, "fsdp": "full_shard", "shard": 1, "replicate": "", "data": ""}
     return found(path / "lingua.yaml", LINGUA.format(**{**sound, **changes}), world_size=world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 8, 256])
 def test_a_sound_lingua_config_has_no_fault(tmp_path: Path, world_size: int) -> None:
-    findings = lingua(tmp_path, world_size=world_size)
-    assert faults(findings) == []
-    assert "first-step" in {finding.code for finding in findings}
+    issues = lingua(tmp_path, world_size=world_size)
+    assert faults(issues) == []
+    assert "first-step" in {issue.code for issue in issues}
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_a_sound_lingua_config_has_no_fault(tmp_path: Path, world_size: int) -> 
 def test_a_mistake_in_a_lingua_config_is_found(
     tmp_path: Path, changes: dict[str, object], world_size: int, fault: tuple[str, str], text: str
 ) -> None:
-    findings = lingua(tmp_path, world_size=world_size, **changes)
-    assert faults(findings) == [fault]
-    assert text in findings[0].text
+    issues = lingua(tmp_path, world_size=world_size, **changes)
+    assert faults(issues) == [fault]
+    assert text in issues[0].text
 
 
 @pytest.mark.parametrize("world_size", [4, 8, 16])
@@ -206,9 +206,9 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
     (tmp_path / "books").mkdir()
     for number in range(chunks):
         (tmp_path / "books" / f"books.chunk.{number:02}.jsonl").touch()
-    findings = lingua(tmp_path, world_size=8, data=f", root_dir: {tmp_path}, sources: {{books: 1.0}}")
-    assert faults(findings) == ([] if level is None else [(level, "chunks")])
-    assert text in findings[0].text
+    issues = lingua(tmp_path, world_size=8, data=f", root_dir: {tmp_path}, sources: {{books: 1.0}}")
+    assert faults(issues) == ([] if level is None else [(level, "chunks")])
+    assert text in issues[0].text
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
 def test_a_mistake_in_a_deepspeed_config_is_found(
     tmp_path: Path, given: dict[str, object], fault: tuple[str, str], text: str
 ) -> None:
-    findings = found(tmp_path / "ds.json", json.dumps(given), world_size=8)
-    assert faults(findings) == [fault]
-    assert text in findings[0].text
+    issues = found(tmp_path / "ds.json", json.dumps(given), world_size=8)
+    assert faults(issues) == [fault]
+    assert text in issues[0].text
 
 
 DEEPSPEED = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
@@ -282,8 +282,8 @@ def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
     params = {"warmup_num_steps": warmup, "total_num_steps": total}
     scheduler = {"type": "WarmupDecayLR", "params": params}
     (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
-    findings = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=steps), world_size=4)
-    said = [finding.text for finding in findings if (finding.level, finding.code) == ("silent", "warm-up")]
+    issues = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=steps), world_size=4)
+    said = [issue.text for issue in issues if (issue.level, issue.code) == ("silent", "warm-up")]
     assert len(said) == bool(text)
     assert not text or text in said[0]
 
@@ -302,16 +302,16 @@ def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
 def test_a_horizon_that_was_counted_in_another_unit_is_found(tmp_path: Path, total: int, what: str) -> None:
     scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
     (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
-    findings = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=100), world_size=4)
-    assert faults(findings) == ([("silent", "horizon")] if what else [])
-    assert not what or what in findings[0].text
+    issues = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=100), world_size=4)
+    assert faults(issues) == ([("silent", "horizon")] if what else [])
+    assert not what or what in issues[0].text
 
 
 def test_a_horizon_that_torchtitan_is_given_beyond_the_run_is_no_fault_whatever_its_factor(tmp_path: Path) -> None:
     # 2 batches per step on 16 data ranks: twice the steps may be a run that is to be cut short.
-    findings = titan(tmp_path, world_size=16, schedule="total_steps = 200")
-    assert faults(findings) == []
-    assert "2 times the 100 steps of the run: that counts the batches of a rank" in findings[0].text
+    issues = titan(tmp_path, world_size=16, schedule="total_steps = 200")
+    assert faults(issues) == []
+    assert "2 times the 100 steps of the run: that counts the batches of a rank" in issues[0].text
 
 
 def test_shares_of_a_dataset_that_differ_by_a_batch_are_found() -> None:
@@ -328,9 +328,9 @@ def test_a_deepspeed_schedule_that_ends_before_the_run_is_found(tmp_path: Path, 
     scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "scheduler": scheduler}))
     job = read_job(str(tmp_path / "ds.json"))
-    findings = check_job(replace(job, steps=100), world_size=8)
-    assert faults(findings) == ([("silent", "horizon")] if text else [])
-    assert not text or text in findings[0].text
+    issues = check_job(replace(job, steps=100), world_size=8)
+    assert faults(issues) == ([("silent", "horizon")] if text else [])
+    assert not text or text in issues[0].text
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_a_mistake_in_an_accelerate_config_is_found(
     tmp_path: Path, lines: str, world_size: int, fault: tuple[str, str], text: str
 ) -> None:
     (tmp_path / "acc.yaml").write_text(f"compute_environment: LOCAL_MACHINE\n{lines}\n")
-    findings = check_job(read_job(str(tmp_path / "acc.yaml")), world_size=world_size)
-    assert faults(findings) == [fault]
-    assert text in findings[0].text
+    issues = check_job(read_job(str(tmp_path / "acc.yaml")), world_size=world_size)
+    assert faults(issues) == [fault]
+    assert text in issues[0].text
 
 
 COMPOSER = """
@@ -366,7 +366,7 @@ COMPOSER = """
     """
 
 
-def composer(path: Path, **changes: object) -> list[Finding]:
+def composer(path: Path, **changes: object) -> list[ConfigIssue]:
     sound = {"batch": 256, "micro": 4, "duration": "1000ba", "warmup": "100ba", "horizon": "1dur"}
     return found(path / "mpt.yaml", COMPOSER.format(**{**sound, **changes}), world_size=8)
 
@@ -398,15 +398,15 @@ def test_a_sound_composer_config_has_nothing_to_say(tmp_path: Path, changes: dic
 def test_a_mistake_in_a_composer_config_is_found(
     tmp_path: Path, changes: dict[str, object], fault: tuple[str, str], text: str
 ) -> None:
-    findings = composer(tmp_path, **changes)
-    assert faults(findings) == [fault]
-    assert text in findings[0].text
+    issues = composer(tmp_path, **changes)
+    assert faults(issues) == [fault]
+    assert text in issues[0].text
 
 
 def test_a_micro_batch_that_is_larger_than_a_ranks_batch_is_said(tmp_path: Path) -> None:
-    findings = composer(tmp_path, micro=64)
-    assert faults(findings) == []
-    assert "64 is more than the 32 samples that a rank has" in findings[0].text
+    issues = composer(tmp_path, micro=64)
+    assert faults(issues) == []
+    assert "64 is more than the 32 samples that a rank has" in issues[0].text
 
 
 @pytest.mark.parametrize(
@@ -427,5 +427,5 @@ def test_data_that_ends_on_every_rank_by_itself_is_said(infinite: bool, world_si
         lr_scheduler=SimpleNamespace(warmup_steps=10),
         dataloader=SimpleNamespace(infinite=infinite),
     )
-    findings = check_job(torchtitan_python.read(config), world_size=world_size)
-    assert faults(findings) == ([("stops", "uneven")] if is_fault else [])
+    issues = check_job(torchtitan_python.read(config), world_size=world_size)
+    assert faults(issues) == ([("stops", "uneven")] if is_fault else [])

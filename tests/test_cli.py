@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
-CALL = "from countoff.core.cli import main\nmain()"
+CALL = "from countoff.core.cli.__main__ import main\nmain()"
 
 
 def run(arguments: Sequence[str], *, before: str = "") -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from countoff.core.configs import ConfigError, read_job
-from countoff.core.job import Job, RunPlan
+from countoff.core.configs.job import Job, RunPlan
 
 
 class Desk:
@@ -80,7 +80,7 @@ def test_torchtitans_toml_of_every_era_is_the_same_run(desk: Desk, era: str) -> 
     assert job.schedule is not None
     assert (job.schedule.warmup_steps, job.schedule.horizon_steps) == (5, 100)
     assert job.pipeline_microbatches == 2
-    assert job.findings == ()
+    assert job.issues == ()
 
 
 def test_what_a_torchtitan_toml_does_not_say_has_its_defaults(desk: Desk) -> None:
@@ -119,8 +119,8 @@ def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(desk: Desk) -> None
 def test_an_exponent_without_a_dot_is_taken_as_a_learning_rate_and_said(desk: Desk) -> None:
     job = desk.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4"))
     assert job.learning_rate == 3e-4
-    assert [finding.code for finding in job.findings] == ["exponent"]
-    assert "optim.lr is 3e-4, which YAML reads as text: write 3.0e-4" in job.findings[0].text
+    assert [issue.code for issue in job.issues] == ["exponent"]
+    assert "optim.lr is 3e-4, which YAML reads as text: write 3.0e-4" in job.issues[0].text
 
 
 def test_an_exponent_without_a_dot_is_no_number_of_samples(desk: Desk) -> None:
@@ -189,7 +189,7 @@ def test_accelerates_parallelism_config_is_a_mesh(desk: Desk) -> None:
     job = desk.read("acc.yaml", text)
     assert job.rank_map(16).dp_degree == 8
     assert job.gradient_accumulation_steps == 4
-    assert job.findings == ()
+    assert job.issues == ()
 
 
 COMPOSER = """
@@ -378,6 +378,6 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
 def test_a_misspelt_field_is_said_with_the_nearest_name(
     desk: Desk, name: str, text: str, level: str, message: str
 ) -> None:
-    findings = desk.read(name, text).findings
-    assert [finding.level for finding in findings] == [level]
-    assert message in findings[0].text
+    issues = desk.read(name, text).issues
+    assert [issue.level for issue in issues] == [level]
+    assert message in issues[0].text

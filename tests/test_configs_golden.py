@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from countoff.core._schedules import TorchTitanSchedule, peak_factor
 from countoff.core.configs import read_job, torchtitan_python
-from countoff.core.job import Job, JobError, RunPlan
+from countoff.core.configs.job import Job, JobError, RunPlan
+from countoff.core.configs.schedules import TorchTitanSchedule, peak_factor
 from countoff.core.ranks import RankMap, dp_rank_faults
 
 Row = dict[str, str]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core._checks import check_job
 from countoff.core.configs import accelerate, composer, deepspeed, lingua, torchtitan_toml
-from countoff.core.job import Job, JobError, RunPlan
+from countoff.core.configs.checks import check_job
+from countoff.core.configs.job import Job, JobError, RunPlan
 
 FIELDS: dict[ModuleType, str] = {
     lingua: """steps grad_acc_steps optim.lr optim.warmup optim.scheduler optim.lr_min_ratio optim.cycle_length
@@ -88,6 +88,6 @@ def test_odd_values_are_read_or_refused_in_one_line(reader: ModuleType, data: st
     if job is None:
         return
     for world_size in (1, 6, 8):
-        assert all("\n" not in finding.line for finding in check_job(job, world_size=world_size))
+        assert all("\n" not in issue.line for issue in check_job(job, world_size=world_size))
         with contextlib.suppress(JobError):
             assert RunPlan.of(job, world_size=world_size).identity

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core import DivergenceError, Settings, Verdict, ending
-from countoff.core.state import State
+from countoff.core import DivergenceError, Settings, Verdict
+from countoff.core.protocol.state import State
+from countoff.core.runtime import shutdown
 from countoff.core.verdict import LostRank
 
 VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), why="It was killed — or it crashed.")
@@ -33,7 +34,7 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    ending.say(VERDICT, 7)
+    shutdown.print_to_stderr(VERDICT, 7)
     said = "\n[rank 7] countoff: LostRank: rank 2 is gone.\n[rank 7]   why: It was killed — or it crashed.\n"
     assert capsys.readouterr().err == said
 
@@ -43,7 +44,7 @@ def test_a_verdict_is_printed_in_one_write(monkeypatch: pytest.MonkeyPatch) -> N
     stream = io.StringIO()
     monkeypatch.setattr(stream, "write", writes.append)
     monkeypatch.setattr(sys, "stderr", stream)
-    ending.say(VERDICT, 0)
+    shutdown.print_to_stderr(VERDICT, 0)
     assert len(writes) == 1
 
 
@@ -51,23 +52,23 @@ def test_a_closed_stderr_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> 
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    ending.say(VERDICT, 0)
+    shutdown.print_to_stderr(VERDICT, 0)
 
 
 def test_a_process_without_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    ending.say(VERDICT, 0)
+    shutdown.print_to_stderr(VERDICT, 0)
 
 
 def test_a_stderr_that_cannot_spell_the_verdict_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    ending.say(VERDICT, 0)
+    shutdown.print_to_stderr(VERDICT, 0)
 
 
 def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of()
-    ending.finish(state, VERDICT)
-    ending.finish(state, Verdict("LostRank", "another."))
+    shutdown.print_verdict(state, VERDICT)
+    shutdown.print_verdict(state, Verdict("LostRank", "another."))
     assert capsys.readouterr().err.count("countoff:") == 1
     assert state.end == VERDICT
 
@@ -76,7 +77,7 @@ def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_in_warn_mode_rank_0_alone_says_it_and_no_launcher_hears_of_it(
     rank: int, policy: Literal["raise", "warn"], said: int, error_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ending.finish(state_of(rank, policy), VERDICT)
+    shutdown.print_verdict(state_of(rank, policy), VERDICT)
     assert capsys.readouterr().err.count("countoff:") == said
     assert error_file.exists() == (policy == "raise")
 
@@ -89,7 +90,7 @@ def test_the_error_file_is_what_torch_s_own_handler_would_have_written(
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-    ending.leave_error_file(VERDICT)
+    shutdown.write_error_file(VERDICT)
     ours = json.loads(error_file.read_text(encoding="utf-8"))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "torch.json"))
     ErrorHandler().record_exception(ValueError("torn shard"))
@@ -104,14 +105,14 @@ def shape(value: Any) -> Any:
 def test_torch_reads_the_verdict_as_the_root_cause(error_file: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    ending.leave_error_file(VERDICT)
-    failure = ProcessFailure(local_rank=0, pid=1, exitcode=ending.EXIT_CODE, error_file=str(error_file))
+    shutdown.write_error_file(VERDICT)
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=shutdown.EXIT_CODE, error_file=str(error_file))
     shown = str(ChildFailedError("train.py", {0: failure}))
     assert "countoff: LostRank: rank 2 is gone." in shown.partition("Root Cause")[2]
 
 
 def test_the_error_file_holds_the_whole_message(error_file: Path) -> None:
-    ending.leave_error_file(VERDICT)
+    shutdown.write_error_file(VERDICT)
     message = json.loads(error_file.read_text(encoding="utf-8"))["message"]
     assert message["extraInfo"]["py_callstack"] == VERDICT.render()
 
@@ -119,7 +120,7 @@ def test_the_error_file_holds_the_whole_message(error_file: Path) -> None:
 def test_without_a_launcher_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
-    ending.leave_error_file(VERDICT)
+    shutdown.write_error_file(VERDICT)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,7 +128,7 @@ def test_an_error_file_that_cannot_be_written_hides_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
-    ending.leave_error_file(VERDICT)
+    shutdown.write_error_file(VERDICT)
 
 
 # Meeting the end ----------------------------------------------------------------------------------------------------
@@ -138,14 +139,14 @@ def test_the_end_is_raised_as_the_error_of_its_kind() -> None:
     state.adopt(VERDICT)
     state.said.set()
     with pytest.raises(LostRank, match="rank 2 is gone"):
-        ending.meet(state)
+        shutdown.raise_verdict(state)
     assert state.answered.is_set()
 
 
 def test_in_warn_mode_the_end_is_met_in_passing() -> None:
     state = state_of(policy="warn")
     state.adopt(VERDICT)
-    ending.meet(state)
+    shutdown.raise_verdict(state)
     assert state.answered.is_set()
 
 
@@ -153,7 +154,7 @@ def failed(error: BaseException) -> State:
     state = state_of(rank=3)
     state.said.set()
     state.ended.set()  # so that nobody waits for the better cause
-    ending.fail(state, error, "in batch 5 of train epoch 0")
+    shutdown.report_failure(state, error, "in batch 5 of train epoch 0")
     return state
 
 
@@ -184,7 +185,7 @@ def test_a_rank_that_fails_after_the_end_changes_nothing() -> None:
     state = state_of()
     state.said.set()
     state.adopt(VERDICT)
-    ending.fail(state, ValueError("torn shard"), "in batch 5")
+    shutdown.report_failure(state, ValueError("torn shard"), "in batch 5")
     assert (state.end, state.proposed) == (VERDICT, None)
 
 
@@ -201,10 +202,10 @@ def outcome(script: str) -> tuple[int, str, str]:
 def test_the_process_ends_at_once_with_its_own_code_and_all_it_has_printed() -> None:
     code, out, error = outcome("""
         import atexit, sys, threading
-        from countoff.core import ending
+        from countoff.core.runtime import shutdown
         atexit.register(print, "never")
         sys.stdout.write("said")  # no newline, no flush
-        threading.Thread(target=ending.leave_now).start()
+        threading.Thread(target=shutdown.exit_now).start()
         threading.Event().wait()
     """)
     assert (code, out, error) == (87, "said", "")
@@ -213,10 +214,10 @@ def test_the_process_ends_at_once_with_its_own_code_and_all_it_has_printed() -> 
 def test_closed_streams_do_not_keep_the_process() -> None:
     code, *_ = outcome("""
         import sys
-        from countoff.core import ending
+        from countoff.core.runtime import shutdown
         sys.stdout.close()
         sys.stderr.close()
-        ending.leave_now(5)
+        shutdown.exit_now(5)
     """)
     assert code == 5
 
@@ -224,17 +225,17 @@ def test_closed_streams_do_not_keep_the_process() -> None:
 def test_missing_streams_do_not_keep_the_process() -> None:
     code, *_ = outcome("""
         import sys
-        from countoff.core import ending
+        from countoff.core.runtime import shutdown
         sys.stdout = sys.stderr = None
-        ending.leave_now(5)
+        shutdown.exit_now(5)
     """)
     assert code == 5
 
 
 def test_what_is_done_at_exit_is_done_and_can_be_taken_back() -> None:
     code, out, _ = outcome("""
-        from countoff.core import ending
-        ending.at_exit(lambda: print("kept"))
-        ending.at_exit(lambda: print("cancelled"))()
+        from countoff.core.runtime import shutdown
+        shutdown.at_exit(lambda: print("kept"))
+        shutdown.at_exit(lambda: print("cancelled"))()
     """)
     assert (code, set(out.split())) == (0, {"kept"})

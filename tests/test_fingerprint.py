@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.fingerprint import LEAF_BYTES, Fingerprint, fingerprint, substance
-from countoff.core.identity import ENOUGH_BYTES, judge_data
+from countoff.core.data.fingerprint import LEAF_BYTES, Fingerprint, distinct_bytes, fingerprint
+from countoff.core.data.identity import ENOUGH_BYTES, judge_data
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -197,7 +197,7 @@ def labels(number: int) -> torch.Tensor:
     ids=["zeros", "constants", "labels", "zeros and labels", "one image and labels", "positions and labels", "numbers"],
 )
 def test_constants_and_labels_hold_too_little_to_prove_anything(poor):
-    assert substance([excerpt(poor(number)) for number in range(2)]) < ENOUGH_BYTES
+    assert distinct_bytes([excerpt(poor(number)) for number in range(2)]) < ENOUGH_BYTES
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_constants_and_labels_hold_too_little_to_prove_anything(poor):
     ids=["floats", "tokens", "padded on the left", "padded on the right", "masked", "texts", "pixels"],
 )
 def test_real_data_holds_enough(rich):
-    assert substance([excerpt(rich()), excerpt(rich())]) >= ENOUGH_BYTES
+    assert distinct_bytes([excerpt(rich()), excerpt(rich())]) >= ENOUGH_BYTES
 
 
-def record(dp_rank: int, *prints: str, telling: bool = True, dealt: bool = False) -> dict[str, Any]:
-    return {"dp_rank": dp_rank, "first": 1, "prints": list(prints), "telling": telling, "dealt": dealt}
+def record(dp_rank: int, *prints: str, informative: bool = True, is_sharded: bool = False) -> dict[str, Any]:
+    return {"dp_rank": dp_rank, "first": 1, "prints": list(prints), "informative": informative, "is_sharded": is_sharded}
 
 
 def kinds(*records: dict[str, Any]) -> list[str]:
@@ -234,19 +234,19 @@ def test_all_batches_must_be_equal():
 
 
 def test_what_proves_nothing_is_not_compared():
-    poor = record(0, "a", "b", telling=False), record(1, "a", "b", telling=False)
+    poor = record(0, "a", "b", informative=False), record(1, "a", "b", informative=False)
     assert kinds(*poor) == []
     assert kinds(record(0, "a", "b"), poor[1]) == []
 
 
 def test_what_samplers_deal_out_is_only_compared_with_what_they_do_not():
-    dealt = [record(rank, "a", "b", dealt=True) for rank in range(3)]
-    assert kinds(*dealt) == []
-    assert kinds(*dealt, record(3, "a", "b")) == ["DuplicateData"]
+    is_sharded = [record(rank, "a", "b", is_sharded=True) for rank in range(3)]
+    assert kinds(*is_sharded) == []
+    assert kinds(*is_sharded, record(3, "a", "b")) == ["DuplicateData"]
 
 
 def test_batches_that_could_not_be_looked_at_are_not_compared():
-    assert kinds(record(0, telling=False), record(1, telling=False), record(1, "a", "b")) == []
+    assert kinds(record(0, informative=False), record(1, informative=False), record(1, "a", "b")) == []
 
 
 def test_every_group_of_ranks_that_read_the_same_is_named():

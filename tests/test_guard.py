@@ -12,12 +12,12 @@ import pytest
 
 import countoff.core
 from countoff.core import Guard, Settings, Verdict
-from countoff.core.ledger import Mark
-from countoff.core.rollcall import Awaiting, Gathering, compare_plans, judge_plans, parties
-from countoff.core.stall import Stall, judge_stall
-from countoff.core.state import NEVER, State
-from countoff.core.tally import Tally, chain
-from countoff.core.ticks import compare_ticks, tick
+from countoff.core.protocol.counters import SpanCounters, chain
+from countoff.core.protocol.log import Mark
+from countoff.core.protocol.state import NEVER, State
+from countoff.core.protocol.ticks import compare_ticks, tick
+from countoff.core.runtime.roll_call import Awaiting, Gathering, compare_plans, group_ranks_by_value, judge_plans
+from countoff.core.runtime.stall import Stall, judge_stall
 from countoff.core.verdict import row
 
 EPOCH = "train epoch 0"
@@ -72,7 +72,7 @@ def test_importing_the_watch_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -
     for name in [name for name in sys.modules if name.startswith("countoff.core")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread.name} was started"))
-    assert importlib.import_module("countoff.core.watch") is not countoff.core
+    assert importlib.import_module("countoff.core.runtime.monitor") is not countoff.core
 
 
 def test_making_a_guard_for_many_ranks_starts_no_thread() -> None:
@@ -164,10 +164,10 @@ def test_a_resumed_epoch_goes_on_at_its_position(guard: Guard) -> None:
 def test_what_is_fetched_ahead_is_in_hand_and_not_started(guard: Guard) -> None:
     guard.train_start(0)
     guard.batch(2)
-    assert (guard.batches, guard._tally.in_hand) == (1, 2)
+    assert (guard.batches, guard._tally.fetched) == (1, 2)
     guard.batch()
     guard.batch()
-    assert (guard.batches, guard._tally.in_hand) == (3, 3)
+    assert (guard.batches, guard._tally.fetched) == (3, 3)
 
 
 def test_batches_count_in_the_innermost_span_and_go_on_in_the_outer_one(guard: Guard) -> None:
@@ -186,10 +186,10 @@ def test_batches_count_in_the_innermost_span_and_go_on_in_the_outer_one(guard: G
 def test_asking_counts_in_a_train_epoch_and_not_in_an_evaluation(guard: Guard) -> None:
     guard.train_start(0)
     guard.batch()
-    guard.asks()
+    guard.batch_requested()
     guard.eval_start("validation")
-    guard.asks()
-    assert [tally.asked for tally in guard._state.spans] == [2, 0]
+    guard.batch_requested()
+    assert [tally.requested for tally in guard._state.spans] == [2, 0]
 
 
 def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> None:
@@ -239,7 +239,7 @@ def test_every_mark_carries_the_counts_of_the_span_in_which_it_stands(guard: Gua
     guard.batch()
     guard.eval_end("stopped")
     guard.train_end("exhausted")
-    said = [(mark.kind, mark.at, mark.how, mark.steps) for mark in marks_of(guard)[2:]]
+    said = [(mark.kind, mark.at, mark.reason, mark.steps) for mark in marks_of(guard)[2:]]
     assert said == [("eval_start", 1, "exhausted", 1), ("eval_end", 1, "stopped", 1), ("train_end", 1, "exhausted", 1)]
 
 
@@ -319,7 +319,7 @@ def test_an_entry_that_is_not_ours_is_refused_and_not_met_again(entry: dict[str,
 def test_once_others_are_ahead_every_batch_is_looked_at() -> None:
     state = state_of([])
     start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
-    state.reach(start, opens=Tally(EPOCH))
+    state.reach(start, opens=SpanCounters(EPOCH))
     state.receive(0, {"type": "mark", "number": 0, "mark": start.to_json()})
     assert state.alarm == NEVER
     state.receive(1, {"type": "mark", "number": 1, "mark": closing.to_json()})
@@ -342,30 +342,30 @@ def test_an_uneven_evaluation_is_what_the_user_says_it_is(
 ) -> None:
     entries: list[dict[str, Any]] = []
     state = state_of(entries, uneven_eval=policy)
-    evaluation = Tally("validation", evaluation=True)
+    evaluation = SpanCounters("validation", evaluation=True)
     state.reach(Mark("eval_start", "validation"), opens=evaluation)
     evaluation.started = 4
-    closing = Mark("eval_end", "validation", at=3, how="exhausted", rank=1)
+    closing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
     state.receive(0, {"type": "mark", "number": 1, "mark": closing.to_json()})
     state.look()
-    state.reach(Mark("eval_end", "validation", at=4, how="exhausted"))
+    state.reach(Mark("eval_end", "validation", at=4, reason="exhausted"))
     assert [entry["type"] for entry in entries] == sent
 
 
 def test_the_row_of_a_rank_between_spans_is_that_of_the_span_it_has_closed() -> None:
     state = state_of([])
     assert state.own_row()["state"] == "between spans"
-    state.reach(Mark("train_start", EPOCH), opens=(tally := Tally(EPOCH)))
+    state.reach(Mark("train_start", EPOCH), opens=(tally := SpanCounters(EPOCH)))
     tally.started = 4
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
-    state.reach(Mark("train_end", EPOCH, at=4, how="exhausted"))
+    state.reach(Mark("train_end", EPOCH, at=4, reason="exhausted"))
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
 
 
 def test_progress_changes_with_every_batch_step_and_mark() -> None:
     state = state_of([])
     seen = [state.progress()]
-    state.reach(Mark("train_start", EPOCH), opens=(tally := Tally(EPOCH)))
+    state.reach(Mark("train_start", EPOCH), opens=(tally := SpanCounters(EPOCH)))
     seen.append(state.progress())
     tally.started += 1
     seen.append(state.progress())
@@ -380,7 +380,7 @@ def test_progress_changes_with_every_batch_step_and_mark() -> None:
 
 def test_the_smallest_party_comes_first() -> None:
     records = {0: {"lr": 1}, 1: {"lr": 2}, 2: {"lr": 1}, 3: {}}
-    assert parties(records, "lr") == [(2, [1]), (None, [3]), (1, [0, 2])]
+    assert group_ranks_by_value(records, "lr") == [(2, [1]), (None, [3]), (1, [0, 2])]
 
 
 def test_plans_that_agree_or_say_nothing_are_no_mismatch() -> None:
@@ -510,7 +510,7 @@ def test_numbers_of_numpy_are_the_same_learning_rate_on_every_rank() -> None:
 
     state = state_of([])
     for rates in ([0.5], [numpy.float32(0.5)]):
-        tick(state, Tally(EPOCH), cast(Any, rates))(cast(Any, Store()))
+        tick(state, SpanCounters(EPOCH), cast(Any, rates))(cast(Any, Store()))
     assert len(claimed) == 1
     assert state.proposed is None
 
@@ -552,7 +552,7 @@ def test_a_pause_outside_of_an_uneven_evaluation_is_not_put_down_to_it(
     stall.look()
     records = {
         rank: {
-            **row(rank, Tally(EPOCH, started=count), 0, ""),
+            **row(rank, SpanCounters(EPOCH, started=count), 0, ""),
             "state": "in a collective",
             "frames": [],
             "collectives": {},

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
 
 
 def ticked(horizon, steps):

@@ -16,8 +16,8 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import Guard, Settings
-from countoff.core.ledger import Mark
-from countoff.core.liveness import host_id
+from countoff.core.protocol.log import Mark
+from countoff.core.runtime.processes import host_id
 from integration_tests.relay import Relay
 
 NUMBER = 7_000
@@ -96,7 +96,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", itertools.repeat(NUMBER))
-        monkeypatch.setattr("countoff.core.watch.default_store", lambda: client(port))
+        monkeypatch.setattr("countoff.core.runtime.monitor.default_store", lambda: client(port))
         options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
         guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))
@@ -141,7 +141,7 @@ WRONG: dict[str, Any] = {
     "an infinite count": mark(at=float("inf")),
     "a count that is text": mark(at="4"),
     "another version's kind": mark(kind="epoch_pause"),
-    "another version's way to end": mark(how=["left"]),
+    "another version's way to end": mark(reason=["exited"]),
     "counts that are none": mark(counts=7),
     "a rank out of range": mark(rank=64),
     "a negative rank": mark(rank=-1),

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core._schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
-from countoff.core.job import Job, JobError, RunPlan
+from countoff.core.configs.job import Job, JobError, RunPlan
+from countoff.core.configs.schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
 from countoff.core.plan import BatchPlan, Ramp, linear_scaled, resumed_batches, square_root_scaled
 
 DIMS = ("dp", "tp")
@@ -357,15 +357,15 @@ def test_where_a_run_stands_is_what_its_ranks_have_read(
         [share[at : at + batch_size] for at in range(0, len(share), batch_size)]
         for share in (order[dp_rank::dp] for dp_rank in range(dp))
     ]
-    whole = [[batch for batch in mine if len(batch) == batch_size or not drop_last] for mine in batches]
+    check_count = [[batch for batch in mine if len(batch) == batch_size or not drop_last] for mine in batches]
     described = Job(batch_size=batch_size, dataset_size=size, drop_last=drop_last, epochs=3)
     plan = RunPlan.of(described, world_size=dp).batches
-    length = len(whole[0])
+    length = len(check_count[0])
     behind = data.draw(st.integers(0, 3 * length))
-    read = sum(len(mine[number % length]) for mine in whole for number in range(behind))
+    read = sum(len(mine[number % length]) for mine in check_count for number in range(behind))
     assert plan.samples_after(behind) == read
     within = data.draw(st.integers(0, length))
-    seen = sum(len(batch) for mine in whole for batch in mine[:within])
+    seen = sum(len(batch) for mine in check_count for batch in mine[:within])
     assert plan.resumed_batches(seen) == within
     # An endless stream goes on at another number of data ranks between two batches, or not at all.
     endless = [RunPlan.of(Job(batch_size=batch_size), world_size=ranks).batches for ranks in (dp, other)]

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core.ledger import Finding, How, Ledger, Mark, compare
-from countoff.core.tally import Tally
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.log import Divergence, LogView, Mark, Reason, compare
 
 EPOCH = "train epoch 0"
 
 
-def opened(*spans: Tally, number: int = 0) -> Ledger:
+def opened(*spans: SpanCounters, number: int = 0) -> LogView:
     """A ledger that has passed marks 0 to `number`, the last of which opened the innermost of the spans."""
-    ledger = Ledger()
+    ledger = LogView()
     for passed in range(number + 1):
         mark = Mark("train_start", spans[-1].name)
         ledger.reach(mark)
@@ -22,149 +22,154 @@ def opened(*spans: Tally, number: int = 0) -> Ledger:
     return ledger
 
 
-def told(own: Tally, mark: Mark) -> Finding | None:
+def told(own: SpanCounters, mark: Mark) -> Divergence | None:
     """What a rank with these counts in an open span finds when it hears another rank's next mark."""
     return opened(own).receive_mark(1, mark, [own])
 
 
-def closing(at: int, how: Literal["exhausted", "stopped"] = "exhausted", **counts: Any) -> Mark:
-    return Mark("train_end", EPOCH, at=at, how=how, rank=1, **counts)
+def closing(at: int, reason: Literal["exhausted", "stopped"] = "exhausted", **counts: Any) -> Mark:
+    return Mark("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
 
 
 # The one rule -----------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_that_has_as_many_batches_as_the_closing_has_not_diverged() -> None:
-    assert told(Tally(EPOCH, started=4), closing(4)) is None
+    assert told(SpanCounters(EPOCH, started=4), closing(4)) is None
 
 
 def test_a_rank_that_is_still_on_its_way_to_the_closing_has_not_diverged() -> None:
-    assert told(Tally(EPOCH, started=1, fetched=2), closing(4)) is None
+    assert told(SpanCounters(EPOCH, started=1, prefetched=2), closing(4)) is None
 
 
 def test_a_rank_that_has_started_more_than_the_closing_has_diverged() -> None:
-    assert told(Tally(EPOCH, started=5), closing(4)) == Finding("UnevenBatches", closing(4), 5)
+    assert told(SpanCounters(EPOCH, started=5), closing(4)) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_a_batch_fetched_beyond_an_exhausted_loader_proves_it_before_it_starts() -> None:
-    assert told(Tally(EPOCH, started=4, fetched=5), closing(4)) == Finding("UnevenBatches", closing(4), 5)
+    assert told(SpanCounters(EPOCH, started=4, prefetched=5), closing(4)) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_a_batch_fetched_beyond_a_pass_that_was_stopped_proves_nothing() -> None:
-    assert told(Tally(EPOCH, started=4, fetched=5), closing(4, "stopped")) is None
+    assert told(SpanCounters(EPOCH, started=4, prefetched=5), closing(4, "stopped")) is None
 
 
 def test_a_batch_asked_for_beyond_a_pass_that_was_stopped_proves_it() -> None:
     stopped = closing(4, "stopped")
-    assert told(Tally(EPOCH, started=4, asked=5), stopped) == Finding("UnevenBatches", stopped, 5, asked=True)
+    assert told(SpanCounters(EPOCH, started=4, requested=5), stopped) == Divergence(
+        "UnevenBatches", stopped, 5, requested=True
+    )
 
 
 def test_a_batch_asked_for_beyond_an_exhausted_loader_proves_nothing() -> None:
     """The rank that was exhausted has asked for it as well."""
-    assert told(Tally(EPOCH, started=4, asked=5), closing(4)) is None
+    assert told(SpanCounters(EPOCH, started=4, requested=5), closing(4)) is None
 
 
 def test_a_batch_started_beyond_a_pass_that_was_stopped_proves_it() -> None:
-    own = Tally(EPOCH, started=5, fetched=6)
-    assert told(own, closing(4, "stopped")) == Finding("UnevenBatches", closing(4, "stopped"), 5)
+    own = SpanCounters(EPOCH, started=5, prefetched=6)
+    assert told(own, closing(4, "stopped")) == Divergence("UnevenBatches", closing(4, "stopped"), 5)
 
 
 def test_the_rule_is_applied_again_as_the_counters_grow() -> None:
-    own = Tally(EPOCH, started=4)
+    own = SpanCounters(EPOCH, started=4)
     ledger = opened(own)
     assert ledger.receive_mark(1, closing(4), [own]) is None
     own.started = 5
-    assert ledger.prove([own]) == Finding("UnevenBatches", closing(4), 5)
+    assert ledger.prove([own]) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_an_evaluation_that_others_began_earlier_is_proved_by_the_next_batch() -> None:
     early = Mark("eval_start", "validation", at=4, rank=1)
-    assert told(Tally(EPOCH, started=4, fetched=5), early) is None
-    assert told(Tally(EPOCH, started=5), early) == Finding("UnevenBatches", early, 5)
+    assert told(SpanCounters(EPOCH, started=4, prefetched=5), early) is None
+    assert told(SpanCounters(EPOCH, started=5), early) == Divergence("UnevenBatches", early, 5)
 
 
 def test_an_evaluation_at_the_end_of_an_exhausted_loader_is_proved_by_a_batch_in_hand() -> None:
-    early = Mark("eval_start", "validation", at=4, how="exhausted", rank=1)
-    assert told(Tally(EPOCH, started=4, fetched=5), early) == Finding("UnevenBatches", early, 5)
+    early = Mark("eval_start", "validation", at=4, reason="exhausted", rank=1)
+    assert told(SpanCounters(EPOCH, started=4, prefetched=5), early) == Divergence("UnevenBatches", early, 5)
 
 
 def test_an_evaluation_that_this_rank_skips_is_proved_by_its_next_batch() -> None:
-    own, evaluation = Tally(EPOCH, started=2), Mark("eval_start", "validation", at=2, rank=1)
+    own, evaluation = SpanCounters(EPOCH, started=2), Mark("eval_start", "validation", at=2, rank=1)
     ledger = opened(own)
     assert ledger.receive_mark(1, evaluation, [own]) is None
     own.started = 3
-    assert ledger.prove([own]) == Finding("UnevenBatches", evaluation, 3)
+    assert ledger.prove([own]) == Divergence("UnevenBatches", evaluation, 3)
 
 
 def test_an_evaluation_that_another_rank_skips_is_proved_by_the_mark_in_its_place() -> None:
-    own = Tally(EPOCH, started=2)
+    own = SpanCounters(EPOCH, started=2)
     ledger = opened(own)
     assert ledger.receive_mark(1, closing(4), [own]) is None
     mine = Mark("eval_start", "validation", at=2)
-    assert ledger.reach(mine)[1] == Finding("UnevenBatches", closing(4), 2, mine)
+    assert ledger.reach(mine)[1] == Divergence("UnevenBatches", closing(4), 2, mine)
 
 
 def test_a_mark_of_a_later_place_says_nothing_yet() -> None:
-    own = Tally(EPOCH, started=5)
+    own = SpanCounters(EPOCH, started=5)
     assert opened(own).receive_mark(2, closing(4), [own]) is None
 
 
 def test_a_batch_of_the_evaluation_is_not_held_against_the_train_span_around_it() -> None:
-    spans = [Tally(EPOCH, started=2), Tally("validation", evaluation=True, opened=1, started=9)]
+    spans = [SpanCounters(EPOCH, started=2), SpanCounters("validation", evaluation=True, opened=1, started=9)]
     ledger = opened(*spans, number=1)
-    assert ledger.receive_mark(2, Mark("eval_end", "validation", at=9, how="exhausted"), spans) is None
+    assert ledger.receive_mark(2, Mark("eval_end", "validation", at=9, reason="exhausted"), spans) is None
     assert ledger.receive_mark(3, closing(2), spans) is None
 
 
 def test_a_longer_evaluation_is_found_as_an_evaluation() -> None:
-    spans = [Tally(EPOCH, started=2), Tally("validation", evaluation=True, opened=1, started=4)]
-    shorter = Mark("eval_end", "validation", at=3, how="exhausted", rank=1)
+    spans = [SpanCounters(EPOCH, started=2), SpanCounters("validation", evaluation=True, opened=1, started=4)]
+    shorter = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
     found = opened(*spans, number=1).receive_mark(2, shorter, spans)
-    assert found == Finding("UnevenBatches", shorter, 4, evaluation=True)
+    assert found == Divergence("UnevenBatches", shorter, 4, evaluation=True)
 
 
 def test_a_silent_span_is_never_held_against_anything() -> None:
-    own = Tally(EPOCH, started=50, fetched=60, silent=True)
+    own = SpanCounters(EPOCH, started=50, prefetched=60, silent=True)
     ledger = opened(own)
     assert ledger.receive_mark(1, closing(4), [own]) is None
     assert ledger.receive_announcement(0, closing(4), [own]) is None
 
 
 def test_a_train_span_is_compared_while_a_silent_evaluation_is_open_in_it() -> None:
-    spans = [Tally(EPOCH, started=5), Tally("validation", evaluation=True, opened=-1, started=1, silent=True)]
-    assert opened(*spans).receive_mark(1, closing(4), spans) == Finding("UnevenBatches", closing(4), 5)
+    spans = [
+        SpanCounters(EPOCH, started=5),
+        SpanCounters("validation", evaluation=True, opened=-1, started=1, silent=True),
+    ]
+    assert opened(*spans).receive_mark(1, closing(4), spans) == Divergence("UnevenBatches", closing(4), 5)
 
 
 # Announcements ----------------------------------------------------------------------------------------------------
 
 
 def test_an_announced_end_is_proved_wrong_by_a_batch_in_hand() -> None:
-    own = Tally(EPOCH, started=4, fetched=5)
-    assert opened(own).receive_announcement(0, closing(4), [own]) == Finding("UnevenBatches", closing(4), 5)
+    own = SpanCounters(EPOCH, started=4, prefetched=5)
+    assert opened(own).receive_announcement(0, closing(4), [own]) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_an_announced_end_holds_for_the_train_span_while_an_evaluation_is_open_in_it() -> None:
-    spans = [Tally(EPOCH, started=5), Tally("validation", evaluation=True, opened=1)]
+    spans = [SpanCounters(EPOCH, started=5), SpanCounters("validation", evaluation=True, opened=1)]
     ledger = opened(*spans, number=1)
-    assert ledger.receive_announcement(0, closing(4), spans) == Finding("UnevenBatches", closing(4), 5)
+    assert ledger.receive_announcement(0, closing(4), spans) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_an_announcement_for_another_span_says_nothing() -> None:
-    own = Tally("train epoch 1", opened=1, started=5, fetched=6)
+    own = SpanCounters("train epoch 1", opened=1, started=5, prefetched=6)
     assert opened(own, number=1).receive_announcement(0, closing(4), [own]) is None
 
 
 def test_the_first_announcement_for_a_span_stands() -> None:
-    own = Tally(EPOCH, started=4)
+    own = SpanCounters(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_announcement(0, closing(4), [own])
     ledger.receive_announcement(0, closing(9), [own])
     own.started = 5
-    assert ledger.prove([own]) == Finding("UnevenBatches", closing(4), 5)
+    assert ledger.prove([own]) == Divergence("UnevenBatches", closing(4), 5)
 
 
 def test_an_announcement_that_an_early_stop_overtakes_is_no_fault() -> None:
-    own = Tally(EPOCH, started=3, fetched=4)
+    own = SpanCounters(EPOCH, started=3, prefetched=4)
     ledger = opened(own)
     assert ledger.receive_announcement(0, closing(4), [own]) is None
     assert ledger.receive_mark(1, closing(3, "stopped"), [own]) is None
@@ -172,7 +177,7 @@ def test_an_announcement_that_an_early_stop_overtakes_is_no_fault() -> None:
 
 
 def test_an_announced_end_makes_every_batch_of_that_span_a_possible_proof() -> None:
-    own = Tally(EPOCH, started=1)
+    own = SpanCounters(EPOCH, started=1)
     ledger = opened(own)
     assert not ledger.is_behind([own])
     ledger.receive_announcement(0, closing(4), [own])
@@ -186,7 +191,7 @@ def test_an_announced_end_makes_every_batch_of_that_span_a_possible_proof() -> N
 @pytest.mark.parametrize("first", ["own", "standing"])
 @pytest.mark.parametrize(("theirs", "proved"), [(closing(4), None), (closing(5), "UnevenBatches")])
 def test_marks_are_compared_whichever_comes_first(first: str, theirs: Mark, proved: str | None) -> None:
-    own, ledger = Tally(EPOCH, started=4), opened(Tally(EPOCH))
+    own, ledger = SpanCounters(EPOCH, started=4), opened(SpanCounters(EPOCH))
     if first == "own":
         assert ledger.reach(closing(4))[1] is None
         found = ledger.receive_mark(1, theirs, [own])
@@ -197,21 +202,21 @@ def test_marks_are_compared_whichever_comes_first(first: str, theirs: Mark, prov
 
 
 def test_the_first_mark_in_a_place_stands() -> None:
-    ledger = opened(Tally(EPOCH))
+    ledger = opened(SpanCounters(EPOCH))
     ledger.receive_mark(1, closing(4), ())
     ledger.receive_mark(1, closing(5), ())
     assert ledger.reach(closing(4))[1] is None
 
 
 def test_a_mark_is_compared_once() -> None:
-    ledger = opened(Tally(EPOCH))
+    ledger = opened(SpanCounters(EPOCH))
     ledger.receive_mark(1, closing(5), ())
     assert ledger.reach(closing(4))[1] is not None
     assert ledger.receive_mark(1, closing(5), ()) is None
 
 
 def test_a_mark_stands_once_anybody_has_written_it() -> None:
-    ledger = Ledger()
+    ledger = LogView()
     ledger.reach(Mark("fit_start", "the fit"))
     assert not ledger.stands(0)
     ledger.receive_mark(0, Mark("fit_start", "the fit"), ())
@@ -222,7 +227,7 @@ def test_a_mark_stands_once_anybody_has_written_it() -> None:
 
 
 def test_a_rank_is_behind_while_others_stand_at_its_next_mark() -> None:
-    ledger = opened(Tally(EPOCH))
+    ledger = opened(SpanCounters(EPOCH))
     assert not ledger.is_behind(())
     ledger.receive_mark(1, closing(4), ())
     assert ledger.is_behind(())
@@ -231,7 +236,7 @@ def test_a_rank_is_behind_while_others_stand_at_its_next_mark() -> None:
 
 
 def test_a_long_job_keeps_no_marks_and_few_announcements() -> None:
-    ledger = Ledger()
+    ledger = LogView()
     for number in range(1000):
         mark = Mark("train_start", EPOCH)
         ledger.reach(mark)
@@ -241,21 +246,21 @@ def test_a_long_job_keeps_no_marks_and_few_announcements() -> None:
 
 
 def test_a_muted_evaluation_is_found_no_more_but_the_next_one_is() -> None:
-    first = Tally("validation", evaluation=True, opened=0, started=4)
+    first = SpanCounters("validation", evaluation=True, opened=0, started=4)
     ledger = opened(first)
-    shorter = Mark("eval_end", "validation", at=3, how="exhausted", rank=1)
+    shorter = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
     assert ledger.receive_mark(1, shorter, [first]) is not None
     ledger.mute([first])
     assert ledger.prove([first]) is None
     assert ledger.receive_announcement(0, shorter, [first]) is None
-    second = Tally("validation", evaluation=True, opened=2, started=4)
+    second = SpanCounters("validation", evaluation=True, opened=2, started=4)
     ledger.reach(dataclasses.replace(shorter, at=4))
     ledger.reach(Mark("eval_start", "validation"))
     assert ledger.receive_mark(3, shorter, [second]) is not None
 
 
 def test_muting_leaves_train_spans_alone() -> None:
-    own = Tally(EPOCH, started=5)
+    own = SpanCounters(EPOCH, started=5)
     ledger = opened(own)
     ledger.mute([own])
     assert ledger.receive_mark(1, closing(4), [own]) is not None
@@ -271,34 +276,39 @@ def test_a_pass_that_was_stopped_where_another_was_exhausted_agrees() -> None:
 
 @pytest.mark.parametrize("other", [Mark("train_end", "train epoch 1", at=4), Mark("eval_start", EPOCH, at=4)])
 def test_another_mark_in_the_same_place_is_uneven_whatever_its_counts(other: Mark) -> None:
-    assert compare(closing(4), other) == Finding("UnevenBatches", closing(4), 4, other)
+    assert compare(closing(4), other) == Divergence("UnevenBatches", closing(4), 4, other)
 
 
 def test_unequal_batches_come_before_unequal_steps() -> None:
     own = closing(5, steps=5, chain=8)
-    assert compare(closing(4, steps=4, chain=7), own) == Finding("UnevenBatches", closing(4, steps=4, chain=7), 5, own)
+    assert compare(closing(4, steps=4, chain=7), own) == Divergence(
+        "UnevenBatches", closing(4, steps=4, chain=7), 5, own
+    )
 
 
 @pytest.mark.parametrize("own", [closing(4, steps=1, chain=7), closing(4, steps=2, chain=8)])
 def test_other_steps_or_steps_at_other_batches_are_a_step_mismatch(own: Mark) -> None:
     standing = closing(4, steps=2, chain=7)
-    assert compare(standing, own) == Finding("StepMismatch", standing, own.steps, own)
+    assert compare(standing, own) == Divergence("StepMismatch", standing, own.steps, own)
 
 
 def test_several_loaders_of_one_evaluation_are_compared_one_by_one() -> None:
     standing = Mark("eval_end", "validation", at=5, counts=(3, 2))
     own = Mark("eval_end", "validation", at=5, counts=(2, 3))
     assert compare(standing, standing) is None
-    assert compare(standing, own) == Finding("UnevenBatches", standing, 5, own, evaluation=True)
+    assert compare(standing, own) == Divergence("UnevenBatches", standing, 5, own, evaluation=True)
 
 
 def test_ranks_that_leave_agree_wherever_each_of_them_was() -> None:
-    assert compare(Mark("train_end", EPOCH, at=3, how="left"), Mark("fit_end", "the fit", how="left")) is None
+    assert compare(Mark("train_end", EPOCH, at=3, reason="exited"), Mark("fit_end", "the fit", reason="exited")) is None
 
 
 def test_a_rank_that_leaves_an_evaluation_is_no_uneven_evaluation() -> None:
-    left, own = Mark("eval_end", "validation", at=2, how="left"), Mark("eval_end", "validation", at=3, how="exhausted")
-    assert compare(left, own) == Finding("UnevenBatches", left, 3, own)
+    left, own = (
+        Mark("eval_end", "validation", at=2, reason="exited"),
+        Mark("eval_end", "validation", at=3, reason="exhausted"),
+    )
+    assert compare(left, own) == Divergence("UnevenBatches", left, 3, own)
 
 
 # Sides ------------------------------------------------------------------------------------------------------------
@@ -306,15 +316,15 @@ def test_a_rank_that_leaves_an_evaluation_is_no_uneven_evaluation() -> None:
 
 def test_a_rank_that_has_passed_the_mark_in_dispute_is_with_it_or_against_it() -> None:
     for at, side in ((4, True), (5, False)):
-        ledger = opened(Tally(EPOCH))
+        ledger = opened(SpanCounters(EPOCH))
         ledger.receive_mark(1, closing(4), ())
         ledger.reach(closing(at))
         ledger.reach(Mark("train_start", "train epoch 1"))
-        assert ledger.side(0, 1, False, [Tally("train epoch 1", opened=2, started=1)]) is side
+        assert ledger.side(0, 1, False, [SpanCounters("train epoch 1", opened=2, started=1)]) is side
 
 
 def test_a_rank_on_its_way_to_the_mark_in_dispute_is_against_it_once_it_has_more() -> None:
-    own = Tally(EPOCH, started=4)
+    own = SpanCounters(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_mark(1, closing(4), [own])
     assert ledger.side(0, 1, False, [own]) is None
@@ -324,18 +334,18 @@ def test_a_rank_on_its_way_to_the_mark_in_dispute_is_against_it_once_it_has_more
 
 
 def test_an_announced_end_has_sides_too() -> None:
-    own = Tally(EPOCH, started=4)
+    own = SpanCounters(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_announcement(0, closing(4), [own])
     assert ledger.side(0, 0, True, [own]) is None
-    own.fetched = 5
+    own.prefetched = 5
     assert ledger.side(0, 0, True, [own]) is False
     ledger.reach(closing(4))
     assert ledger.side(0, 0, True, []) is True
 
 
 def test_a_rank_that_has_announced_its_end_is_with_it_before_it_comes_to_it() -> None:
-    own = Tally(EPOCH, started=4)
+    own = SpanCounters(EPOCH, started=4)
     ledger = opened(own)
     ledger.receive_announcement(0, closing(4), [own])
     assert ledger.side(1, 0, True, [own]) is True
@@ -343,7 +353,7 @@ def test_a_rank_that_has_announced_its_end_is_with_it_before_it_comes_to_it() ->
 
 def test_a_rank_that_knows_its_last_batch_is_with_the_announced_end_or_against_it() -> None:
     for started, side in ((4, True), (3, False)):
-        own = Tally(EPOCH, started=started, ends=True)
+        own = SpanCounters(EPOCH, started=started, ends=True)
         ledger = opened(own)
         ledger.receive_announcement(0, closing(4), [own])
         assert ledger.side(0, 0, True, [own]) is side
@@ -355,21 +365,21 @@ def test_a_mark_survives_the_wire() -> None:
 
 
 def test_a_mark_that_only_another_rank_has_passed_tells_what_it_did_before_it_died() -> None:
-    ledger, evaluation = opened(Tally(EPOCH)), Mark("eval_start", "evaluation", at=3, rank=1)
+    ledger, evaluation = opened(SpanCounters(EPOCH)), Mark("eval_start", "evaluation", at=3, rank=1)
     assert ledger.first_ahead() is None
-    ledger.receive_mark(1, evaluation, [Tally(EPOCH, started=3)])
+    ledger.receive_mark(1, evaluation, [SpanCounters(EPOCH, started=3)])
     assert ledger.first_ahead() == evaluation
     ledger.reach(evaluation)
     assert ledger.first_ahead() is None
 
 
 @pytest.mark.parametrize(
-    ("how", "ender", "found"),
+    ("reason", "ender", "found"),
     [("stopped", 1, True), ("exhausted", 1, False), ("stopped", 2, False), ("stopped", 0, False)],
 )
-def test_who_has_stopped_an_epoch_and_ended_the_fit_alone_has_left(how: How, ender: int, found: bool) -> None:
-    ledger = opened(own := Tally(EPOCH, started=4))
-    stop = Mark("train_end", EPOCH, at=4, how=how, rank=1)
+def test_who_has_stopped_an_epoch_and_ended_the_fit_alone_has_left(reason: Reason, ender: int, found: bool) -> None:
+    ledger = opened(own := SpanCounters(EPOCH, started=4))
+    stop = Mark("train_end", EPOCH, at=4, reason=reason, rank=1)
     ledger.receive_mark(1, stop, [own])
     if ender:
         ledger.receive_mark(2, Mark("fit_end", "the fit", rank=ender), [own])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core._checks import check_job
 from countoff.core.configs import read_job
+from countoff.core.configs.checks import check_job
 from countoff.core.ranks import RankMap, check_dp_ranks
 
 LINES = 64
@@ -50,8 +50,8 @@ distributed: {{fsdp_type: full_shard, {dims}}}
 data: {{batch_size: 2, seq_len: 128, root_dir: {directory.parent}, sources: {{{directory.name}: 1.0}}}}
 """
     (directory.parent / "lingua.yaml").write_text(text)
-    findings = check_job(read_job(str(directory.parent / "lingua.yaml")), world_size=world_size)
-    return [finding.line for finding in findings if finding.is_fault]
+    issues = check_job(read_job(str(directory.parent / "lingua.yaml")), world_size=world_size)
+    return [issue.line for issue in issues if issue.is_fault]
 
 
 @pytest.mark.parametrize(

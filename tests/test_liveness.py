@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core import liveness
-from countoff.core.liveness import Process, host_id
+from countoff.core.runtime import processes
+from countoff.core.runtime.processes import Process, host_id
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc: without it nothing is seen")
 
@@ -27,7 +27,7 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def seen(child: "subprocess.Popen[bytes]") -> Process:
-    return Process(1, child.pid, liveness._stat(child.pid)[1])
+    return Process(1, child.pid, processes._stat(child.pid)[1])
 
 
 def test_this_process_is_alive() -> None:
@@ -85,7 +85,7 @@ def test_a_name_full_of_parentheses_and_spaces_hides_nothing(tmp_path: Path) -> 
 
 
 def test_two_processes_of_one_host_see_that_they_are() -> None:
-    script = "from countoff.core.liveness import host_id; print(host_id())"
+    script = "from countoff.core.runtime.processes import host_id; print(host_id())"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == host_id()
 

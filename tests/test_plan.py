@@ -324,10 +324,10 @@ def test_the_batches_until_a_step_are_those_of_a_loop_without_end(batches: int, 
 def test_the_length_of_the_whole_dataset_is_always_recognised(
     size: int, dp_degree: int, batch_size: int, sampler_drop: bool, loader_drop: bool
 ) -> None:
-    whole = len(cut(list(range(size)), batch_size=batch_size, drop_last=loader_drop))
+    check_count = len(cut(list(range(size)), batch_size=batch_size, drop_last=loader_drop))
     share = distributed_indices(size, dp_degree=dp_degree, drop_last=sampler_drop)[0]
     mine = len(cut(share, batch_size=batch_size, drop_last=loader_drop))
-    assert size_for_length(whole, true_batches=mine, dp_degree=dp_degree) == (whole > mine)
+    assert size_for_length(check_count, true_batches=mine, dp_degree=dp_degree) == (check_count > mine)
 
 
 def facts(**changes: object) -> LoaderFacts:

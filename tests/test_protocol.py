@@ -109,11 +109,11 @@ class Fault:
 Change = Callable[[st.DrawFn, Job, Program], Program]
 
 
-def change_epoch(draw: st.DrawFn, program: Program, **how: Callable[[Epoch], Any]) -> Program:
+def change_epoch(draw: st.DrawFn, program: Program, **reason: Callable[[Epoch], Any]) -> Program:
     """The program with some attributes of one of its epochs made anew."""
     number = draw(st.integers(0, len(program.epochs) - 1))
     epoch = program.epochs[number]
-    changed = dataclasses.replace(epoch, **{name: make(epoch) for name, make in how.items()})
+    changed = dataclasses.replace(epoch, **{name: make(epoch) for name, make in reason.items()})
     assume(changed != epoch)
     return dataclasses.replace(program, epochs=(*program.epochs[:number], changed, *program.epochs[number + 1 :]))
 
@@ -235,10 +235,10 @@ def train_batches(program: Program) -> int:
     return number
 
 
-def ends_early(how: Literal["raise", "leave"]) -> Change:
+def ends_early(reason: Literal["raise", "leave"]) -> Change:
     def ends(draw: st.DrawFn, job: Job, program: Program) -> Program:
         assume(train_batches(program))
-        return dataclasses.replace(program, ends=(draw(st.integers(0, train_batches(program) - 1)), how))
+        return dataclasses.replace(program, ends=(draw(st.integers(0, train_batches(program) - 1)), reason))
 
     return ends
 

@@ -7,8 +7,8 @@ from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._identity import sampling_of
-from countoff.core.identity import UNKNOWN, Sampling
+from countoff._adapter.sampling import sampling_of
+from countoff.core.data.identity import UNKNOWN, Sampling
 
 DATA: Any = list(range(20))
 
@@ -42,9 +42,9 @@ def test_nothing_is_known_where_nobody_deals_out(loader):
     assert of(loader) == UNKNOWN
 
 
-@pytest.mark.parametrize(("rank", "replicas", "dealt"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)])
-def test_a_share_is_dealt_to_the_rank_that_the_sampler_names(rank, replicas, dealt):
-    assert of(distributed(rank, replicas)).dealt is dealt
+@pytest.mark.parametrize(("rank", "replicas", "is_sharded"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)])
+def test_a_share_is_dealt_to_the_rank_that_the_sampler_names(rank, replicas, is_sharded):
+    assert of(distributed(rank, replicas)).is_sharded is is_sharded
 
 
 def test_the_order_follows_from_seed_and_epoch():
@@ -60,7 +60,7 @@ def test_the_order_follows_from_seed_and_epoch():
 def test_an_order_that_is_not_shuffled_or_of_the_samplers_own_is_not_judged():
     assert of(distributed(shuffle=False)).order is None
     own = OfItsOwn(DATA, num_replicas=2, rank=1)
-    assert of(DataLoader(DATA, sampler=own)) == Sampling(dealt=True)
+    assert of(DataLoader(DATA, sampler=own)) == Sampling(is_sharded=True)
     assert of(DataLoader(DATA, sampler=RandomSampler(DATA))).order is None
 
 
@@ -75,8 +75,8 @@ def stream_shard(process: int, processes: int) -> DataLoader[Any]:
 
 
 def test_accelerates_shards_are_dealt():
-    assert of(batch_shard(1, 2, DataLoader(DATA, batch_size=2))) == Sampling(dealt=True)
-    assert of(stream_shard(1, 2)) == Sampling(dealt=True)
+    assert of(batch_shard(1, 2, DataLoader(DATA, batch_size=2))) == Sampling(is_sharded=True)
+    assert of(stream_shard(1, 2)) == Sampling(is_sharded=True)
 
 
 def test_ranks_are_not_compared_where_accelerate_shares_data_otherwise_than_the_plan():

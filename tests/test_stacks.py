@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from countoff.core import stacks
-from countoff.core.stacks import Place
+from countoff.core.runtime import stacks
+from countoff.core.runtime.stacks import Place
 
 
 def compiled(path: str) -> Callable[..., Any]:

@@ -178,7 +178,7 @@ def test_every_partition_that_streaming_refuses_is_refused_with_its_reason() -> 
     assert reasons == REASONS
 
 
-def dealt(samples: int, *, canonical: int, nodes: int, ranks: int, drop_first: int = 0) -> list[list[int]]:
+def is_sharded(samples: int, *, canonical: int, nodes: int, ranks: int, drop_first: int = 0) -> list[list[int]]:
     """The samples of every rank, made as lists: blocks of the canonical nodes, interleaved, dealt in turns."""
     ratio, block = max(nodes // canonical, 1), -(-samples // canonical)
     padding = -block % ratio
@@ -235,7 +235,7 @@ def test_random_batching_is_that_of_samples_dealt_out_one_by_one(facts: Streamin
     if found.batches is None:
         assert "refuses" in found.unknown_because or "fails" in found.unknown_because
         return
-    shares = dealt(
+    shares = is_sharded(
         facts.epoch_size,
         canonical=canonical,
         nodes=facts.nodes,

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from countoff.core import Guard, Settings, Verdict
-from countoff.core.rollcall import RollCall
-from countoff.core.speaker import Speaker
-from countoff.core.state import State
-from countoff.core.tally import Tally
-from countoff.core.truncation import LeftOver, truncated
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.state import State
+from countoff.core.protocol.truncation import UnusedBatches, truncated
+from countoff.core.runtime.roll_call import RollCall
+from countoff.core.runtime.speaker import Speaker
 
 EPOCH = "train epoch 0"
 
@@ -22,25 +22,27 @@ EPOCH = "train epoch 0"
 @pytest.mark.parametrize(
     ("left", "words"),
     [
-        (LeftOver(1), "1 batch"),
-        (LeftOver(3, 12), "3 batches (12 samples)"),
-        (LeftOver(1, 1), "1 batch (1 sample)"),
-        (LeftOver(1, 4, exact=False), "at least 1 batch (4 samples)"),
-        (LeftOver(2, None, exact=False), "at least 2 batches"),
+        (UnusedBatches(1), "1 batch"),
+        (UnusedBatches(3, 12), "3 batches (12 samples)"),
+        (UnusedBatches(1, 1), "1 batch (1 sample)"),
+        (UnusedBatches(1, 4, exact=False), "at least 1 batch (4 samples)"),
+        (UnusedBatches(2, None, exact=False), "at least 2 batches"),
     ],
 )
-def test_a_rest_in_words(left: LeftOver, words: str) -> None:
+def test_a_rest_in_words(left: UnusedBatches, words: str) -> None:
     assert str(left) == words
 
 
-def said(left: Mapping[int, LeftOver], span: str = EPOCH, used: int = 7) -> Verdict:
+def said(left: Mapping[int, UnusedBatches], span: str = EPOCH, used: int = 7) -> Verdict:
     verdict = truncated(span, used, left)
     assert verdict is not None
     return verdict
 
 
 def test_who_ran_out_and_what_each_other_rank_lost_is_said() -> None:
-    verdict = said({0: LeftOver(1, 4, False), 1: LeftOver(0), 2: LeftOver(2, 8), 3: LeftOver(1, 4, False)})
+    verdict = said(
+        {0: UnusedBatches(1, 4, False), 1: UnusedBatches(0), 2: UnusedBatches(2, 8), 3: UnusedBatches(1, 4, False)}
+    )
     assert (verdict.kind, verdict.ranks, verdict.subject) == ("Truncated", (1,), "train")
     assert verdict.sentence == (
         "train epoch 0 ended on every rank after 7 batches, where rank 1 ran out of data: "
@@ -49,7 +51,7 @@ def test_who_ran_out_and_what_each_other_rank_lost_is_said() -> None:
 
 
 def test_the_short_ranks_are_named_whichever_they_are() -> None:
-    left = {rank: LeftOver(0 if rank in (0, 5) else 3) for rank in range(8)}
+    left = {rank: UnusedBatches(0 if rank in (0, 5) else 3) for rank in range(8)}
     verdict = said(left, used=1)
     assert verdict.ranks == (0, 5)
     assert "ended on every rank after 1 batch, where ranks 0, 5 ran out of data: ranks " in verdict.sentence
@@ -57,24 +59,24 @@ def test_the_short_ranks_are_named_whichever_they_are() -> None:
 
 
 def test_four_different_losses_are_listed_and_the_rest_is_hinted_at() -> None:
-    shown = said({rank: LeftOver(rank) for rank in range(5)}).sentence
+    shown = said({rank: UnusedBatches(rank) for rank in range(5)}).sentence
     assert shown.count(" lost ") == 4
     assert "…" not in shown
-    cut = said({rank: LeftOver(rank) for rank in range(6)}).sentence
+    cut = said({rank: UnusedBatches(rank) for rank in range(6)}).sentence
     assert cut.count(" lost ") == 4
     assert cut.endswith("rank 4 lost 4 batches; ….")
 
 
 def test_evaluations_are_a_subject_of_their_own() -> None:
-    assert said({0: LeftOver(0), 1: LeftOver(1)}, "evaluation digits").subject == "evaluation"
+    assert said({0: UnusedBatches(0), 1: UnusedBatches(1)}, "evaluation digits").subject == "evaluation"
 
 
 @pytest.mark.parametrize(
     "left",
-    [{}, {0: LeftOver(0)}, {0: LeftOver(0), 1: LeftOver(0)}, {0: LeftOver(1), 1: LeftOver(5)}],
+    [{}, {0: UnusedBatches(0)}, {0: UnusedBatches(0), 1: UnusedBatches(0)}, {0: UnusedBatches(1), 1: UnusedBatches(5)}],
     ids=["nobody", "one rank", "all ran out", "a limit ended it"],
 )
-def test_nothing_is_said_where_no_rank_was_cut_short_by_another(left: dict[int, LeftOver]) -> None:
+def test_nothing_is_said_where_no_rank_was_cut_short_by_another(left: dict[int, UnusedBatches]) -> None:
     assert truncated(EPOCH, 7, left) is None
 
 
@@ -140,10 +142,10 @@ class Ranks:
         while not self.desk.run():
             pass
 
-    def close(self, span: str, *left: LeftOver | None, evaluation: bool = False) -> list[dict[str, Any]]:
+    def close(self, span: str, *left: UnusedBatches | None, evaluation: bool = False) -> list[dict[str, Any]]:
         """Has every rank close a span after 4 batches with what it has left; returns what rank 0 sends."""
         for rank, call in reversed(list(enumerate(self.calls))):
-            tally = Tally(span, evaluation=evaluation, opened=1, started=4, left=left[rank])
+            tally = SpanCounters(span, evaluation=evaluation, opened=1, started=4, left=left[rank])
             call.span_closed(tally, 0.0, Verdict("WrongLength", "there are 4.") if rank == 0 else None)
         assert self.desk.run()
         sent, self.sent = self.sent, []
@@ -158,7 +160,7 @@ def ranks() -> Ranks:
 
 
 def test_a_truncated_epoch_is_noted_in_place_of_the_adapters_own_notice(ranks: Ranks) -> None:
-    (entry,) = ranks.close(EPOCH, LeftOver(1, 4, False), LeftOver(0))
+    (entry,) = ranks.close(EPOCH, UnusedBatches(1, 4, False), UnusedBatches(0))
     assert (entry["type"], entry["kind"]) == ("notice", "Truncated")
     assert (
         "after 4 batches, where rank 1 ran out of data: rank 0 lost at least 1 batch (4 samples)." in entry["sentence"]
@@ -166,18 +168,18 @@ def test_a_truncated_epoch_is_noted_in_place_of_the_adapters_own_notice(ranks: R
 
 
 def test_an_even_epoch_leaves_the_adapters_notice_alone(ranks: Ranks) -> None:
-    assert [each["kind"] for each in ranks.close(EPOCH, LeftOver(0), LeftOver(0))] == ["WrongLength"]
+    assert [each["kind"] for each in ranks.close(EPOCH, UnusedBatches(0), UnusedBatches(0))] == ["WrongLength"]
 
 
 def test_nothing_is_claimed_while_a_rank_does_not_know_what_it_had_left() -> None:
     ranks = Ranks(3)
     ranks.count_off({}, {}, {})
-    assert [each["kind"] for each in ranks.close(EPOCH, LeftOver(1), LeftOver(0), None)] == ["WrongLength"]
+    assert [each["kind"] for each in ranks.close(EPOCH, UnusedBatches(1), UnusedBatches(0), None)] == ["WrongLength"]
 
 
 def test_a_truncated_epoch_is_noted_once(ranks: Ranks) -> None:
-    assert len(ranks.close(EPOCH, LeftOver(1), LeftOver(0))) == 1
-    assert ranks.close("train epoch 1", LeftOver(1), LeftOver(0)) == []
+    assert len(ranks.close(EPOCH, UnusedBatches(1), UnusedBatches(0))) == 1
+    assert ranks.close("train epoch 1", UnusedBatches(1), UnusedBatches(0)) == []
 
 
 @pytest.mark.parametrize(
@@ -187,7 +189,7 @@ def test_a_truncated_epoch_is_noted_once(ranks: Ranks) -> None:
 def test_a_truncated_evaluation_is_what_the_user_wants_it_to_be(policy: str, entries: list[tuple[str, str]]) -> None:
     ranks = Ranks(2, uneven_eval=policy)
     ranks.count_off({}, {})
-    sent = ranks.close("evaluation digits", LeftOver(0), LeftOver(2), evaluation=True)
+    sent = ranks.close("evaluation digits", UnusedBatches(0), UnusedBatches(2), evaluation=True)
     assert [(each["type"], each["kind"]) for each in sent] == entries
 
 
@@ -216,7 +218,7 @@ def test_what_is_left_over_belongs_to_the_innermost_span() -> None:
     train = guard._tally
     guard.eval_start("validation")
     evaluation = guard._tally
-    guard.left_over(LeftOver(2, 8))
+    guard.report_unused(UnusedBatches(2, 8))
     guard.eval_end("stopped")
     guard.train_end("exhausted")
     assert (train.left, evaluation.left) == (None, (2, 8, True))

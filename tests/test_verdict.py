@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core import ending, verdict
-from countoff.core.channel import RECORD_BYTES, encode
+from countoff.core import verdict
 from countoff.core.guard import Guard
-from countoff.core.ledger import Finding, Mark
-from countoff.core.rollcall import judge_plans
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.log import Divergence, Mark
+from countoff.core.protocol.state import State
+from countoff.core.protocol.ticks import compare_ticks
+from countoff.core.runtime import shutdown
+from countoff.core.runtime.channel import RECORD_BYTES, encode
+from countoff.core.runtime.roll_call import judge_plans
+from countoff.core.runtime.speaker import with_table
+from countoff.core.runtime.stall import judge_stall
 from countoff.core.settings import Settings
-from countoff.core.speaker import with_table
-from countoff.core.stall import judge_stall
-from countoff.core.state import State
-from countoff.core.tally import Tally
-from countoff.core.ticks import compare_ticks
 from countoff.core.verdict import (
     TABLE_ROWS,
     DivergenceError,
@@ -42,21 +43,21 @@ LOADERS = (
 DECISIONS = "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
 
 
-def closing(how: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:
-    return Mark("train_end", EPOCH, at=at, how=how, rank=1, **counts)
+def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:
+    return Mark("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
 
 
 def uneven(standing: Mark, count: int, own: Mark | None = None, *, evaluation: bool = False) -> Verdict:
     """What rank 0 says when it finds that it cannot follow rank 1's mark."""
-    return judge(Finding("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
+    return judge(Divergence("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
 
 
 def message(text: str) -> str:
     return textwrap.dedent(text).strip("\n")
 
 
-def ranks_with(in_hand: list[int], state: str = "in batch 5") -> list[dict[str, Any]]:
-    return [row(rank, Tally(EPOCH, started=held), 2, state) for rank, held in enumerate(in_hand)]
+def ranks_with(fetched: list[int], state: str = "in batch 5") -> list[dict[str, Any]]:
+    return [row(rank, SpanCounters(EPOCH, started=held), 2, state) for rank, held in enumerate(fetched)]
 
 
 # The texts --------------------------------------------------------------------------------------------------------
@@ -87,8 +88,8 @@ def test_two_marks_in_one_place_say_what_each_rank_did() -> None:
 
 
 def test_evaluations_of_several_loaders_say_how_many_batches_each_had() -> None:
-    theirs = Mark("eval_end", "validation", at=5, how="exhausted", counts=(3, 2), rank=1)
-    mine = Mark("eval_end", "validation", at=5, how="exhausted", counts=(2, 3))
+    theirs = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(3, 2), rank=1)
+    mine = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(2, 3))
     found = uneven(theirs, 5, mine, evaluation=True)
     sides = ("rank 1 ran out of data after 5 batches (3 + 2)", "rank 0 ran out of data after 5 batches (2 + 3)")
     assert found.sentence == f"{sides[0]} of validation; {sides[1]} of validation."
@@ -106,13 +107,13 @@ def test_a_mark_without_counts_says_what_the_rank_did(kind: Any, did: str) -> No
 
 
 def test_other_numbers_of_steps() -> None:
-    found = judge(Finding("StepMismatch", closing("exhausted", steps=1), 2), 0)
+    found = judge(Divergence("StepMismatch", closing("exhausted", steps=1), 2), 0)
     counts = "rank 1 had applied 1 optimizer step and rank 0 2 optimizer steps"
     assert found.headline == f"StepMismatch: after 4 batches of train epoch 0, {counts}."
 
 
 def test_as_many_steps_after_other_batches() -> None:
-    found = judge(Finding("StepMismatch", closing("exhausted", steps=2), 2), 0)
+    found = judge(Divergence("StepMismatch", closing("exhausted", steps=2), 2), 0)
     counts = "rank 1 had applied 2 optimizer steps and rank 0 2 optimizer steps, but after other batches"
     assert found.headline == f"StepMismatch: after 4 batches of train epoch 0, {counts}."
 
@@ -136,13 +137,13 @@ def test_a_lost_rank() -> None:
 
 def test_the_whole_message_of_two_ranks() -> None:
     found = Verdict.from_json(uneven(closing("exhausted"), 5).to_json(), REMEDIES)
-    last = {**row(1, Tally(EPOCH, started=4), 2, "ran out")}
-    rows = (last, row(0, Tally(EPOCH, started=4, fetched=5), 2, "in batch 4"))
+    last = {**row(1, SpanCounters(EPOCH, started=4), 2, "ran out")}
+    rows = (last, row(0, SpanCounters(EPOCH, started=4, prefetched=5), 2, "in batch 4"))
     said = Verdict(found.kind, found.sentence, (1, 0), found.why, found.remedy, rows, spread_seconds=0.00123)
     assert said.render() == message("""
         countoff: UnevenBatches: rank 1 ran out of data after 4 batches of train epoch 0; rank 0 has batch 5.
           out of step: ranks 1, 0 of 2 ranks
-          rank  where          batches  in hand  steps  state
+          rank  where          batches  fetched  steps  state
           1     train epoch 0  4        4        2      ran out
           0     train epoch 0  4        5        2      in batch 4
           known on every rank 1.2 ms after it could be proved
@@ -200,10 +201,13 @@ def test_the_odd_ranks_are_the_side_that_stays_the_smaller_and_else_those_of_the
 
 
 def test_a_rank_that_left_is_named_and_not_those_that_go_on() -> None:
-    left, ended = Mark("train_end", EPOCH, at=3, how="left", rank=1), closing("exhausted")
+    left, ended = Mark("train_end", EPOCH, at=3, reason="exited", rank=1), closing("exhausted")
     other = dataclasses.replace(ended, rank=2)
-    for finding, rank in ((Finding("UnevenBatches", left, 4), 2), (Finding("UnevenBatches", other, 3, left), 1)):
-        verdict = judge(finding, rank)
+    for divergence, rank in (
+        (Divergence("UnevenBatches", left, 4), 2),
+        (Divergence("UnevenBatches", other, 3, left), 1),
+    ):
+        verdict = judge(divergence, rank)
         assert (verdict.kind, verdict.ranks) == ("LostRank", (1,))
         assert verdict.sentence == "rank 1 left the job (sys.exit) in batch 3 of train epoch 0, where rank 2 goes on."
 
@@ -227,7 +231,7 @@ class Published:
 
     def __init__(self, ranks: int, odd: list[int], failed: Any = None) -> None:
         rows = ranks_with([5] * min(ranks, TABLE_ROWS))
-        self.values: dict[str, Any] = {f"table/{place}": line for place, line in enumerate(rows)}
+        self.values: dict[str, Any] = {f"table/{mark_index}": line for mark_index, line in enumerate(rows)}
         self.values["table"] = {"rows": ranks, "odd": odd, "spread": 0.002, "failed": failed}
 
     def has(self, *keys: str) -> bool:
@@ -318,7 +322,7 @@ def test_the_words_of_any_exception_fit_into_a_record(error: str, name: str) -> 
     state = state_that_sends_to(sent)
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.eval_start(name)  # as a user would name a validation set
-    ending.fail(state, ValueError(error), f"in batch {10**9} of {guard.open_span}")
+    shutdown.report_failure(state, ValueError(error), f"in batch {10**9} of {guard.open_span}")
     line = row(state.rank, guard._tally, 10**9, "in batch 1000000000")
     encode(sent[0])
     encode({**line, "known": 1700000000.123456, "failure": state.failure})

@@ -10,41 +10,41 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
 from countoff.accelerate import attach
 from integration_tests.accelerate_jobs import model_and_optimizer
-from integration_tests.faults.conduct import Conduct, world_size
+from integration_tests.faults.rank_behavior import RankBehavior, world_size
 
 
-def train(conduct: Conduct) -> None:
+def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
     accelerator = Accelerator(
         cpu=True,
         dataloader_config=DataLoaderConfiguration(dispatch_batches=False, use_seedable_sampler=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
-            num_steps=conduct.accumulation, sync_with_dataloader=False
+            num_steps=behavior.accumulation, sync_with_dataloader=False
         ),
     )
     model, optimizer = model_and_optimizer()
-    loaders = [conduct.train_loader(dealt_to=world_size()), conduct.eval_loader(dealt_to=world_size())]
+    loaders = [behavior.train_loader(dealt_to=world_size()), behavior.eval_loader(dealt_to=world_size())]
     model, optimizer, loader, *evals = accelerator.prepare(
         model, optimizer, *(loader for loader in loaders if loader is not None)
     )
     evaluation = evals[0] if evals else None
-    with attach(accelerator, train=loader, eval=evaluation, **conduct.options):
-        if conduct.fault == "F11":
-            resume_elsewhere(accelerator, conduct, loader, model, optimizer)
-        for epoch in range(conduct.epochs):
+    with attach(accelerator, train=loader, eval=evaluation, **behavior.options):
+        if behavior.fault == "F11":
+            resume_elsewhere(accelerator, behavior, loader, model, optimizer)
+        for epoch in range(behavior.epochs):
             for number, batch in enumerate(loader):
                 back(accelerator, model, batch)
-                if conduct.steps_after(number):
+                if behavior.steps_after(number):
                     optimizer.step()
                     optimizer.zero_grad()
-                if conduct.fault == "F8" and number == conduct.evaluates_at:
+                if behavior.fault == "F8" and number == behavior.evaluates_at:
                     evaluate(accelerator, model, evaluation)
-                conduct.after_batch(epoch, number)
-                if conduct.breaks_after(number):
+                behavior.after_batch(epoch, number)
+                if behavior.breaks_after(number):
                     break
-            if conduct.fault != "F8":
+            if behavior.fault != "F8":
                 evaluate(accelerator, model, evaluation)
-            conduct.after_epoch(epoch)
+            behavior.after_epoch(epoch)
             accelerator.wait_for_everyone()
 
 
@@ -54,7 +54,7 @@ def back(accelerator: Any, model: Any, batch: Any) -> None:
     accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
 
 
-def resume_elsewhere(accelerator: Any, conduct: Conduct, loader: Any, model: Any, optimizer: Any) -> None:
+def resume_elsewhere(accelerator: Any, behavior: RankBehavior, loader: Any, model: Any, optimizer: Any) -> None:
     """Trains an epoch, writes two checkpoints in it, and loads another one on the culprit than on its peers."""
     for number, batch in enumerate(loader):
         back(accelerator, model, batch)
@@ -63,7 +63,7 @@ def resume_elsewhere(accelerator: Any, conduct: Conduct, loader: Any, model: Any
         if number in (1, 3):
             accelerator.save_state(f"after-{number}")
             accelerator.wait_for_everyone()
-    accelerator.load_state("after-1" if conduct.mine else "after-3")
+    accelerator.load_state("after-1" if behavior.mine else "after-3")
 
 
 def evaluate(accelerator: Any, model: Any, evals: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from integration_tests.faults.conduct import Conduct
+    from integration_tests.faults.rank_behavior import RankBehavior
 
 Ending = Literal["silence", "warning", "raised", "held"]
 _LONG = {"batches": 400, "pace_seconds": 0.01}
@@ -65,7 +65,7 @@ class Case:
     culprits: Callable[[int], tuple[int, ...]] = last
     two_sided: bool = False
     all_named: bool = False
-    conduct: Mapping[str, Any] = field(default_factory=dict)
+    behavior: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     kinds: Mapping[str, tuple[str, Ending]] = field(default_factory=dict)
     ended_in: tuple[str, ...] = ()
@@ -75,11 +75,13 @@ class Case:
     said_first: str = ""
     words: str = ""
 
-    def job(self, ranks: int) -> Conduct:
+    def job(self, ranks: int) -> RankBehavior:
         """The job of so many ranks, one or more of which have the fault."""
-        from integration_tests.faults.conduct import Conduct  # which takes torch, and seconds: not for a help text
+        from integration_tests.faults.rank_behavior import (
+            RankBehavior,  # which takes torch, and seconds: not for a help text
+        )
 
-        return Conduct(self.name, self.culprits(ranks), options=self.options, **self.conduct)
+        return RankBehavior(self.name, self.culprits(ranks), options=self.options, **self.behavior)
 
     def due(self, adapter: str) -> tuple[str, Ending]:
         """The verdict and the ending that are due in a framework."""
@@ -121,7 +123,7 @@ CASES = {
             "UnevenBatches",
             "raised",
             two_sided=True,
-            conduct={"eval_batches": 3},
+            behavior={"eval_batches": 3},
             options={"uneven_eval": "raise"},
         ),
         Case(
@@ -138,7 +140,7 @@ CASES = {
             "a rank's loader never returns, in a worker",
             "Stalled",
             "held",
-            conduct={"workers": 1},
+            behavior={"workers": 1},
             options={"stall_seconds": 2.0},
             said_first="stall_seconds, here 2",
             words="in its loader",
@@ -149,7 +151,7 @@ CASES = {
             "a rank raises in its loader, in a worker",
             "LostRank",
             "raised",
-            conduct={"workers": 1},
+            behavior={"workers": 1},
             words="shard 3 is torn",
         ),
         Case(
@@ -157,7 +159,7 @@ CASES = {
             "a rank is killed",
             "LostRank",
             "raised",
-            conduct={"workers": 1, **_LONG},
+            behavior={"workers": 1, **_LONG},
             words="died without a word",
             positional=True,
         ),
@@ -166,7 +168,7 @@ CASES = {
             "a rank is stopped",
             "LostRank",
             "raised",
-            conduct=_LONG,
+            behavior=_LONG,
             said_first="2 s, in case it goes on",
             words="is stopped",
         ),
@@ -184,7 +186,7 @@ CASES = {
             "UnevenBatches",
             "raised",
             two_sided=True,
-            conduct={"eval_batches": 2},
+            behavior={"eval_batches": 2},
         ),
         Case(
             "F9",
@@ -194,7 +196,7 @@ CASES = {
             culprits=first_and_last,
             options={"fingerprint_batches": 2},
         ),
-        Case("F10", "a rank is three times slower", "", "silence", conduct={"batches": 30, "pace_seconds": 0.02}),
+        Case("F10", "a rank is three times slower", "", "silence", behavior={"batches": 30, "pace_seconds": 0.02}),
         Case("F11", "a rank resumes somewhere else", "PlanMismatch", "raised", two_sided=True),
         Case("F12", "a rank skips an optimizer step", "StepMismatch", "raised", two_sided=True),
         Case(
@@ -203,7 +205,7 @@ CASES = {
             "StepMismatch",
             "raised",
             two_sided=True,
-            conduct={"accumulation": 2},
+            behavior={"accumulation": 2},
         ),
         Case(
             "F13",
@@ -212,7 +214,7 @@ CASES = {
             "raised",
             culprits=nobody,
             all_named=True,
-            conduct=_LONG,
+            behavior=_LONG,
             hosted_apart=True,
             said_first="half a second, in case a rank died with it",
             words="whoever hosts the job's store is gone",
@@ -242,7 +244,7 @@ CASES = {
             "raised",
             culprits=one_and_last,
             two_sided=True,
-            conduct={"batches": 12, "epochs": 3},
+            behavior={"batches": 12, "epochs": 3},
             kinds=_CUT,
             least_ranks=4,
             positional=True,

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from composer.core import Callback, Evaluator
 
 from integration_tests.composer_jobs import Job
-from integration_tests.faults.conduct import Conduct
+from integration_tests.faults.rank_behavior import RankBehavior
 
 
 class Acts(Callback):
     """Does in Composer's loop what the conduct says."""
 
-    def __init__(self, conduct: Conduct) -> None:
-        self._conduct = conduct
+    def __init__(self, behavior: RankBehavior) -> None:
+        self._conduct = behavior
 
     def batch_end(self, state: Any, logger: Any) -> None:
         epoch, number = int(state.timestamp.epoch), int(state.timestamp.batch_in_epoch) - 1
@@ -29,16 +29,16 @@ class Acts(Callback):
         dist.barrier()
 
 
-def train(conduct: Conduct) -> None:
+def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
-    conduct = replace(conduct, sized=True)  # Composer counts its epochs by the length
-    evals = conduct.eval_loader()
-    trainer = Job(options=conduct.options).make_trainer(
-        train_dataloader=conduct.train_loader(),
+    behavior = replace(behavior, sized=True)  # Composer counts its epochs by the length
+    evals = behavior.eval_loader()
+    trainer = Job(options=behavior.options).make_trainer(
+        train_dataloader=behavior.train_loader(),
         eval_dataloader=None if evals is None else Evaluator(label="digits", dataloader=evals),
-        eval_interval=f"{conduct.evaluates_at + 1}ba" if conduct.fault == "F8" else "1ep",
-        max_duration=f"{conduct.epochs}ep",
-        callbacks=[Acts(conduct)],
+        eval_interval=f"{behavior.evaluates_at + 1}ba" if behavior.fault == "F8" else "1ep",
+        max_duration=f"{behavior.epochs}ep",
+        callbacks=[Acts(behavior)],
     )
     trainer.fit()
     trainer.close()

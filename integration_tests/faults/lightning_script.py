@@ -8,17 +8,17 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
-from integration_tests.faults.conduct import Conduct
+from integration_tests.faults.rank_behavior import RankBehavior
 from integration_tests.jobs import Classifier, Job
 
 
 class Module(Classifier):
     """A classifier that applies its own optimizer's steps, as its conduct says."""
 
-    def __init__(self, conduct: Conduct) -> None:
+    def __init__(self, behavior: RankBehavior) -> None:
         super().__init__(eval_sync="step")
-        self._conduct = conduct
-        self.automatic_optimization = conduct.fault not in ("F12", "F12b")
+        self._conduct = behavior
+        self.automatic_optimization = behavior.fault not in ("F12", "F12b")
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
         loss = super().training_step(batch, batch_idx)
@@ -35,8 +35,8 @@ class Module(Classifier):
 class Acts(pl.Callback):
     """Does in Lightning's loop what the conduct says."""
 
-    def __init__(self, conduct: Conduct) -> None:
-        self._conduct = conduct
+    def __init__(self, behavior: RankBehavior) -> None:
+        self._conduct = behavior
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._conduct.after_batch(trainer.current_epoch, batch_idx)
@@ -56,14 +56,14 @@ class Saves(pl.Callback):
             trainer.save_checkpoint(f"after-{batch_idx}.ckpt")
 
 
-def train(conduct: Conduct) -> None:
+def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
-    arguments: dict[str, Any] = {"max_epochs": conduct.epochs}
-    if conduct.fault == "F8":
-        arguments["val_check_interval"] = conduct.evaluates_at + 1
-    job, loaders = Job(trainer=arguments, options=conduct.options), (conduct.train_loader(), conduct.eval_loader())
-    if conduct.fault == "F11":
-        job.make_trainer(callbacks=[Saves()], max_steps=4).fit(Module(conduct), conduct.train_loader())
-        job.make_trainer().fit(Module(conduct), *loaders, ckpt_path=f"after-{1 if conduct.mine else 3}.ckpt")
+    arguments: dict[str, Any] = {"max_epochs": behavior.epochs}
+    if behavior.fault == "F8":
+        arguments["val_check_interval"] = behavior.evaluates_at + 1
+    job, loaders = Job(trainer=arguments, options=behavior.options), (behavior.train_loader(), behavior.eval_loader())
+    if behavior.fault == "F11":
+        job.make_trainer(callbacks=[Saves()], max_steps=4).fit(Module(behavior), behavior.train_loader())
+        job.make_trainer().fit(Module(behavior), *loaders, ckpt_path=f"after-{1 if behavior.mine else 3}.ckpt")
         return
-    job.make_trainer(callbacks=[Acts(conduct)]).fit(Module(conduct), *loaders)
+    job.make_trainer(callbacks=[Acts(behavior)]).fit(Module(behavior), *loaders)

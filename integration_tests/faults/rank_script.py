@@ -10,11 +10,11 @@ import warnings
 
 import torch.distributed as dist
 
-from integration_tests.faults.conduct import Conduct
+from integration_tests.faults.rank_behavior import RankBehavior
 from integration_tests.faults.ranks_left import stamp_verdicts, watch_own_leaving
 
 
-def train(adapter: str, conduct: Conduct) -> None:
+def train(adapter: str, behavior: RankBehavior) -> None:
     """Trains one rank of a job, whatever its conduct."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
@@ -23,4 +23,4 @@ def train(adapter: str, conduct: Conduct) -> None:
     dist.init_process_group("gloo")  # every framework takes the group that is there
     stamp_verdicts()
     watch_own_leaving()
-    importlib.import_module(f"integration_tests.faults.{adapter}_script").train(conduct)
+    importlib.import_module(f"integration_tests.faults.{adapter}_script").train(behavior)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from integration_tests.faults.conduct import stamp
+from integration_tests.faults.rank_behavior import stamp
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank
 

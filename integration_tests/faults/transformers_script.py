@@ -8,15 +8,15 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from integration_tests.faults.conduct import Conduct, world_size
+from integration_tests.faults.rank_behavior import RankBehavior, world_size
 from integration_tests.trainer_jobs import Job
 
 
 class Acts(TrainerCallback):
     """Does in the Trainer's loop what the conduct says."""
 
-    def __init__(self, conduct: Conduct) -> None:
-        self._conduct = conduct
+    def __init__(self, behavior: RankBehavior) -> None:
+        self._conduct = behavior
         self._number = 0
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -37,36 +37,36 @@ class Acts(TrainerCallback):
 class ConductedJob(Job):
     """A job that reads as a conduct says."""
 
-    conduct: Conduct = field(kw_only=True)
+    behavior: RankBehavior = field(kw_only=True)
 
     def train_set(self) -> Any:
-        return self.conduct.train_loader(dealt_to=world_size()).dataset
+        return self.behavior.train_loader(dealt_to=world_size()).dataset
 
     def eval_set(self) -> Any:
-        evals = self.conduct.eval_loader(dealt_to=world_size())
+        evals = self.behavior.eval_loader(dealt_to=world_size())
         return None if evals is None else evals.dataset
 
 
-def train(conduct: Conduct) -> None:
+def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
     arguments: dict[str, Any] = {
-        "per_device_train_batch_size": conduct.batch_size,
-        "dataloader_num_workers": conduct.workers,
+        "per_device_train_batch_size": behavior.batch_size,
+        "dataloader_num_workers": behavior.workers,
         "accelerator_config": {"dispatch_batches": False},
-        "num_train_epochs": conduct.epochs,
-        "max_steps": -1 if conduct.reported else conduct.batches * conduct.epochs,
+        "num_train_epochs": behavior.epochs,
+        "max_steps": -1 if behavior.reported else behavior.batches * behavior.epochs,
     }
-    if conduct.fault == "F8":
-        arguments |= {"eval_strategy": "steps", "eval_steps": conduct.evaluates_at + 1}
-    elif conduct.eval_batches:
+    if behavior.fault == "F8":
+        arguments |= {"eval_strategy": "steps", "eval_steps": behavior.evaluates_at + 1}
+    elif behavior.eval_batches:
         arguments["eval_strategy"] = "epoch"
-    job = ConductedJob(conduct=conduct, args=arguments, options=conduct.options)
-    if conduct.fault == "F11":
+    job = ConductedJob(behavior=behavior, args=arguments, options=behavior.options)
+    if behavior.fault == "F11":
         first, *_ = job.trainer(max_steps=4, save_strategy="steps", save_steps=2)
         first.train()
         second, *_ = job.trainer()
-        second.train(resume_from_checkpoint=f"out/checkpoint-{2 if conduct.mine else 4}")
+        second.train(resume_from_checkpoint=f"out/checkpoint-{2 if behavior.mine else 4}")
         return
     trainer, *_ = job.trainer()
-    trainer.add_callback(Acts(conduct))
+    trainer.add_callback(Acts(behavior))
     trainer.train()

@@ -10,11 +10,18 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from countoff import _accelerate_facts as reading
-from countoff._accelerate_loaders import Follower, follow, is_prepared, same_source, skipped_batches, watch_local_sgd
-from countoff._accelerate_resume import Position, watch_checkpoints
-from countoff._attached import Attached
-from countoff._observe import learning_rates, versions
+from countoff._accelerate import facts as reading
+from countoff._accelerate.resume import Position, watch_checkpoints
+from countoff._adapter.handle import Attached
+from countoff._adapter.prepared_loaders import (
+    Follower,
+    follow,
+    is_prepared,
+    same_source,
+    skipped_batches,
+    watch_local_sgd,
+)
+from countoff._adapter.torch_facts import learning_rates, versions
 from countoff.core import Guard, Settings
 from countoff.core.totals import Totals
 

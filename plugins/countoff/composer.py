@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from countoff._composer_fit import Watched
-from countoff._composer_state import length_of, what_ended_it
-from countoff._identity import look_at
-from countoff._options import Options
+from countoff._adapter.options import Options
+from countoff._adapter.sampling import look_at
+from countoff._composer.fit import Watched
+from countoff._composer.state import length_of, what_ended_it
 from countoff.core import Guard
 
 try:
@@ -68,7 +68,7 @@ class Countoff(Options, Callback):
             fit.first_batch(state)
         guard = fit.guard
         guard.batch()
-        if guard.data.unread:
+        if guard.data.fingerprints_due:
             look_at(guard.data, state.batch, state.train_dataloader)
         if not guard.train_batches % self.settings.tick_batches and (done := fit.progress()) is not None:
             logger.log_metrics({"countoff/epoch_progress": done})

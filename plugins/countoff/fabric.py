@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from countoff._observe import on_optimizer_step, rank_and_world_size, versions
-from countoff._options import Options
+from countoff._adapter.options import Options
+from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff.core import Guard
 
 __all__ = ["Countoff"]

@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise ImportError("countoff.lightning needs Lightning: pip install 'countoff[lightning]'") from error
 
-from countoff._lightning import CountoffCallback
+from countoff._lightning.callback import CountoffCallback
 
 __all__ = ["Countoff"]
 

@@ -17,9 +17,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from countoff._attached import Attached
-from countoff._identity import data_remedies
-from countoff._observe import learning_rates, rank_and_world_size, versions
+from countoff._adapter.handle import Attached
+from countoff._adapter.sampling import data_remedies
+from countoff._adapter.torch_facts import learning_rates, rank_and_world_size, versions
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.totals import Totals
 from countoff.mesh import rank_map

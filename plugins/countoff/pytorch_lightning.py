@@ -7,7 +7,7 @@ try:
 except ImportError as error:
     raise ImportError("countoff.pytorch_lightning needs it: pip install pytorch-lightning") from error
 
-from countoff._lightning import CountoffCallback
+from countoff._lightning.callback import CountoffCallback
 
 __all__ = ["Countoff"]
 

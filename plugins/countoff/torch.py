@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from countoff._attached import Attached
-from countoff._identity import data_remedies
-from countoff._observe import learning_rates, loader_facts, rank_and_world_size, versions
+from countoff._adapter.handle import Attached
+from countoff._adapter.sampling import data_remedies
+from countoff._adapter.torch_facts import learning_rates, loader_facts, rank_and_world_size, versions
 from countoff.core import Guard, Settings
 from countoff.core.totals import Totals
 from countoff.mesh import dp_position, loader_position

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from countoff._attached import Attached
-from countoff._identity import data_remedies
-from countoff._observe import learning_rates, rank_and_world_size, versions
+from countoff._adapter.handle import Attached
+from countoff._adapter.sampling import data_remedies
+from countoff._adapter.torch_facts import learning_rates, rank_and_world_size, versions
 from countoff.core import Guard, LoaderFacts, Settings, Verdict
-from countoff.core._checks import check_job
 from countoff.core.configs import torchtitan_python
-from countoff.core.job import Job
+from countoff.core.configs.checks import check_job
+from countoff.core.configs.job import Job
 from countoff.core.totals import Totals
 
 try:

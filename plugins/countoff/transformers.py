@@ -16,11 +16,11 @@ except ImportError as error:
     raise ImportError("countoff.transformers needs transformers: pip install 'countoff[transformers]'") from error
 from accelerate import PartialState
 
-from countoff._accelerate_facts import alone, unwrapped
-from countoff._attached import Attached
-from countoff._observe import learning_rates, versions
-from countoff._options import Options
-from countoff._trainer_facts import REMEDIES, horizon_warning, observe, plan_of, total_warning, train_facts
+from countoff._accelerate.facts import alone, unwrapped
+from countoff._adapter.handle import Attached
+from countoff._adapter.options import Options
+from countoff._adapter.torch_facts import learning_rates, versions
+from countoff._transformers.trainer import REMEDIES, horizon_warning, observe, plan_of, total_warning, train_facts
 from countoff.core import Guard
 from countoff.core.totals import Totals
 

@@ -8,21 +8,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from countoff.core import ending
-from countoff.core.identity import DataIdentity
-from countoff.core.ledger import How, MarkKind
-from countoff.core.marks import announcement, ask, next_alarm, own_mark
-from countoff.core.rollcall import RollCall
+from countoff.core.data.identity import DataIdentity
+from countoff.core.protocol.counters import SpanCounters, chain
+from countoff.core.protocol.log import MarkKind, Reason
+from countoff.core.protocol.marks import announcement, ask, next_alarm, own_mark
+from countoff.core.protocol.state import NEVER, State
+from countoff.core.protocol.ticks import tick
+from countoff.core.runtime import shutdown
+from countoff.core.runtime.roll_call import RollCall
+from countoff.core.runtime.speaker import MARK_SECONDS, Speaker
 from countoff.core.settings import Settings
-from countoff.core.speaker import MARK_SECONDS, Speaker
-from countoff.core.state import NEVER, State
-from countoff.core.tally import Tally, chain
-from countoff.core.ticks import tick
 from countoff.core.verdict import Verdict, clip
 
 if TYPE_CHECKING:
-    from countoff.core.truncation import LeftOver
-    from countoff.core.watch import Watch
+    from countoff.core.protocol.truncation import UnusedBatches
+    from countoff.core.runtime.monitor import Watch
 
 _HOLD_SECONDS = 0.005
 _numbers = itertools.count()
@@ -81,7 +81,7 @@ class Guard:
         self._roll_call: RollCall | None = None
         self._comparing = True
         self._closed = False
-        self._tally = self._train = Tally("before the first span", silent=True)
+        self._tally = self._train = SpanCounters("before the first span", silent=True)
         self._state = State(rank, world_size, settings, remedies or {}, self._send, self._say)
         self.data = DataIdentity(self._state)
 
@@ -100,7 +100,7 @@ class Guard:
             RankMapError: If their dp_ranks leave data unread, or let ranks read each other's.
         """
         if self._state.world_size > 1:
-            from countoff.core.watch import Watch  # torch is imported only where there is somebody to talk to
+            from countoff.core.runtime.monitor import Watch  # torch is imported only where there is somebody to talk to
 
             self._watch = Watch(self._state, next(_numbers))
             self._watch.start()
@@ -115,7 +115,7 @@ class Guard:
             position: Batches of it that were trained on before a checkpoint from which this rank resumes.
         """
         name = f"train epoch {epoch}"
-        self._train = Tally(name, started=position, fetched=position, silent=not self._comparing)
+        self._train = SpanCounters(name, started=position, prefetched=position, silent=not self._comparing)
         self._open("train_start", self._train)
         self.data.open(self._train)
 
@@ -134,7 +134,7 @@ class Guard:
         tally = self._tally
         tally.started = started = tally.started + 1
         if fetched:
-            tally.fetched = fetched
+            tally.prefetched = fetched
         if last or started >= self._state.alarm:
             self._look(last)
 
@@ -142,7 +142,7 @@ class Guard:
         """Says of the batch counted last, once that is known, what `batch(last=True)` says where it is known before."""
         self._look(True)
 
-    def asks(self) -> None:
+    def batch_requested(self) -> None:
         """Says that this rank is about to ask its train loader for another batch, so it has not stopped at this one."""
         ask(self._state, self._tally)
 
@@ -156,7 +156,7 @@ class Guard:
         state.steps += 1
         state.chain = chain(state.chain, train.started)
 
-    def left_over(self, left: LeftOver) -> None:
+    def report_unused(self, left: UnusedBatches) -> None:
         """Says, just before the innermost span is closed, what this rank's loader had beyond the batches used in it."""
         self._tally.left = left
 
@@ -174,8 +174,8 @@ class Guard:
         # Where not every rank owes these marks, none is compared.
         name = clip(name, 60)
         silent = self._settings.eval_ranks is not None or not self._comparing
-        tally = Tally(name, evaluation=True, opened=-1, silent=silent)
-        self._open("eval_start", tally, how="exhausted" if train_exhausted else "")
+        tally = SpanCounters(name, evaluation=True, opened=-1, silent=silent)
+        self._open("eval_start", tally, reason="exhausted" if train_exhausted else "")
 
     def eval_loader(self, index: int) -> None:
         """Says that the next batches of this evaluation come from its loader number `index`, from 0."""
@@ -183,32 +183,32 @@ class Guard:
         while len(counts) < index:  # close the loaders before: each holds what the others have not
             counts.append(self._tally.started - sum(counts))
 
-    def eval_end(self, how: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
+    def eval_end(self, reason: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
         """Closes the evaluation.
 
         Args:
-            how: Whether its loader was exhausted, or the pass stopped before that.
+            reason: Whether its loader was exhausted, or the pass stopped before that.
             may_raise: False where an exception would be lost, as in a generator's end; the next call raises it then.
 
         Raises:
             UnevenBatches: If ranks had different numbers of batches and `uneven_eval` is `raise`.
         """
-        self._close_span("eval_end", how, may_raise)
+        self._close_span("eval_end", reason, may_raise)
 
     def train_end(
-        self, how: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
+        self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
     ) -> None:
         """Closes the train epoch.
 
         Args:
-            how: Whether its loader was exhausted, or the pass stopped before that.
+            reason: Whether its loader was exhausted, or the pass stopped before that.
             notice: A warning that holds if all ranks have closed the epoch alike; it is given once they have.
             may_raise: As for `eval_end`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
         """
-        self._close_span("train_end", how, may_raise, notice)
+        self._close_span("train_end", reason, may_raise, notice)
 
     def fit_end(self) -> None:
         """Ends the fit; from here on a lost store or peer is nobody's fault.
@@ -232,7 +232,7 @@ class Guard:
             self._leave_early()
             return
         where = f"in batch {self._tally.started} of {self._tally.name}"
-        ending.fail(state, error, where, slow=self._watch.speaker.slow)
+        shutdown.report_failure(state, error, where, slow=self._watch.speaker.slow)
 
     def close(self) -> None:
         """Leaves. The second time nothing happens; rank 0 first hears the roll calls of the last spans."""
@@ -293,14 +293,14 @@ class Guard:
         """
         self._comparing = comparing
 
-    def _open(self, kind: MarkKind, tally: Tally, how: How = "") -> None:
+    def _open(self, kind: MarkKind, tally: SpanCounters, reason: Reason = "") -> None:
         if tally.silent and tally.evaluation:
             self._state.spans.append(tally)
         else:
-            self._pass(kind, tally.name, how=how, opens=tally)
+            self._pass(kind, tally.name, reason=reason, opens=tally)
         self._settle(tally)
 
-    def _close_span(self, kind: MarkKind, how: How, may_raise: bool, notice: Verdict | None = None) -> None:
+    def _close_span(self, kind: MarkKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
         state, tally = self._state, self._tally
         if tally.counts:
             tally.counts.append(tally.started - sum(tally.counts))
@@ -308,9 +308,9 @@ class Guard:
         if not tally.evaluation:
             self.data.close(tally)
         if tally.evaluation and tally.silent:
-            state.close_span(how)
+            state.close_span(reason)
         else:
-            self._pass(kind, tally.name, how=how, hold=_HOLD_SECONDS, may_raise=may_raise)
+            self._pass(kind, tally.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._settle(state.spans[-1] if state.spans else tally)
         if self._watch is not None and self._roll_call is not None and not tally.silent:
             self._roll_call.span_closed(tally, closed, notice)
@@ -320,11 +320,11 @@ class Guard:
     def _leave_early(self) -> None:
         """Ends the fit where it is, as `sys.exit()` in its middle does; whoever goes on finds out by the marks."""
         while self._state.spans:
-            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "left", False)
-        self._pass("fit_end", "the fit", how="left", may_raise=False)
+            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "exited", False)
+        self._pass("fit_end", "the fit", reason="exited", may_raise=False)
         self._state.finished = True
 
-    def _settle(self, tally: Tally) -> None:
+    def _settle(self, tally: SpanCounters) -> None:
         with self._state.lock:
             self._tally = tally
             self._arm()
@@ -334,25 +334,25 @@ class Guard:
         kind: MarkKind,
         span: str,
         *,
-        how: How = "",
+        reason: Reason = "",
         hold: float = 0.0,
-        opens: Tally | None = None,
+        opens: SpanCounters | None = None,
         may_raise: bool = True,
     ) -> None:
         """Passes a mark; holds the first rank there for a moment, so that an objection still finds it in Python."""
-        self._leave_if_blind()
+        self._leave_if_stopped()
         state = self._state
-        mark = own_mark(state, self._tally, kind, span, how)
+        mark = own_mark(state, self._tally, kind, span, reason)
         number = state.reach(mark, opens)
         if self._watch is not None and state.end is None and not state.ledger.stands(number):
             entry = {"type": "mark", "number": number, "mark": mark.to_json()}
             self._watch.speaker.write(entry, lambda: state.need_not_tell(number), hold)
         if may_raise and (state.proposed is not None or state.end is not None):
-            ending.meet(state)
+            shutdown.raise_verdict(state)
 
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: a tick is due, others are ahead, the end is known, or this batch is the last."""
-        self._leave_if_blind()
+        self._leave_if_stopped()
         state, tally = self._state, self._tally
         if self._watch is None:
             return
@@ -363,11 +363,11 @@ class Guard:
             rates = self._learning_rates() if self._learning_rates is not None else ()
             self._watch.speaker.hand(tick(state, tally, rates))
         if state.proposed is not None or state.end is not None:
-            ending.meet(state)
+            shutdown.raise_verdict(state)
         with state.lock:
             self._arm()
 
-    def _announce(self, tally: Tally, speaker: Speaker) -> None:
+    def _announce(self, tally: SpanCounters, speaker: Speaker) -> None:
         ledger, opened = self._state.ledger, tally.opened
         speaker.write(announcement(self._state, tally), lambda: ledger.announced(opened), _HOLD_SECONDS)
 
@@ -381,9 +381,9 @@ class Guard:
 
     def _say(self, verdict: Verdict) -> None:
         if self._watch is None:
-            ending.say(verdict, self._state.rank)
+            shutdown.print_to_stderr(verdict, self._state.rank)
         else:
-            self._watch.speaker.hand(lambda _: ending.say(verdict, self._state.rank))
+            self._watch.speaker.hand(lambda _: shutdown.print_to_stderr(verdict, self._state.rank))
 
     def _count_off(self, record: dict[str, Any], watch: Watch) -> None:
         """Holds the roll call of the fit's start; without a store this rank trains on by itself."""
@@ -391,10 +391,10 @@ class Guard:
         self.data.begin(self._roll_call, record["plan"])
         watch.stand_by(self._roll_call.count_off(record))
         if state.proposed is not None or state.end is not None:
-            ending.meet(state)
-        self._leave_if_blind()
+            shutdown.raise_verdict(state)
+        self._leave_if_stopped()
 
-    def _leave_if_blind(self) -> None:
+    def _leave_if_stopped(self) -> None:
         if self._watch is not None and self._watch.failure:
             self._watch.leave()
             self._watch, self._state.alarm = None, NEVER

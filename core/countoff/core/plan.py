@@ -10,19 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from countoff.core._accelerate import PreparedFacts, accumulated_steps, prepared_pass
-from countoff.core._batches import (
+from countoff.core.arithmetic.accelerate import PreparedFacts, accumulated_steps, prepared_pass
+from countoff.core.arithmetic.batches import (
     batches_of_samples,
+    check_count,
     distributed_samples_per_rank,
     iterable_batches,
     limited_batches,
     size_for_length,
     strided_share,
-    whole,
 )
-from countoff.core._facts import LoaderFacts, LoaderPass
-from countoff.core._ramp import Ramp, resumed_batches
-from countoff.core._samples import (
+from countoff.core.arithmetic.facts import LoaderFacts, LoaderPass
+from countoff.core.arithmetic.lr_scaling import linear_scaled, square_root_scaled
+from countoff.core.arithmetic.ramp import Ramp, resumed_batches
+from countoff.core.arithmetic.samples import (
     product,
     samples_of_epoch,
     samples_per_rank,
@@ -30,11 +31,10 @@ from countoff.core._samples import (
     strided_pass,
     total_samples,
 )
-from countoff.core._scaling import linear_scaled, square_root_scaled
-from countoff.core._steps import batches_until_step, estimated_stepping_batches, steps_in_epoch
-from countoff.core._streaming import streaming_pass
-from countoff.core._streaming_facts import StreamFacts, StreamingFacts
-from countoff.core._trainer_totals import TrainerTotals, trainer_totals
+from countoff.core.arithmetic.steps import batches_until_step, estimated_stepping_batches, steps_in_epoch
+from countoff.core.arithmetic.streaming import streaming_pass
+from countoff.core.arithmetic.streaming_facts import StreamFacts, StreamingFacts
+from countoff.core.arithmetic.transformers import TrainerTotals, trainer_totals
 
 __all__ = [
     "BatchPlan",
@@ -135,7 +135,7 @@ class BatchPlan:
             >>> plan.wrong_length_factor, plan.size_taken_for_length
             (2.0, True)
         """
-        whole("dp_degree", dp_degree, minimum=1)
+        check_count("dp_degree", dp_degree, minimum=1)
         true_batches, unknown_because = _true_batches(facts)
         reported = limited_batches(facts.reported_batches, facts.limit_batches)
         batches, steps = _epoch(facts, true_batches, reported)
@@ -211,7 +211,7 @@ class BatchPlan:
         """
         return samples_until_batch(
             self.facts,
-            whole("batches", batches, minimum=0),
+            check_count("batches", batches, minimum=0),
             batches_per_epoch=self.batches_per_epoch,
             samples_per_epoch=self.samples_per_epoch,
             dp_degree=self.dp_degree,

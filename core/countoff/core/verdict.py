@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.ledger import Finding, Mark, whole
-from countoff.core.tally import Tally
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.log import Divergence, Mark, parse_count
 
 TABLE_ROWS = 16
 _DECISION = "decision"
@@ -21,7 +21,7 @@ _TOGETHER = (
     "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together (all-reduce "
     "the flag before anybody acts on it)."
 )
-_COLUMNS = ("rank", "where", "batches", "in hand", "steps", "state")
+_COLUMNS = ("rank", "where", "batches", "fetched", "steps", "state")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Verdict:
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Time from then until the last rank knew; None if not every rank said.
         counted: Ranks that answered, where they are more than the rows that are shown.
-        place: Number of the ledger's mark in dispute, or of the one that opened the span whose end was announced.
+        mark_index: Number of the ledger's mark in dispute, or of the one that opened the span whose end was announced.
         announced: Whether that end was only announced.
         subject: What it is about, where a kind may be found of several things: a warning is given once for each.
     """
@@ -57,7 +57,7 @@ class Verdict:
     spread_seconds: float | None = None
     counted: int = field(default=0, compare=False)
     subject: str = ""
-    place: int = -1
+    mark_index: int = -1
     announced: bool = False
 
     @property
@@ -96,7 +96,7 @@ class Verdict:
             "gone": self.gone,
             "time": self.time,
             "subject": clip(self.subject, 40),
-            "place": self.place,
+            "mark_index": self.mark_index,
             "announced": self.announced,
         }
 
@@ -110,12 +110,12 @@ class Verdict:
         verdict = cls(
             kind=str(record["kind"]),
             sentence=str(record["sentence"]),
-            ranks=tuple(whole(rank) for rank in record["ranks"]),
+            ranks=tuple(parse_count(rank) for rank in record["ranks"]),
             why=str(record["why"]),
             gone=bool(record["gone"]),
             time=float(record["time"]),
             subject=str(record["subject"]),
-            place=int(record["place"]),
+            mark_index=int(record["mark_index"]),
             announced=bool(record["announced"]),
         )
         return replace(verdict, remedy=remedy_for(verdict, remedies))
@@ -227,14 +227,14 @@ def names_of(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {listed}{folded}"
 
 
-def deed(mark: Mark) -> str:
+def describe_mark(mark: Mark) -> str:
     """What the rank did that passed this mark, as the rest of a sentence that begins with its name."""
     batches = count_of(mark.at, "batch")
-    if mark.how == "left":
+    if mark.reason == "exited":
         return "left the job (sys.exit)" + (f" in batch {mark.at} of {mark.span}" if mark.kind != "fit_end" else "")
     if mark.kind in ("train_end", "eval_end"):
         listed = f" ({' + '.join(str(count) for count in mark.counts)})" if len(mark.counts) > 1 else ""
-        verb = "ran out of data" if mark.how == "exhausted" else "stopped"
+        verb = "ran out of data" if mark.reason == "exhausted" else "stopped"
         return f"{verb} after {batches}{listed} of {mark.span}"
     if mark.kind == "eval_start":
         return f"began {mark.span}" + (f" after {count_of(mark.at, 'train batch')}" if mark.at else "")
@@ -243,55 +243,57 @@ def deed(mark: Mark) -> str:
     return "ended the fit" if mark.kind == "fit_end" else "began the fit"
 
 
-def judge(finding: Finding, rank: int) -> Verdict:
+def judge(divergence: Divergence, rank: int) -> Verdict:
     """Puts a finding of this rank into a verdict that names both ranks and both counts.
 
     Args:
-        finding: What the ledger proved.
+        divergence: What the ledger proved.
         rank: The rank that found it.
     """
-    standing, own = finding.standing, finding.own
+    standing, own = divergence.standing, divergence.own
     for left, leaver, other in ((standing, standing.rank, rank), (own, rank, standing.rank)):
-        if left is not None and left.how == "left":
+        if left is not None and left.reason == "exited":
             sentence, why = (
-                f"rank {leaver} {deed(left)}, where rank {other} goes on.",
+                f"rank {leaver} {describe_mark(left)}, where rank {other} goes on.",
                 "The others wait for it in vain.",
             )
             return Verdict("LostRank", sentence, (leaver,), why=why, gone=True, time=standing.time)
-    if finding.kind == "StepMismatch":
-        theirs, mine = count_of(standing.steps, "optimizer step"), count_of(finding.count, "optimizer step")
+    if divergence.kind == "StepMismatch":
+        theirs, mine = count_of(standing.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
         where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
         sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
-        sentence += "." if standing.steps != finding.count else ", but after other batches."
-        return Verdict("StepMismatch", sentence, (standing.rank, rank), time=standing.time, place=finding.place)
+        sentence += "." if standing.steps != divergence.count else ", but after other batches."
+        return Verdict(
+            "StepMismatch", sentence, (standing.rank, rank), time=standing.time, mark_index=divergence.mark_index
+        )
     if own is None:
-        verb = "asks for" if finding.asked else "has" if standing.how == "exhausted" else "has begun"
-        action = f"{verb} batch {finding.count}"
+        verb = "asks for" if divergence.requested else "has" if standing.reason == "exhausted" else "has begun"
+        action = f"{verb} batch {divergence.count}"
     else:
-        action = deed(own)
-    sentence = f"rank {standing.rank} {deed(standing)}; rank {rank} {action}."
-    subject = _DECISION if not finding.evaluation and _decided(finding) else ""
+        action = describe_mark(own)
+    sentence = f"rank {standing.rank} {describe_mark(standing)}; rank {rank} {action}."
+    subject = _DECISION if not divergence.evaluation and _decided(divergence) else ""
     return Verdict(
         "UnevenBatches",
         sentence,
         (standing.rank, rank),
-        why=_why(finding),
+        why=_why(divergence),
         time=standing.time,
         subject=subject,
-        place=finding.place,
-        announced=finding.announced,
+        mark_index=divergence.mark_index,
+        announced=divergence.announced,
     )
 
 
-def lost_rank(rank: int, deed: str, why: str = "", *, gone: bool = True) -> Verdict:
+def lost_rank(rank: int, describe_mark: str, why: str = "", *, gone: bool = True) -> Verdict:
     """The verdict that a rank is gone, stopped or silent, or (not `gone`) that it has failed and says so itself."""
-    return Verdict("LostRank", f"rank {rank} {deed}.", (rank,), why=why, gone=gone, time=time.time())
+    return Verdict("LostRank", f"rank {rank} {describe_mark}.", (rank,), why=why, gone=gone, time=time.time())
 
 
-def _why(finding: Finding) -> str:
-    if finding.evaluation:
+def _why(divergence: Divergence) -> str:
+    if divergence.evaluation:
         return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
-    if not _decided(finding):
+    if not _decided(divergence):
         return (
             "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
             "places, until a collective without a partner hangs."
@@ -299,16 +301,16 @@ def _why(finding: Finding) -> str:
     return "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
 
 
-def _decided(finding: Finding) -> bool:
+def _decided(divergence: Divergence) -> bool:
     """Whether a rank went another way although its loader held more."""
-    standing, own = finding.standing, finding.own
-    return standing.how != "exhausted" or (own is not None and own.kind == standing.kind and own.how == "stopped")
+    standing, own = divergence.standing, divergence.own
+    return standing.reason != "exhausted" or (own is not None and own.kind == standing.kind and own.reason == "stopped")
 
 
-def row(rank: int, tally: Tally | None, steps: int, state: str) -> dict[str, Any]:
+def row(rank: int, tally: SpanCounters | None, steps: int, state: str) -> dict[str, Any]:
     """One rank's line in the table, as JSON types."""
-    where, started, in_hand = ("no span", 0, 0) if tally is None else (tally.name, tally.started, tally.in_hand)
-    return {"rank": rank, "where": where, "batches": started, "in hand": in_hand, "steps": steps, "state": state}
+    where, started, fetched = ("no span", 0, 0) if tally is None else (tally.name, tally.started, tally.fetched)
+    return {"rank": rank, "where": where, "batches": started, "fetched": fetched, "steps": steps, "state": state}
 
 
 def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple[int, ...]:

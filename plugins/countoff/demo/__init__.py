@@ -3,7 +3,7 @@
 Importing it imports neither torch nor Lightning: only the process that the ranks are forked from does.
 """
 
-from countoff.demo.crew import DemoFailed
-from countoff.demo.story import run_demo
+from countoff.demo.launcher import DemoFailed
+from countoff.demo.runner import run_demo
 
 __all__ = ["DemoFailed", "run_demo"]

@@ -48,7 +48,7 @@ def main(descriptor: int) -> None:
     """Runs orders until the other end of the connection is closed; every rank returns from here, too."""
     parent = Connection(descriptor)
     began = time.monotonic()
-    from countoff.core import watch  # noqa: F401  # this and the next are for the ranks
+    from countoff.core.runtime import monitor  # noqa: F401  # this and the next are for the ranks
     from countoff.demo import job  # noqa: F401
 
     gc.freeze()  # else every rank's collector visits, and so copies, all that has been imported

@@ -16,8 +16,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
+from countoff.demo.comm_hook import Witness
 from countoff.demo.data import Data
-from countoff.demo.witness import Witness
 from countoff.lightning import Countoff
 
 EPOCHS = 6

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from countoff.core.verdict import names_of
-from countoff.demo.crew import DemoFailed, Run
+from countoff.demo.launcher import DemoFailed, Run
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def count(run: Run) -> int:
         return 0
 
 
-def telling(all_of_them: Sequence[Meeting]) -> list[Meeting]:
+def informative(all_of_them: Sequence[Meeting]) -> list[Meeting]:
     """The few that tell the story: the last one before ranks mixed, the first three mixed ones, and the last one."""
     mixed = [meeting for meeting in all_of_them if meeting.mixed]
     if not mixed:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from countoff.core.verdict import count_of, names_of
-from countoff.demo.crew import Run
-from countoff.demo.meetings import Meeting, count, meetings, telling
+from countoff.demo.launcher import Run
+from countoff.demo.meetings import Meeting, count, informative, meetings
 from countoff.demo.show import Show
 from countoff.demo.stacks import innermost
 
@@ -118,7 +118,7 @@ def _wait(run: Run, change: Callable[[str], None]) -> None:
 def _rows(met: Sequence[Meeting]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     last = 0
-    for meeting in telling(met):
+    for meeting in informative(met):
         if last and meeting.number > last + 1:
             rows.append(("…", "…"))
         rows.append((str(meeting.number), str(meeting)))

@@ -21,8 +21,8 @@ def innermost(stacks: str) -> tuple[str, str]:
     """
     threads = [block for block in stacks.split("\n\n") if _JOB in block]
     frames = [match.groupdict() for match in _FRAME.finditer(threads[-1])] if threads else []
-    telling = [frame for frame in frames if any(part in frame["file"] for part in _TELLING)]
-    return _line(frames[:1]), _line(telling[:1])
+    informative = [frame for frame in frames if any(part in frame["file"] for part in _TELLING)]
+    return _line(frames[:1]), _line(informative[:1])
 
 
 def _line(frames: list[dict[str, str]]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from countoff.core.configs._fields import ConfigError, nearest
-from countoff.core.job import Job
+from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
 

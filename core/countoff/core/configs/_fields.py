@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from countoff.core._findings import Finding, Level
-from countoff.core.job import Origin
+from countoff.core.configs.issues import ConfigIssue, Level
+from countoff.core.configs.job import Origin
 
 __all__ = ["ConfigError", "Fields", "nearest", "unread"]
 
@@ -34,7 +34,7 @@ class Fields:
 
     def __init__(self, data: object, framework: str) -> None:
         self.origins: dict[str, Origin] = {}
-        self.findings: list[Finding] = []
+        self.issues: list[ConfigIssue] = []
         self._data = data
         self._framework = framework
 
@@ -55,7 +55,7 @@ class Fields:
             raise ConfigError(f"{path} must be a section with fields, got {_shown(found)}")
         return cast("Mapping[str, Any]", found)
 
-    def whole(
+    def check_count(
         self,
         name: str,
         paths: str | Iterable[str],
@@ -130,7 +130,7 @@ class Fields:
 
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Keeps a finding."""
-        self.findings.append(Finding(level, code, text))
+        self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
         found: object = self._data

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff.core._orders import ORDERS
-from countoff.core._schedules import WarmupDecay
+from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.configs._fields import ConfigError, Fields, unread
-from countoff.core.job import Job, Origin
+from countoff.core.configs.job import Job, Origin
+from countoff.core.configs.schedules import WarmupDecay
 
 __all__ = ["read"]
 
@@ -53,12 +53,12 @@ def read(data: Mapping[str, Any]) -> Job:
     fields = Fields(filled, "Composer")
     unread(fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops")
     sizes = (
-        fields.whole("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
-        fields.whole("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
-        fields.whole("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+        fields.check_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
+        fields.check_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
+        fields.check_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
     )
-    batch = fields.whole("global_batch_size", "global_train_batch_size", None)
-    length = fields.whole("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
+    batch = fields.check_count("global_batch_size", "global_train_batch_size", None)
+    length = fields.check_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
     steps, epochs = _duration(fields, batch, length)
     if epochs is not None:
         _compare_epochs(fields, epochs)
@@ -67,18 +67,18 @@ def read(data: Mapping[str, Any]) -> Job:
         names=ORDERS["composer"].names,
         sizes=sizes,
         data_dims=ORDERS["composer"].data_dims,
-        batch_size=None if batch else fields.whole("batch_size", "device_train_batch_size", None),
+        batch_size=None if batch else fields.check_count("batch_size", "device_train_batch_size", None),
         sequence_length=length,
         gradient_accumulation_steps=1,
         global_batch_size=batch,
-        micro_batch_size=fields.whole("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
+        micro_batch_size=fields.check_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
         steps=steps,
         epochs=epochs,
         drop_last=fields.flag("train_loader.drop_last", False),
         learning_rate=fields.number("learning_rate", "optimizer.lr", None),
         schedule=_schedule(fields, steps, batch, length),
         origins=fields.origins,
-        findings=tuple(fields.findings),
+        issues=tuple(fields.issues),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from countoff.core._orders import ORDERS
-from countoff.core._schedules import WarmupDecay
+from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.configs._fields import Fields, unread
-from countoff.core.job import Job
+from countoff.core.configs.job import Job
+from countoff.core.configs.schedules import WarmupDecay
 
 __all__ = ["read"]
 
@@ -42,20 +42,22 @@ def read(data: Mapping[str, Any]) -> Job:
         framework="deepspeed",
         names=ORDERS["deepspeed"].names,
         sizes=(
-            1 if not fields.has("pipeline.stages") else fields.whole("pipe", "pipeline.stages", 1, unset=_AUTO) or 1,
+            1
+            if not fields.has("pipeline.stages")
+            else fields.check_count("pipe", "pipeline.stages", 1, unset=_AUTO) or 1,
             -1,
-            fields.whole("model", "tensor_parallel.autotp_size", 1, minimum=0) or 1,
+            fields.check_count("model", "tensor_parallel.autotp_size", 1, minimum=0) or 1,
         ),
         data_dims=ORDERS["deepspeed"].data_dims,
-        batch_size=fields.whole("batch_size", "train_micro_batch_size_per_gpu", None, unset=_AUTO),
-        gradient_accumulation_steps=fields.whole(
+        batch_size=fields.check_count("batch_size", "train_micro_batch_size_per_gpu", None, unset=_AUTO),
+        gradient_accumulation_steps=fields.check_count(
             "gradient_accumulation_steps", "gradient_accumulation_steps", None, unset=_AUTO
         ),
-        global_batch_size=fields.whole("global_batch_size", "train_batch_size", None, unset=_AUTO),
+        global_batch_size=fields.check_count("global_batch_size", "train_batch_size", None, unset=_AUTO),
         learning_rate=_rate(fields),
         schedule=_schedule(fields),
         origins=fields.origins,
-        findings=tuple(fields.findings),
+        issues=tuple(fields.issues),
     )
 
 
@@ -69,8 +71,8 @@ def _schedule(fields: Fields) -> WarmupDecay | None:
     """Returns the curve of the two schedulers that have a warm-up and a known end."""
     if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
         return None
-    total = fields.whole("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)
-    warmup = fields.whole("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
+    total = fields.check_count("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)
+    warmup = fields.check_count("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
     if total is None or fields.text("scheduler.params.warmup_num_steps") == "auto":
         return None
     curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"

@@ -1,0 +1,239 @@
+"""Whether the dp_ranks that somebody's own code computed share out the data: each share read, and read once.
+
+Two conditions: every dp_rank from 0 up to dp_degree is owned, and each by exactly ``world_size / dp_degree`` ranks,
+those that differ only along dims which share their data. A formula with the wrong factor breaks them without an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from countoff.core.arithmetic.batches import check_count
+from countoff.core.verdict import Verdict, count_of, names_of
+
+__all__ = ["DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
+
+_REMEDY = (
+    "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the number "
+    "of replicas; countoff.core.ranks.RankMap does it by name."
+)
+_LOADER_WHY = "The sampler counts ranks of the world, or of a node, where those of the data dims are meant."
+_LOADER_REMEDY = (
+    "dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and DistributedSampler(dataset, num_replicas=dp_degree, "
+    "rank=dp_rank)."
+)
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class DpRankFaults:
+    """What is wrong with the dp_ranks of a job; all empty if nothing is.
+
+    Attributes:
+        world_size: The ranks of the job.
+        dp_degree: Shares into which the data is cut.
+        out_of_range: Each rank whose dp_rank is below 0 or not below dp_degree, with that dp_rank.
+        missing: The dp_ranks that no rank has, ascending: nobody reads their data.
+        repeated: Each dp_rank that ranks of different shares have, with those ranks, ascending: its data is read more
+            than once.
+        split: Pairs of ranks that must read the same data and have different dp_ranks.
+    """
+
+    world_size: int
+    dp_degree: int
+    out_of_range: Mapping[int, int]
+    missing: tuple[int, ...]
+    repeated: Mapping[int, tuple[int, ...]]
+    split: tuple[tuple[int, int], ...]
+
+    @property
+    def never_read(self) -> float:
+        """The part of the data that no rank reads, from 0 to 1."""
+        return len(self.missing) / self.dp_degree
+
+    @property
+    def read_twice(self) -> float:
+        """The part of the data that is read more than once, from 0 to 1."""
+        return len(self.repeated) / self.dp_degree
+
+    @property
+    def sound(self) -> bool:
+        """Whether every share is read, and once."""
+        return not (self.out_of_range or self.missing or self.repeated or self.split)
+
+
+def dp_rank_faults(
+    values: Sequence[int] | Mapping[int, int], *, dp_degree: int, groups: Sequence[int] | None = None
+) -> DpRankFaults:
+    """Returns what is wrong with the dp_ranks of a job.
+
+    Args:
+        values: The dp_rank of each rank, in the order of ranks, or by rank; one for every rank.
+        dp_degree: Shares into which the data is cut, at least 1.
+        groups: For each rank a number that it has in common with those that must read the same data. If it is not
+            known, a dp_rank counts as repeated where more than ``world_size / dp_degree`` ranks have it.
+
+    Raises:
+        ValueError: If dp_degree is not an integer of at least 1 or does not divide the number of ranks, or there is not
+            exactly one value for each rank.
+
+    Example:
+        >>> dp_rank_faults([0, 1, 1, 2], dp_degree=4).missing
+        (3,)
+    """
+    check_count("dp_degree", dp_degree, minimum=1)
+    by_rank = dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+    world_size = len(by_rank) if groups is None else len(groups)
+    if set(by_rank) != set(range(world_size)):
+        raise ValueError(f"there must be one dp_rank for each of the ranks 0 to {world_size - 1}, got {len(by_rank)}")
+    if not world_size or world_size % dp_degree:
+        raise ValueError(f"dp_degree {dp_degree} must divide the number of ranks {world_size}")
+    owners: dict[int, list[int]] = {}
+    out_of_range: dict[int, int] = {}
+    split: list[tuple[int, int]] = []
+    first_of_group: dict[int, int] = {}
+    for rank in range(world_size):
+        value = by_rank[rank]
+        if type(value) is not int or not 0 <= value < dp_degree:
+            out_of_range[rank] = value
+        else:
+            owners.setdefault(value, []).append(rank)
+        if groups is not None:
+            first = first_of_group.setdefault(groups[rank], rank)
+            if by_rank[first] != value:
+                split.append((first, rank))
+    repeated = {
+        value: tuple(ranks)
+        for value, ranks in sorted(owners.items())
+        if (len(ranks) > world_size // dp_degree if groups is None else len({groups[rank] for rank in ranks}) > 1)
+    }
+    missing = tuple(value for value in range(dp_degree) if value not in owners)
+    return DpRankFaults(world_size, dp_degree, out_of_range, missing, repeated, tuple(split))
+
+
+def check_dp_ranks(
+    values: Sequence[int] | Mapping[int, int], *, dp_degree: int, groups: Sequence[int] | None = None
+) -> Verdict | None:
+    """Returns a `RankMapError` that says which ranks collide, which shares nobody reads, and how much data that is.
+
+    Args:
+        values: As for ``dp_rank_faults``.
+        dp_degree: As for ``dp_rank_faults``.
+        groups: As for ``dp_rank_faults``.
+
+    Returns:
+        The verdict, or None if every share is read, and once.
+
+    Raises:
+        ValueError: As ``dp_rank_faults``.
+
+    Example:
+        >>> for clause in check_dp_ranks([0, 1, 1, 2], dp_degree=4).sentence.split("; "):
+        ...     print(clause)
+        1 of 4 dp_ranks belongs to no rank (3): 25 % of the data is never read
+        25 % of the data is read more than once: ranks 1, 2 read the same dp_rank 1.
+    """
+    faults = dp_rank_faults(values, dp_degree=dp_degree, groups=groups)
+    if faults.sound:
+        return None
+    named = [rank for ranks in faults.repeated.values() for rank in ranks]
+    named += [*faults.out_of_range, *(rank for pair in faults.split for rank in pair)]
+    return Verdict(
+        "RankMapError",
+        "; ".join(_clauses(faults)) + ".",
+        tuple(dict.fromkeys(named)),
+        why="The position along the data dims was computed with a wrong factor, or over dims that share their data.",
+        remedy=_REMEDY,
+        time=time.time(),
+    )
+
+
+def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
+    """Returns a `RankMapError` if the dp_ranks that all ranks counted off with do not share out the data.
+
+    Args:
+        plans: What each rank counted off with; nothing is judged unless every one has ``dp_rank`` and ``dp_degree``,
+            and the same dp_degree. Where every one has ``loader_position`` as well, the dp_rank and the dp_degree with
+            which its loader really reads, those must be the same.
+    """
+    values = {rank: plan.get("dp_rank") for rank, plan in plans.items()}
+    degrees = {plan.get("dp_degree") for plan in plans.values()}
+    degree = next(iter(degrees)) if len(degrees) == 1 else None
+    if type(degree) is not int or any(value is None for value in values.values()):
+        return None
+    dp_ranks = cast("dict[int, int]", values)
+    try:
+        return check_dp_ranks(dp_ranks, dp_degree=degree) or _judge_loaders(plans, dp_ranks, degree)
+    except ValueError as error:
+        return Verdict("RankMapError", f"{error}.", remedy=_REMEDY, time=time.time())
+
+
+def _judge_loaders(
+    plans: Mapping[int, Mapping[str, object]], dp_ranks: Mapping[int, int], dp_degree: int
+) -> Verdict | None:
+    """Returns a `RankMapError` if loaders read other shares than those of their ranks."""
+    known: dict[int, tuple[int, int]] = {}
+    for rank, plan in plans.items():
+        match plan.get("loader_position"):
+            case [int(share), int(degree)]:
+                known[rank] = share, degree
+            case _:
+                return None
+    shares = sorted({degree for _, degree in known.values()})
+    if shares == [dp_degree]:
+        groups = [dp_ranks[rank] for rank in range(len(dp_ranks))]
+        return check_dp_ranks({rank: share for rank, (share, _) in known.items()}, dp_degree=dp_degree, groups=groups)
+    said = " or ".join(count_of(share, "rank") for share in shares)
+    if max(shares) > dp_degree:
+        effect = "ranks that must read the same batch read different ones"
+    else:
+        effect = "every sample is read by more than one data rank"
+    sentence = f"the loaders share the data out among {said}, and the mesh has {dp_degree} data ranks: {effect}."
+    odd = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
+    return Verdict("RankMapError", sentence, odd, why=_LOADER_WHY, remedy=_LOADER_REMEDY, time=time.time())
+
+
+def _clauses(faults: DpRankFaults) -> list[str]:
+    clauses: list[str] = []
+    degree = faults.dp_degree
+    if faults.out_of_range:
+        rank, value = next(iter(faults.out_of_range.items()))
+        count, largest = len(faults.out_of_range), max(faults.out_of_range.values(), key=_size)
+        verb = "has" if count == 1 else "have"
+        clauses.append(
+            f"{count} of {faults.world_size} ranks {verb} a dp_rank outside 0 to {degree - 1} (rank {rank}: {value}"
+            f"{f', the largest {largest}' if count > 1 else ''})"
+        )
+    if faults.missing:
+        verb = "belongs" if len(faults.missing) == 1 else "belong"
+        clauses.append(
+            f"{len(faults.missing)} of {degree} dp_ranks {verb} to no rank ({_listed(faults.missing)}): "
+            f"{_percent(faults.never_read)} of the data is never read"
+        )
+    if faults.repeated:
+        value, ranks = next(iter(faults.repeated.items()))
+        more = f" (1 of {len(faults.repeated)} such dp_ranks)" if len(faults.repeated) > 1 else ""
+        clauses.append(
+            f"{_percent(faults.read_twice)} of the data is read more than once: {names_of(ranks)} read the same "
+            f"dp_rank {value}{more}"
+        )
+    if faults.split:
+        first, other = faults.split[0]
+        more = f" ({len(faults.split)} such ranks)" if len(faults.split) > 1 else ""
+        clauses.append(f"ranks {first} and {other} must read the same data and have different dp_ranks{more}")
+    return clauses
+
+
+def _size(value: object) -> float:
+    return value if isinstance(value, (int, float)) else float("-inf")
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_LISTED])) + (", …" if len(numbers) > _LISTED else "")
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.3g} %"

@@ -1,0 +1,160 @@
+"""Learning-rate horizons: how long a schedule was made for, and where in the run it will end.
+
+A schedule counts *ticks*; what a tick is depends on who ticks it. Accelerate ticks a prepared scheduler once per
+process at every optimizer step, so a schedule made for so many steps ends after a part of them. Integers only, no
+torch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from countoff.core.arithmetic.batches import check_count
+from countoff.core.verdict import Verdict, count_of
+
+__all__ = ["Horizon", "planned_epochs", "run_out", "wrong_horizon"]
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """How long one schedule is, and how fast it goes.
+
+    Attributes:
+        name: The scheduler's class, for the message.
+        ticks: Ticks after which it has reached its end, at least 1.
+        ticks_per_step: Ticks at each optimizer step, at least 1.
+        warmup_ticks: Ticks of warm-up among them, at least 0.
+
+    Raises:
+        ValueError: If a number is not an integer in its domain.
+
+    Example:
+        >>> horizon = Horizon("LambdaLR", ticks=300, ticks_per_step=4, warmup_ticks=20)
+        >>> horizon.end_step, horizon.warmup_end_step, horizon.rho(300)
+        (75, 5, 4.0)
+    """
+
+    name: str
+    ticks: int
+    ticks_per_step: int = 1
+    warmup_ticks: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("ticks", self.ticks, minimum=1)
+        check_count("ticks_per_step", self.ticks_per_step, minimum=1)
+        check_count("warmup_ticks", self.warmup_ticks, minimum=0)
+
+    @property
+    def end_step(self) -> int:
+        """The optimizer step after which it has reached its end."""
+        return -(-self.ticks // self.ticks_per_step)
+
+    @property
+    def warmup_end_step(self) -> int:
+        """The optimizer step after which its warm-up is over."""
+        return -(-self.warmup_ticks // self.ticks_per_step)
+
+    def rho(self, steps: int) -> float:
+        """Real ticks over planned ticks: 1 is right, 2 ends it half-way, 0.5 leaves half of it unused.
+
+        Args:
+            steps: Optimizer steps of the run, at least 0.
+
+        Raises:
+            ValueError: If steps is not an integer of at least 0.
+        """
+        return check_count("steps", steps, minimum=0) * self.ticks_per_step / self.ticks
+
+
+def planned_epochs(horizon: Horizon, *, steps_per_epoch: int) -> int | None:
+    """Returns the epochs that a schedule was made for if it was made in optimizer steps though it ticks faster.
+
+    That is so if its ticks are a whole number of epochs of steps, but no whole number of epochs of ticks. Where they
+    are both, either may have been meant, and nothing is said.
+
+    Args:
+        horizon: The schedule.
+        steps_per_epoch: Optimizer steps of one epoch, at least 1.
+
+    Raises:
+        ValueError: If steps_per_epoch is not an integer of at least 1.
+
+    Example:
+        >>> planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=2), steps_per_epoch=100)
+        3
+        >>> planned_epochs(Horizon("OneCycleLR", ticks=600, ticks_per_step=2), steps_per_epoch=100) is None
+        True
+    """
+    epochs, rest = divmod(horizon.ticks, check_count("steps_per_epoch", steps_per_epoch, minimum=1))
+    return None if rest or epochs % horizon.ticks_per_step == 0 else epochs
+
+
+def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: str = "") -> Verdict | None:
+    """Returns a `WrongHorizon` warning if a schedule does not end where the run ends.
+
+    Args:
+        horizon: The schedule.
+        total_steps: Optimizer steps of the run, at least 1.
+        slack_steps: Steps that rounding may explain, at least 0: whoever plans rounds once per epoch.
+        why: What makes it tick as it does.
+
+    Raises:
+        ValueError: If a number is not an integer in its domain.
+
+    Example:
+        >>> verdict = wrong_horizon(Horizon("OneCycleLR", ticks=30, ticks_per_step=2), total_steps=30, slack_steps=3)
+        >>> verdict.sentence.partition(": ")[2]
+        'it ends at step 15 of 30 (1/2 of the run).'
+        >>> wrong_horizon(Horizon("OneCycleLR", ticks=60, ticks_per_step=2), total_steps=30, slack_steps=3) is None
+        True
+    """
+    check_count("total_steps", total_steps, minimum=1)
+    if abs(horizon.end_step - total_steps) <= check_count("slack_steps", slack_steps, minimum=0):
+        return None
+    end = horizon.end_step
+    if end < total_steps:
+        whole_part = total_steps // end if total_steps % end == 0 else None
+        share = f"1/{whole_part}" if whole_part else f"{end / total_steps:.0%}"
+        place = f"it ends at step {end} of {total_steps} ({share} of the run)"
+    else:
+        place = f"it would end at step {end}, and the run ends at step {total_steps}"
+    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
+
+
+def run_out(horizon: Horizon, *, ticks: int, span: str, why: str = "") -> Verdict | None:
+    """Returns a `WrongHorizon` warning if a schedule is at its end though another epoch begins.
+
+    Args:
+        horizon: The schedule.
+        ticks: Ticks that it has had, at least 0.
+        span: The epoch that begins, in words.
+        why: What makes it tick as it does.
+
+    Raises:
+        ValueError: If ticks is not an integer of at least 0.
+
+    Example:
+        >>> verdict = run_out(Horizon("OneCycleLR", ticks=30, ticks_per_step=2), ticks=30, span="train epoch 1")
+        >>> verdict.sentence.partition(": ")[2]
+        'it ended at step 15, and train epoch 1 begins with what is left of the learning rate.'
+    """
+    if check_count("ticks", ticks, minimum=0) < horizon.ticks:
+        return None
+    place = f"it ended at step {horizon.end_step}, and {span} begins with what is left of the learning rate"
+    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
+
+
+def _warning(sentence: str, why: str) -> Verdict:
+    return Verdict("WrongHorizon", sentence, why=why, time=time.time())
+
+
+def _made_for(horizon: Horizon) -> str:
+    pace = "once" if horizon.ticks_per_step == 1 else f"{horizon.ticks_per_step} times"
+    return f"{horizon.name} was made for {count_of(horizon.ticks, 'tick')} and ticks {pace} per optimizer step"
+
+
+def _warmup(horizon: Horizon) -> str:
+    if horizon.ticks_per_step == 1 or not horizon.warmup_ticks:
+        return ""
+    return f"; its warm-up of {count_of(horizon.warmup_ticks, 'tick')} ends at step {horizon.warmup_end_step}"

@@ -1,0 +1,121 @@
+"""Runs whose global batch changes on the way: a batch that is ramped up, and a run that goes on at another size.
+
+Both count in samples over all dp_ranks, the one number that means the same before and after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from countoff.core.arithmetic.batches import check_count
+
+__all__ = ["Ramp", "resumed_batches"]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A global batch that grows with the samples seen, as Megatron's ``--rampup-batch-size`` has it.
+
+    Source: Megatron's ``RampupBatchsizeNumMicroBatchesCalculator``: the increments are spread evenly over the samples
+    of the ramp, and the batch is ``start + increment * floor(seen * increments / samples)`` while at most that many
+    samples have been seen.
+
+    Attributes:
+        start: The first global batch, at least 1.
+        increment: By how much it grows, at least 1.
+        samples: Samples over which it grows, at least 1.
+        global_batch_size: The batch after the ramp, at least start, and a whole number of increments above it.
+
+    Raises:
+        ValueError: If a number is outside its domain.
+
+    Example:
+        >>> Ramp(start=8, increment=8, samples=100, global_batch_size=32).pieces()
+        [(8, 5), (16, 2), (24, 2)]
+    """
+
+    start: int
+    increment: int
+    samples: int
+    global_batch_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("start", "increment", "samples", "global_batch_size"):
+            check_count(name, getattr(self, name), minimum=1)
+        if self.global_batch_size < self.start or (self.global_batch_size - self.start) % self.increment:
+            raise ValueError(
+                f"a ramp from {self.start} in increments of {self.increment} does not reach {self.global_batch_size}"
+            )
+
+    def batch_after(self, seen: int) -> int:
+        """Returns the global batch of the step that begins after so many samples.
+
+        Args:
+            seen: Samples over all dp_ranks, at least 0.
+
+        Raises:
+            ValueError: If seen is not an integer of at least 0.
+        """
+        increments = (self.global_batch_size - self.start) // self.increment
+        if check_count("seen", seen, minimum=0) > self.samples or not increments:
+            return self.global_batch_size
+        return self.start + self.increment * min(seen * increments // self.samples, increments)
+
+    def pieces(self, *, divisor: int = 1, total_steps: int | None = None) -> list[tuple[int, int]]:
+        """Returns each global batch with the optimizer steps that are taken with it, in order.
+
+        Args:
+            divisor: What every global batch must be a multiple of: batch_size × dp_degree.
+            total_steps: Optimizer steps of the run, at least 0; None: only those below the full global batch, which has
+                no end.
+
+        Raises:
+            ValueError: If a number is outside its domain, or a global batch of the ramp, or the last one, does not
+                divide.
+        """
+        check_count("divisor", divisor, minimum=1)
+        if total_steps is not None:
+            check_count("total_steps", total_steps, minimum=0)
+        found: list[tuple[int, int]] = []
+        seen = taken = 0
+        while (batch := self.batch_after(seen)) < self.global_batch_size and taken != total_steps:
+            if batch % divisor:
+                raise ValueError(f"the ramp's global batch {batch} is no multiple of {divisor}")
+            steps = found.pop()[1] if found and found[-1][0] == batch else 0
+            found.append((batch, steps + 1))
+            seen += batch
+            taken += 1
+        if self.global_batch_size % divisor:
+            raise ValueError(f"the global batch {self.global_batch_size} is no multiple of {divisor}")
+        if total_steps is not None and total_steps > taken:
+            found.append((self.global_batch_size, total_steps - taken))
+        return found
+
+
+def resumed_batches(samples: int, *, batch_size: int, dp_degree: int) -> int:
+    """Returns the batches that each dp_rank has behind it when a run goes on after so many samples.
+
+    A position in batches holds only for the dp_degree and batch size with which it was saved; in samples it holds for
+    any, as long as it falls between two batches.
+
+    Args:
+        samples: Samples that the run has seen over all dp_ranks, at least 0.
+        batch_size: Samples per dp_rank and batch from here on, at least 1.
+        dp_degree: Number of dp_ranks from here on, at least 1.
+
+    Raises:
+        ValueError: If a number is outside its domain, or the position falls into the middle of a batch.
+
+    Example:
+        >>> resumed_batches(1024, batch_size=4, dp_degree=32)
+        8
+    """
+    check_count("samples", samples, minimum=0)
+    per_batch = check_count("batch_size", batch_size, minimum=1) * check_count("dp_degree", dp_degree, minimum=1)
+    batches, rest = divmod(samples, per_batch)
+    if rest:
+        raise ValueError(
+            f"{samples} samples are {batches} batches of {batch_size} on {dp_degree} data ranks, and {rest} over: "
+            f"resume after {batches * per_batch} or {(batches + 1) * per_batch}"
+        )
+    return batches

@@ -1,0 +1,1 @@
+"""The command line: `countoff plan`, `check` and `demo`. Starts without torch."""

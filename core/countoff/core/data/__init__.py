@@ -1,0 +1,1 @@
+"""What a rank has read, as fingerprints that ranks can compare."""

@@ -1,0 +1,209 @@
+"""A batch as a few bytes that two ranks can compare: what it holds, whatever lies around it in memory.
+
+Requirements that shaped it. It runs on the training thread, a few times per epoch, because whoever trains may change a
+batch in place afterwards: so its cost is bounded, and a large tensor is looked at in evenly spread pieces. It never
+waits for a device, so a tensor elsewhere than in the CPU's memory cannot be fingerprinted. Equal data must be equal
+whatever its strides. And a batch of which any part is not understood has no fingerprint at all, because an equality
+without that part would prove nothing.
+
+torch and numpy are not imported: where a batch holds a tensor or an array, they have been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Fingerprint", "distinct_bytes", "fingerprint"]
+
+LEAF_BYTES = 256 * 1024
+"""A tensor up to this size is hashed whole, a larger one by as many bytes of it."""
+_BATCH_BYTES = 1024 * 1024
+_PIECE_BYTES = 8192
+_MOST_ITEMS = 256
+_EXCERPT_BYTES = 12 * 1024
+_CHUNKS, _CHUNK_BYTES = 32, 64
+
+
+class Fingerprint(NamedTuple):
+    """What one batch was found to hold.
+
+    Attributes:
+        digest: Equal for equal batches, in 16 hexadecimal digits. Different digests prove different batches. Equal ones
+            prove equal batches where no tensor is over `LEAF_BYTES`; of larger ones, that the pieces are equal.
+        excerpt: Some of the bytes, to tell data from filling.
+    """
+
+    digest: str
+    excerpt: bytes
+
+
+def fingerprint(batch: Any) -> Fingerprint | None:
+    """Returns the fingerprint of a batch; None if a part of it cannot be read or is not understood.
+
+    Understood are tensors in the CPU's memory, arrays of numpy, numbers, texts and bytes, in mappings, sequences and
+    dataclasses. Nothing is copied but pieces of tensors that are not contiguous, nothing is changed, and no iterator is
+    advanced. Raises nothing, whatever the batch is.
+
+    Args:
+        batch: What a loader has handed out.
+
+    Example:
+        >>> fingerprint({"ids": [1, 2], "text": "a"}) == fingerprint({"text": "a", "ids": [1, 2]})
+        True
+        >>> fingerprint([1, 2]) == fingerprint([1, 3]), fingerprint(iter([1]))
+        (False, None)
+    """
+    reading = _Reading()
+    try:
+        reading.take(batch)
+    except Exception:  # whatever a stranger's class does: there is no fingerprint then
+        return None
+    return Fingerprint(reading.hash.hexdigest(), bytes(reading.excerpt))
+
+
+def distinct_bytes(excerpts: Sequence[bytes]) -> int:
+    """Returns how many bytes all batches but the first add to the first, by what compression makes of their excerpts.
+
+    Constants add nothing, a handful of labels a few bytes: two ranks may well have the same by chance.
+
+    Args:
+        excerpts: Of one rank's batches, in their order.
+
+    Example:
+        >>> distinct_bytes([bytes(512), bytes(512)]) < 16
+        True
+        >>> distinct_bytes([bytes(512), b"The quick brown fox jumps over it"]) > 16
+        True
+    """
+    return len(zlib.compress(b"".join(excerpts))) - len(zlib.compress(b"".join(excerpts[:1])))
+
+
+class _Unreadable(Exception):
+    """A part of the batch cannot be fingerprinted."""
+
+
+class _Reading:
+    """One walk over one batch."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=8)
+        self.excerpt = bytearray()
+        self._left = _BATCH_BYTES
+
+    def take(self, value: Any) -> None:
+        if value is None or isinstance(value, (bool, int, float, complex)):
+            self._say(repr(value))
+        elif isinstance(value, str):
+            self._bytes("str", value.encode(errors="surrogatepass"))
+        elif isinstance(value, (bytes, bytearray)):
+            self._bytes("bytes", bytes(value))
+        elif (kind := _array_kind(value)) is not None:
+            self._array(value, kind)
+        elif isinstance(value, Mapping):
+            self._say(f"mapping {len(value)}")
+            for key in _spread(sorted(value, key=repr)):
+                self.take(key)
+                self.take(value[key])
+        elif isinstance(value, Sequence):
+            self._say(f"sequence {len(value)}")
+            for item in _spread(value):
+                self.take(item)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._say("fields")
+            for field in dataclasses.fields(value):
+                self._say(field.name)
+                self.take(getattr(value, field.name))
+        else:
+            raise _Unreadable
+
+    def _say(self, text: str) -> None:
+        self.hash.update(f"{text};".encode())
+
+    def _bytes(self, kind: str, content: bytes) -> None:
+        self._say(f"{kind} {len(content)}")
+        self._data(content[:LEAF_BYTES])
+
+    def _data(self, content: Any, chunks: int = _CHUNKS) -> None:
+        view = memoryview(content)
+        self.hash.update(view)
+        step = max(_CHUNK_BYTES, len(view) // chunks)
+        for number, start in enumerate(range(0, len(view), step)):
+            if len(self.excerpt) < _EXCERPT_BYTES:
+                # Not at the beginning of each: rows may begin with padding, all of them.
+                start += (step - _CHUNK_BYTES) * (number * 5 % 8) // 8
+                self.excerpt += view[start : start + _CHUNK_BYTES]
+
+    def _array(self, array: Any, kind: str) -> None:
+        shape = tuple(int(length) for length in array.shape)
+        self._say(f"{kind} {array.dtype} {shape}")
+        budget = max(_PIECE_BYTES, min(LEAF_BYTES, self._left))
+        pieces = list(_pieces(array, budget))
+        for piece in pieces:
+            content = _content(piece, kind)
+            self._left -= len(content)
+            self._data(content, max(1, _CHUNKS // len(pieces)))
+
+
+def _array_kind(value: Any) -> str | None:
+    """``tensor`` or ``array``, if it is one whose memory can be read; None if it is something else.
+
+    Raises:
+        _Unreadable: If it is one whose memory cannot be read.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
+        if not plain or value.is_quantized or value.is_conj() or value.is_neg():
+            raise _Unreadable
+        return "tensor"
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        if value.dtype.hasobject:
+            raise _Unreadable
+        return "array"
+    return None
+
+
+def _content(piece: Any, kind: str) -> Any:
+    """The bytes of a piece, in the order of its elements."""
+    if kind == "array":
+        return piece.tobytes()
+    if piece.numel() == 0:
+        return b""
+    # As bytes, because numpy has no bfloat16; that wants a stride of 1 even of a single element.
+    flat = piece.detach().contiguous().reshape(-1)
+    flat = flat.as_strided(flat.shape, (1,))
+    return memoryview(flat.view(sys.modules["torch"].uint8).numpy())
+
+
+def _pieces(array: Any, budget: int) -> Iterator[Any]:
+    """Parts of a tensor or array of at most about `budget` bytes together, spread evenly over it."""
+    size = int(array.nbytes)
+    if size <= budget or not array.shape:
+        yield array
+        return
+    rows = int(array.shape[0])
+    row_bytes = size // rows
+    parts = max(1, min(rows, budget // _PIECE_BYTES))
+    share = budget // parts
+    taken = max(1, share // row_bytes) if row_bytes else rows
+    for number in range(parts):
+        # From the first to the last row; a single part from the middle, because an image's border may be empty.
+        start = (rows - taken) * number // (parts - 1) if parts > 1 else (rows - taken) // 2
+        part = array[start : start + taken]
+        if row_bytes > share:
+            yield from _pieces(part[0], share)
+        else:
+            yield part
+
+
+def _spread(items: Sequence[Any]) -> Iterator[Any]:
+    """All items, or so many of them that a long list costs no more than a short one."""
+    count = len(items)
+    shown = min(count, _MOST_ITEMS)
+    for number in range(shown):
+        yield items[number * count // shown]

@@ -1,0 +1,235 @@
+"""Data identity: whether ranks that must read different data do, and ranks that must read the same data do.
+
+For the first batches of every train epoch each rank takes fingerprints of what it read and reports them behind
+training; rank 0 compares those of all ranks, so that the warning names every dp_rank that is concerned. Nobody waits.
+
+An equality can be an accident, and a warning must not be one. So data counts as the same only if *all* the batches that
+were looked at are equal, at least two of them, if those of one rank differ from one another (a loader of constants
+proves nothing), and if they hold enough that chance is out of the question (a few labels do not). And ranks whose
+samplers deal out a share to each by construction are not compared with one another: data that is equal there is the
+data set's own repetition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from countoff.core.data.fingerprint import Fingerprint, distinct_bytes, fingerprint
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.state import State
+from countoff.core.verdict import Verdict, names_of
+
+if TYPE_CHECKING:
+    from countoff.core.runtime.roll_call import Records, RollCall
+
+__all__ = ["UNKNOWN", "DataIdentity", "Sampling", "judge_data"]
+
+ENOUGH_BYTES = 64
+_SHOWN = 4
+
+
+class Sampling(NamedTuple):
+    """What a loader's sampler says about the epoch under way.
+
+    Attributes:
+        dealt: Whether it gives this dp_rank a share of its own by construction.
+        order: What determines the order in which it shuffles: two epochs in which this is equal have the same order.
+            None where it does not shuffle, or where nothing but the data can tell.
+        comparable: Whether the ranks' plan tells which of them read the same; if not, nothing is compared.
+    """
+
+    is_sharded: bool = False
+    order: Hashable = None
+    comparable: bool = True
+
+
+UNKNOWN = Sampling()
+"""What is known of a loader that is no DataLoader of torch, or has a sampler of its own kind."""
+
+
+class DataIdentity:
+    """The data identity of one guard.
+
+    Args:
+        state: This rank's state.
+
+    Attributes:
+        unread: Batches of the train epoch under way that are still to be looked at; 0 most of the time. An adapter asks
+            it before every train batch, and calls `read` while it is not 0.
+        dp_rank: That of this rank.
+        dp_degree: The number of dp_ranks.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.fingerprints_due = 0
+        self._state = state
+        self._roll_call: RollCall | None = None
+        self.dp_rank = state.rank
+        self.dp_degree = state.world_size
+        self._seen: list[Fingerprint | None] = []
+        self._first = 0
+        self._steps = 0
+        self._asked = self._dealt = False
+        self._span: SpanCounters | None = None
+        self._order: Hashable = None
+        self._last_order: Hashable = None
+
+    def begin(self, roll_call: RollCall, plan: Mapping[str, Any]) -> None:
+        """Takes note of this rank's place among the data ranks.
+
+        Args:
+            roll_call: That of the guard.
+            plan: The plan of the fit; without a `dp_rank` in it, every rank reads its own data.
+        """
+        state = self._state
+        self._roll_call = roll_call
+        dp_rank, dp_degree = plan.get("dp_rank"), plan.get("dp_degree")
+        self.dp_rank = state.rank if dp_rank is None else int(dp_rank)
+        self.dp_degree = state.world_size if dp_degree is None else int(dp_degree)
+
+    def open(self, span: SpanCounters) -> None:
+        """A train epoch begins."""
+        watched = self._roll_call is not None and not span.silent
+        self.fingerprints_due = self._state.settings.fingerprint_batches if watched else 0
+        self._span = span if self.fingerprints_due else None
+        self._seen, self._order = [], None
+        self._first = span.started + 1
+        self._steps = self._state.steps
+
+    def read(self, batch: Any, sampling: Sampling = UNKNOWN) -> None:
+        """Looks at a batch of the train epoch as this rank's loader has handed it out; raises nothing.
+
+        Args:
+            batch: The batch, in the CPU's memory: one elsewhere cannot be looked at without waiting for its device.
+            sampling: What the loader's sampler says.
+        """
+        if not self.fingerprints_due:
+            return
+        self.fingerprints_due -= 1
+        self._asked = True
+        self._order, self._dealt = sampling.order, sampling.is_sharded
+        self._seen.append(fingerprint(batch) if sampling.comparable else None)
+        if not self.fingerprints_due:
+            self._report()
+
+    def close(self, span: SpanCounters) -> None:
+        """A train epoch has ended."""
+        if self._span is span and self._asked:
+            self._report()
+        self.fingerprints_due = 0
+        # Without a step it was no training, but a look; so it was with a single batch.
+        if self._order is not None and self._state.steps > self._steps and len(self._seen) > 1:
+            if self._order == self._last_order:
+                self._state.note(_same_order(span.name, self._state.rank))
+            self._last_order = self._order
+
+    def _report(self) -> None:
+        span, self._span = self._span, None
+        if span is None or self._roll_call is None:
+            return
+        known = [each for each in self._seen if each is not None]
+        prints = [each.digest for each in known] if len(known) == len(self._seen) else []
+        informative = bool(prints) and distinct_bytes([each.excerpt for each in known]) >= ENOUGH_BYTES
+        place = {"dp_rank": self.dp_rank, "is_sharded": self._dealt, "first": self._first}
+        record = {**place, "prints": prints, "informative": informative}
+        name, state = span.name, self._state
+
+        def judge(records: Records, missing: list[int]) -> None:
+            del missing  # those that are there can be compared
+            for verdict in judge_data(name, records):
+                state.note(verdict)
+
+        self._roll_call.report(f"data/{span.opened}", record, judge)
+
+
+def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verdict]:
+    """Compares what the ranks have read at the beginning of one train epoch.
+
+    Args:
+        span: Its name.
+        records: By rank: its `dp_rank`, the number of the `first` batch looked at (from 1), the `prints` of the batches
+            (none if they could not be looked at), whether they are `telling`, and whether its sampler has `dealt` it a
+            share of its own.
+
+    Returns:
+        At most one `DuplicateData` and one `PeersDiffer`.
+
+    Example:
+        >>> read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
+        >>> print(judge_data("train epoch 0", {rank: {**read, "dp_rank": rank} for rank in (0, 1)})[0].sentence)
+        ranks 0, 1 read identical data in train epoch 0: their batches 1 to 2 are equal.
+    """
+    found = [_duplicates(span, records), _differences(span, records)]
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _duplicates(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    readers: dict[tuple[Any, ...], list[int]] = {}
+    for rank, record in sorted(records.items()):
+        if record["informative"]:
+            readers.setdefault((int(record["first"]), *record["prints"]), []).append(rank)
+
+    def dp_ranks(ranks: Iterable[int]) -> list[int]:
+        return sorted({int(records[rank]["dp_rank"]) for rank in ranks})
+
+    groups = [
+        (key, ranks)
+        for key, ranks in readers.items()
+        if len(dp_ranks(ranks)) > 1 and not all(records[rank]["is_sharded"] for rank in ranks)
+    ]
+    if not groups:
+        return None
+    who = [_readers(ranks, dp_ranks(ranks)) for _, ranks in groups[:_SHOWN]]
+    others = f", and so do {'; '.join(who[1:])}" if len(who) > 1 else ""
+    more = f"; and {len(groups) - _SHOWN} groups more" if len(groups) > _SHOWN else ""
+    (first, *prints), ranks = groups[0]
+    batches = f"batches {first} to {first + len(prints) - 1}"
+    sentence = f"{who[0]} read identical data in {span}{others}{more}: their {batches} are equal."
+    why = (
+        "Nothing gives the ranks different shares of the data: every step averages equal gradients, and the job does "
+        "the work of one rank."
+        if dp_ranks(ranks) == dp_ranks(records)
+        else "The share that these ranks read was computed alike: a wrong dp_rank, or the rank within its host."
+    )
+    return Verdict(
+        "DuplicateData", sentence, tuple(rank for _, each in groups for rank in each), why=why, time=time.time()
+    )
+
+
+def _readers(ranks: Sequence[int], dp_ranks: Sequence[int]) -> str:
+    """Who read the same, in words."""
+    return names_of(ranks) if list(ranks) == list(dp_ranks) else f"dp_{names_of(dp_ranks)} ({names_of(ranks)})"
+
+
+def _differences(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    first_of: dict[int, int] = {}
+    for rank, record in sorted(records.items()):
+        prints = record["prints"]
+        if not prints:
+            continue
+        dp_rank = int(record["dp_rank"])
+        other = first_of.setdefault(dp_rank, rank)
+        standing = records[other]
+        pairs = zip(standing["prints"], prints, strict=False)
+        unequal = [number for number, (one, two) in enumerate(pairs) if one != two]
+        if unequal and standing["first"] == record["first"]:
+            sentence = (
+                f"ranks {other} and {rank} share dp_rank {dp_rank} and must read the same data; in {span} their "
+                f"batch {int(record['first']) + unequal[0]} is not the same."
+            )
+            why = "Ranks along tensor, pipeline and context parallel dims work on one batch together."
+            return Verdict("PeersDiffer", sentence, (other, rank), why=why, time=time.time())
+    return None
+
+
+def _same_order(span: str, rank: int) -> Verdict:
+    return Verdict(
+        "SameOrder",
+        f"{span} was read in the same order as the train epoch before it, though the sampler shuffles.",
+        (rank,),
+        why="A DistributedSampler shuffles by its seed and its epoch, and its epoch has not changed: set_epoch was not "
+        "called.",
+        time=time.time(),
+    )

@@ -1,0 +1,1 @@
+"""Threads, sockets and processes: everything of the core that does I/O."""

@@ -1,0 +1,215 @@
+"""The control channel: a client of our own on the job's c10d store, and nothing else of torch.
+
+Requirements that shaped it, all measured: a client serialises its calls, so each thread that talks has one of its
+own; a `wait` that times out prints warnings, so it is given days and woken by shutting its socket down; a value
+over 8 MiB breaks a client for good and an empty one can be overwritten, so values are JSON objects of at most
+`RECORD_BYTES`; the store has no authentication, so what comes back is checked, never executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
+
+RECORD_BYTES = 1024
+_FOREVER = timedelta(days=7)
+_CONNECT = timedelta(seconds=30)
+_connecting = threading.Lock()
+
+
+class ChannelError(RuntimeError):
+    """The store holds something that this version of countoff did not write."""
+
+
+def encode(record: Mapping[str, Any]) -> str:
+    """A record as the store's value.
+
+    Raises:
+        ChannelError: If it is over `RECORD_BYTES` long.
+    """
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=True)
+    if len(text) > RECORD_BYTES:
+        raise ChannelError(f"a record must be at most {RECORD_BYTES} bytes, got {len(text)}: {text[:80]}…")
+    return text
+
+
+def decode(value: bytes) -> dict[str, Any]:
+    """A record from the store's value, as untrusted input.
+
+    Raises:
+        ChannelError: If it is not a JSON object of at most `RECORD_BYTES`.
+    """
+    try:
+        record = json.loads(value) if len(value) <= RECORD_BYTES else None
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")
+    return record
+
+
+class Channel:
+    """One connection to the store; not to be shared between threads.
+
+    Args:
+        host: The store's host.
+        port: Its port.
+        prefix: What all keys of this channel begin with.
+    """
+
+    def __init__(self, host: str, port: int, prefix: str) -> None:
+        with _connecting:  # the descriptors that appear meanwhile are this connection's
+            before = _descriptors()
+            self._store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
+            self._sockets = _descriptors() - before
+        self._port = port
+        self._pid = os.getpid()
+        self._prefix = prefix
+
+    def set(self, key: str, record: Mapping[str, Any]) -> None:
+        """Writes a record over whatever stands there; the store does not acknowledge it."""
+        self._store.set(self._prefix + key, encode(record))
+
+    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes a record where none stands, and returns the one that stands then; racing writers get the same."""
+        return decode(self._store.compare_set(self._prefix + key, "", encode(record)))
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of the keys exist."""
+        return self._store.check([self._prefix + key for key in keys])
+
+    def get(self, key: str) -> dict[str, Any]:
+        """The record of a key that is known to exist (a missing one blocks)."""
+        return decode(self._store.get(self._prefix + key))
+
+    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """The records of keys that are known to exist, in one round trip."""
+        return [decode(value) for value in self._store.multi_get([self._prefix + key for key in keys])] if keys else []
+
+    def wait(self, key: str) -> dict[str, Any]:
+        """Blocks until the key exists or the socket is shut down, and returns its record."""
+        self._store.wait([self._prefix + key], _FOREVER)
+        return self.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to an integer key and returns the sum; 0 reads it."""
+        return self._store.add(self._prefix + key, amount)
+
+    def delete(self, key: str) -> None:
+        """Removes a key."""
+        self._store.delete_key(self._prefix + key)
+
+    def shut(self) -> None:
+        """Ends the connection, from any thread: whoever is blocked in a call of it gets an error within milliseconds.
+
+        torch prints a C++ warning about it, so it is the last resort.
+        """
+        if self._pid == os.getpid():  # a forked child shares the socket: its parent still needs it
+            for descriptor in self._sockets:
+                _shut_socket(descriptor, self._port)
+        self._sockets = set()
+
+    def release(self) -> None:
+        """Closes the connection once its thread has ended; nothing else may be called after that."""
+        self._store = None
+
+
+def _descriptors() -> set[int]:
+    def is_open(descriptor: int) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(os.fstat(descriptor))
+        return False
+
+    # The listing holds a descriptor of its own, closed by now, whose number the next socket may get.
+    return {int(name) for name in os.listdir("/dev/fd") if name.isdigit() and is_open(int(name))}
+
+
+def _shut_socket(descriptor: int, port: int) -> None:
+    # Another thread may have opened a file in the moment of connecting: only a socket to the store's port is ours.
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether somebody still accepts connections there; looks for half a second at most."""
+    try:
+        socket.create_connection((host, port), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def default_store() -> Store | None:
+    """The store of the job's default process group, or None without torch.distributed."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def rendezvous(
+    store: Any, number: int, *, rank: int, deadline: float, given_up: Callable[[], bool] = lambda: False
+) -> tuple[str, int, str, Any]:
+    """Agrees on where to talk. Collective: every rank must call it, but none waits past its own deadline.
+
+    Rank 0 publishes a nonce that no earlier run can have used; over a store that is no TCPStore it hosts one.
+
+    Args:
+        store: The job's default store.
+        number: Which meeting of this process this is; equal on all ranks.
+        rank: This rank.
+        deadline: When to give up, by `time.monotonic()`.
+        given_up: Whether to give up at once.
+
+    Returns:
+        Host, port and key prefix, and the store that this rank hosts for the others (to be kept alive), if any.
+
+    Raises:
+        TimeoutError: If rank 0 has not published before the deadline.
+    """
+    key = f"countoff/{number}"
+    if rank == 0:
+        where, hosted = _place(store)
+        where["nonce"] = os.urandom(6).hex()
+        store.set(key, encode(where))
+    else:
+        hosted = None
+        while not store.check([key]):
+            if given_up() or time.monotonic() > deadline:
+                raise TimeoutError("rank 0 has not counted off: is countoff on there?")
+            time.sleep(0.02)
+        where = decode(store.get(key))
+    return str(where["host"]), int(where["port"]), f"countoff/{where['nonce']}/{number}/", hosted
+
+
+def _place(store: Store) -> tuple[dict[str, Any], TCPStore | None]:
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, TCPStore):
+        return {"host": store.host, "port": store.port}, None
+    host = socket.gethostname()
+    hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return {"host": host, "port": hosted.port}, hosted
+
+
+def sequence_numbers() -> dict[str, int]:
+    """How many collectives this rank has issued in each process group; a rank that is behind shows here."""
+    numbers: dict[str, int] = {}
+    with contextlib.suppress(Exception):  # evidence only, read through names that torch does not promise
+        for group, name in dist.distributed_c10d._world.pg_names.items():  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            numbers[str(name)] = int(group._get_sequence_number_for_group())  # pyright: ignore[reportAttributeAccessIssue]
+    return numbers

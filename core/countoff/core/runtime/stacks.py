@@ -1,0 +1,59 @@
+"""Where the main thread is: the evidence that tells a rank in its loader from one that waits for it."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import threading
+import traceback
+from dataclasses import dataclass
+
+_TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
+_COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
+_LOADERS = ("/torch/utils/data/", "/countoff/_adapter/loader_observer.py")
+_WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sample of the main thread's stack.
+
+    Attributes:
+        state: `loader`, `collective` or `code`.
+        frames: The innermost frames of the user's own code, innermost first, as ``file:line in function``.
+        token: Equal for two samples of a thread that has not moved.
+    """
+
+    state: str
+    frames: tuple[str, ...]
+    token: tuple[int, int]
+
+
+def main_thread() -> Place:
+    """Samples the main thread in a millisecond or two; it may be blocked in C.
+
+    >>> main_thread().state
+    'code'
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # the documented way
+    if frame is None:
+        return Place("code", (), (0, 0))
+    token = (id(frame), frame.f_lasti)
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
+    files = [line.filename.replace("\\", "/") for line in summary]
+    own = [line for line, file in zip(summary, files, strict=True) if _is_the_users(file)]
+    if any(part in file for part in _LOADERS for file in files):
+        state = "loader"
+    elif any(part in file for part in _WAITS for file in files[:4]):
+        state = "collective"
+    else:
+        state = "code"
+    frames = tuple(f"{line.filename.rsplit('/', 1)[-1]}:{line.lineno} in {line.name}" for line in own[:3])
+    return Place(state, frames, token)
+
+
+def _is_the_users(file: str) -> bool:
+    if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
+        return False
+    return not (file.startswith("<frozen") or any(part in file for part in (*_TORCH, _COMPOSER)))

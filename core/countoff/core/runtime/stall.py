@@ -1,0 +1,118 @@
+"""Jobs in which no rank gets on: found without any I/O, reported with every rank's place in its own lines of code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from countoff.core.protocol.state import State
+from countoff.core.runtime import stacks
+from countoff.core.runtime.channel import Channel, sequence_numbers
+from countoff.core.runtime.roll_call import Gathering, Records, group_ranks_by_value
+from countoff.core.runtime.speaker import Speaker
+from countoff.core.verdict import Verdict, clip, names_of
+
+_PLACES = 4
+
+
+class Stall:
+    """Reports, once, a job in which no rank has got on for `stall_seconds`."""
+
+    def __init__(self, state: State, speaker: Speaker) -> None:
+        self._state = state
+        self._speaker = speaker
+        self._progress: object = None
+        self.moved_at = time.monotonic()
+        self._posted = False
+        self._reported = False
+
+    def look(self) -> None:
+        """Compares this rank's progress with what it was; no I/O."""
+        progress = self._state.progress()
+        now = time.monotonic()
+        if progress != self._progress:
+            self._progress, self.moved_at = progress, now
+            if self._posted:
+                self._posted = False
+                # Not deleted: rank 0 may be about to read it.
+                self._speaker.hand(lambda channel: channel.set(f"stall/{self._state.rank}", {"moved": True}))
+        elif now - self.moved_at > self._state.settings.stall_seconds and not self._posted and not self._reported:
+            self._posted = True
+            self._post()
+
+    def _post(self) -> None:
+        state, place = self._state, stacks.main_thread()
+        record = {
+            **state.own_row(),
+            "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
+            "frames": [clip(frame, 120) for frame in place.frames],
+            "evaluates": bool(state.spans) and state.spans[-1].evaluation,
+            "collectives": {clip(name, 32): count for name, count in list(sequence_numbers().items())[:4]},
+        }
+        self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
+        if state.rank == 0:
+            self._speaker.hand(self._gather)
+
+    def _gather(self, channel: Channel) -> None:
+        state = self._state
+        owed = [rank for rank in state.present if not channel.has(f"bye/{rank}")]  # who has left waits for nobody
+        patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
+        self._speaker.poll(Gathering("stall", owed, patience, self._report, keep=True))
+
+    def _report(self, records: Records, missing: list[int]) -> None:
+        # Somebody gets on: slow, not stalled. Without records, the roll call of the fit's start is still under way.
+        if missing or not records or not self._posted or any("moved" in record for record in records.values()):
+            self._posted = False
+            self.moved_at = time.monotonic() - 0.75 * self._state.settings.stall_seconds
+            return
+        self._reported = True
+        verdict = judge_stall(records, self._state.settings.stall_seconds)
+        uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
+        places = {(record["where"], record["batches"]) for record in records.values()}
+        if uneven is not None and len(places) > 1 and any(record["evaluates"] for record in records.values()):
+            # It was warned of, and now a rank waits in it, or for one that does.
+            self._state.propose(uneven)
+        else:
+            self._state.say(verdict)
+
+
+def judge_stall(records: Records, seconds: float) -> Verdict:
+    """Who keeps the others waiting: ranks in their loaders or their own code, before ranks in a collective."""
+    for state in ("in its loader", "in its code", "in a collective"):
+        ranks = [rank for rank, record in records.items() if record["state"] == state]
+        if ranks:
+            break
+    else:
+        ranks, state = list(records), ""
+    sentence = f"no rank has got on for {seconds:g} s; {_are(ranks)} {state}"
+    order = sorted(records, key=lambda rank: (rank not in ranks, rank))
+    places: dict[str, list[int]] = {}
+    for rank in order:
+        if frames := records[rank]["frames"]:
+            places.setdefault(" < ".join(frames), []).append(rank)
+    shown = "; ".join(f"{_are(there)} at {place}" for place, there in list(places.items())[:_PLACES])
+    why = shown or "no rank is in a line of the user's own"
+    rows = tuple(records[rank] for rank in order)
+    return Verdict(
+        "Stalled", f"{sentence}.", tuple(ranks), why=f"{why}.{_behind(records)}", rows=rows, time=time.time()
+    )
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _behind(records: Records) -> str:
+    """The process groups in which ranks have issued different numbers of collectives."""
+    groups = sorted({name for record in records.values() for name in record["collectives"]})
+    issued = {
+        name: group_ranks_by_value({rank: record["collectives"] for rank, record in records.items()}, name)
+        for name in groups
+    }
+    return "".join(
+        f" Collectives issued in process group {name}: "
+        + ", ".join(f"{count or 0} by {names_of(ranks)}" for count, ranks in found[:4])
+        + "."
+        for name, found in list(issued.items())[:2]
+        if len(found) > 1
+    )

@@ -1,0 +1,218 @@
+"""How the ranks of one job behave: the training scripts ask at every place where a fault may stand."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from integration_tests.harness import tell
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+
+AT = 3
+"""The batch of the first epoch, from 0, at which most faults happen."""
+_PAUSE_SECONDS = float(os.environ.get("FAULTS_PAUSE_SECONDS", "2"))
+
+
+def world_size() -> int:
+    """Ranks in the job, from torchrun's environment."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+@dataclass(frozen=True)
+class RankBehavior:
+    """What every rank of a job does.
+
+    Attributes:
+        fault: Its name in the matrix: F1, F2, …
+        culprits: The ranks that have it.
+        batches: Batches of a healthy rank's train epoch.
+        epochs: Train epochs.
+        eval_batches: Batches of a healthy rank's evaluation; 0: there is none.
+        accumulation: Batches per optimizer step.
+        workers: Processes of the train loader.
+        sized: Whether loaders report how many batches a healthy rank has.
+        pace_seconds: How long a healthy rank takes for a batch beyond what it computes.
+        options: Options of countoff.
+    """
+
+    fault: str
+    culprits: tuple[int, ...]
+    batches: int = 6
+    epochs: int = 2
+    eval_batches: int = 0
+    accumulation: int = 1
+    workers: int = 0
+    sized: bool = False
+    pace_seconds: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mine(self) -> bool:
+        """Whether this rank has the fault."""
+        return own_rank() in self.culprits
+
+    def has(self, *faults: str) -> bool:
+        """Whether this rank has one of these faults."""
+        return self.fault in faults and self.mine
+
+    def length(self, epoch: int) -> int:
+        """Batches of this rank's train epoch."""
+        if self.has("F1"):
+            return self.batches - 1
+        if self.has("F17") and epoch:
+            return self.batches // 2
+        return self.batches
+
+    @property
+    def eval_length(self) -> int:
+        """Batches of this rank's evaluation."""
+        return self.eval_batches - self.has("F2")
+
+    @property
+    def reported(self) -> int | None:
+        """The length that the train loader reports, in batches; None: it has none."""
+        if self.fault == "F7":
+            return self.batches * world_size()
+        return self.batches if self.sized else None
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch of this rank's train loader."""
+        return BATCH_SIZE - self.has("F14")
+
+    @property
+    def evaluates_at(self) -> int:
+        """Batches of a train epoch after which this rank evaluates, where that is inside of the epoch."""
+        return AT + (not self.mine)
+
+    def steps_after(self, number: int) -> bool:
+        """Whether this rank applies an optimizer step after this batch of an epoch, from 0."""
+        if self.has("F12") and number == AT:
+            return False
+        return (number + self.has("F12b")) % self.accumulation == self.accumulation - 1
+
+    def breaks_after(self, number: int) -> bool:
+        """Whether this rank's loop leaves the epoch after this batch."""
+        return self.has("F16") and number == AT
+
+    def before_batch(self, epoch: int, number: int) -> None:
+        """What happens in this rank's loader before it gives a batch."""
+        if self.has("F18") and (epoch, number) == (0, 0):
+            time.sleep(_PAUSE_SECONDS)
+        if not self.has("F3", "F3w", "F4", "F4w") or (epoch, number) != (0, AT):
+            return
+        stamp("fault")
+        if self.fault in ("F4", "F4w"):
+            raise ValueError("shard 3 is torn")
+        while True:
+            signal.pause()
+
+    def after_batch(self, epoch: int, number: int) -> None:
+        """What happens in this rank's loop after a batch."""
+        time.sleep(self.pace_seconds * (3 if self.has("F10") else 1))
+        if (epoch, number) == (0, 1):
+            tell("training")
+            if self.fault == "F18":
+                time.sleep(_PAUSE_SECONDS)
+        if (epoch, number) == (0, AT) and self.mine:
+            self._strike()
+
+    def after_epoch(self, epoch: int) -> None:
+        """What this rank does behind an epoch: one writes a checkpoint, for which the others wait in a barrier."""
+        if self.has("F18") and not epoch:
+            time.sleep(2 * _PAUSE_SECONDS)
+
+    def _strike(self) -> None:
+        if self.fault in ("F5", "F6"):
+            stamp("fault")
+            os.kill(os.getpid(), signal.SIGKILL if self.fault == "F5" else signal.SIGSTOP)
+        if self.fault == "F18":
+            ctypes.PyDLL(None).usleep(2_500_000)  # the interpreter is held meanwhile, as by a long collection
+
+    def train_loader(self, *, dealt_to: int = 1) -> DataLoader[Any]:
+        """This rank's train loader.
+
+        Args:
+            dealt_to: Ranks to which the framework deals out every rank's stream in turn.
+        """
+        if self.fault == "F15":
+            images, labels = digits()
+            samples = self.batches * BATCH_SIZE * world_size()
+            dataset = TensorDataset(images[:samples], labels[:samples])
+            return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
+        kind = Samples if self.reported is None else SizedSamples
+        return DataLoader(
+            kind(self, dealt_to),
+            batch_size=self.batch_size,
+            num_workers=self.workers,
+        )
+
+    def eval_loader(self, *, dealt_to: int = 1) -> DataLoader[Any] | None:
+        """This rank's evaluation loader."""
+        kind = SizedEvalSamples if self.sized else EvalSamples
+        return DataLoader(kind(self, dealt_to), batch_size=BATCH_SIZE) if self.eval_batches else None
+
+
+class Samples(IterableDataset[Any]):
+    """One rank's share of the digits, epoch after epoch, as its conduct wants it."""
+
+    def __init__(self, behavior: RankBehavior, dealt_to: int) -> None:
+        self.behavior = behavior
+        self.dealt_to = dealt_to
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        for number in range(self.behavior.length(epoch)):
+            self.behavior.before_batch(epoch, number)
+            yield from self.batch(epoch * self.behavior.batches + number)
+        if self.behavior.length(epoch) < self.behavior.batches or (self.behavior.fault == "F7" and not epoch):
+            stamp("fault")
+
+    def batch(self, number: int) -> Iterator[Any]:
+        """The samples of a batch, for as many ranks as the framework deals it out to."""
+        images, labels = digits()
+        reader = self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
+        for place in range(self.behavior.batch_size * self.dealt_to):
+            index = (number * 97 + place * 7 + reader * 31) % len(images)
+            yield images[index], labels[index]
+
+
+class SizedSamples(Samples):
+    """A share that reports a length, in samples."""
+
+    def __len__(self) -> int:
+        return (self.behavior.reported or 0) * self.behavior.batch_size * self.dealt_to
+
+
+class EvalSamples(Samples):
+    """What one rank evaluates on."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.behavior.eval_length):
+            yield from self.batch(number)
+        if self.behavior.eval_length < self.behavior.eval_batches:
+            stamp("fault")
+
+
+class SizedEvalSamples(EvalSamples):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.behavior.eval_batches * BATCH_SIZE * self.dealt_to
+
+
+def stamp(what: str) -> None:
+    """Writes down when something first happened on this rank, for the table's milliseconds."""
+    with contextlib.suppress(FileExistsError), Path(f"{what}-{own_rank()}").open("x", encoding="ascii") as file:
+        file.write(repr(time.time()))

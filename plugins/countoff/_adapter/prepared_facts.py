@@ -1,0 +1,80 @@
+"""A loader that Accelerate has prepared, read for `countoff.core`: attributes copied, nothing counted.
+
+What only the author of a data set or of a sampler can know stays unknown, because a number here counts as proof.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, IterableDatasetShard
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._adapter.prepared_loaders import source_of
+from countoff._adapter.torch_facts import reported_length
+from countoff.core import LoaderFacts
+from countoff.core.plan import PreparedFacts, prepared_pass
+
+
+def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known: Any) -> LoaderFacts:
+    """Reads one prepared loader.
+
+    Args:
+        loader: The loader.
+        num_processes: Processes that read different data, at least 1.
+        process_index: This one among them, from 0.
+        known: Facts that whoever iterates it knows.
+    """
+    prepared = _prepared_facts(loader, num_processes)
+    iterable = isinstance(loader.dataset, IterableDataset)
+    facts: dict[str, Any] = {
+        "reported_batches": reported_length(loader),
+        "batch_size": prepared.batch_size_per_rank,
+        "drop_last": prepared.drop_last,
+        "samples_per_rank": None,
+        "dataset_size": None if iterable else reported_length(loader.dataset),
+        "one_pass": prepared_pass(prepared, process_index=process_index),
+        "partial_step": "applied",
+    }
+    return LoaderFacts(**(facts | known))
+
+
+def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
+    dispatched, source = isinstance(loader, DataLoaderDispatcher), source_of(loader)
+    divided = isinstance(source, (BatchSamplerShard, IterableDatasetShard))
+    undivided = source.batch_sampler if isinstance(source, BatchSamplerShard) else source
+    iterable = isinstance(loader.dataset, IterableDataset)
+    samples, batch_size, all_different = (None, _batch_size(loader, source), False) if iterable else _drawn(undivided)
+    drop_last = getattr(source if divided or isinstance(source, BatchSampler) else loader, "drop_last", False)
+    return PreparedFacts(
+        "DataLoaderDispatcher" if dispatched else "IterableDatasetShard" if iterable else "BatchSamplerShard",
+        samples=samples,
+        batch_size=batch_size,
+        num_processes=num_processes,
+        drop_last=bool(loader._drop_last if dispatched else drop_last),
+        split_batches=bool(getattr(loader if dispatched else source, "split_batches", False)),
+        # One process alone has an undivided loader, in which nothing is made even.
+        even_batches=bool(getattr(source, "even_batches", divided)),
+        all_different=all_different,
+        iterable=iterable,
+        num_workers=loader.num_workers,
+    )
+
+
+def _batch_size(loader: Any, source: Any) -> int | None:
+    """Samples per batch of the undivided loader over an iterable data set."""
+    return source.batch_size if isinstance(source, IterableDatasetShard) else loader.batch_size
+
+
+def _drawn(batch_sampler: Any) -> tuple[int | None, int | None, bool]:
+    """Samples of one pass of a batch sampler, samples per batch, and whether these samples are all different."""
+    if not isinstance(batch_sampler, BatchSampler) or type(batch_sampler).__iter__ is not BatchSampler.__iter__:
+        return None, None, False
+    sampler, batch_size = batch_sampler.sampler, batch_sampler.batch_size
+    if isinstance(sampler, DistributedSampler):  # divided already, and again by Accelerate
+        return sampler.num_samples, batch_size, False
+    if isinstance(sampler, (SequentialSampler, RandomSampler)):
+        drawn_once = not getattr(sampler, "replacement", False) and len(sampler) <= len(sampler.data_source)
+        return len(sampler), batch_size, drawn_once
+    return None, batch_size, False

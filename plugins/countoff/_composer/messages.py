@@ -1,0 +1,106 @@
+"""What is said to the user of Composer, in Composer's own words."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from countoff._adapter.sampling import data_remedies
+from countoff.core import Verdict
+from countoff.core.plan import BatchPlan
+
+_EQUAL_LENGTHS = (
+    "give every rank as many batches: StreamingDataset(batching_method='random'), a DistributedSampler, or as many "
+    "files for each"
+)
+REMEDIES = {
+    "UnevenBatches": f"{_EQUAL_LENGTHS}; evaluations that may differ: Countoff(uneven_eval='allow').",
+    "Truncated": (
+        f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If the loss is meant, say it with a number "
+        "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
+    ),
+    "PlanMismatch": (
+        "build the loader and the Trainer from the same configuration on every rank; where lengths differ, "
+        "Trainer(train_subset_num_batches=N) with N batches that every rank has. Otherwise a schedule in epochs gives "
+        "each rank a learning rate of its own, and max_duration in batches ends an epoch on some ranks only."
+    ),
+    "StepMismatch": "step on the same batches everywhere: no algorithm, no condition of one rank around the step.",
+    "LearningRateMismatch": "give the scheduler the same horizon on every rank: compare state.dataloader_len there.",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+    "WrongLength": (
+        "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until then "
+        "Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is proven."
+    ),
+    **data_remedies(
+        shares=(
+            "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
+            "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
+        ),
+        order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
+}
+
+
+def consequences(plan: BatchPlan, *, epochs: int | None) -> str:
+    """What a wrong length does, as sentences.
+
+    Args:
+        plan: The loader's plan.
+        epochs: `max_duration`, if it is in epochs.
+    """
+    true, believed = plan.loader_batches, plan.reported_batches_per_epoch
+    if not true or not believed or true == believed:
+        return ""
+    if believed < true:
+        return f"Every epoch is cut off there: {true - believed} of {true} batches are never trained on."
+    words = (
+        f"The console shows batch=i/{believed}, the epoch ends at {true}; "
+        f"a warm-up of '1ep' takes {believed / true:.3g} epochs"
+    )
+    if epochs:
+        run = f"{epochs} epoch{'s' if epochs > 1 else ''}"
+        planned, real = epochs * believed, epochs * true
+        words += f"; a decay over the {run} is laid out for {planned} batches and ends at {real} of them"
+    return f"{words}."
+
+
+def consequences_in_evaluation(plan: BatchPlan) -> str:
+    """What a wrong length of an evaluator's loader does, as sentences."""
+    true, believed = plan.loader_batches, plan.reported_batches_per_epoch
+    if not true or not believed or true == believed:
+        return ""
+    if believed < true:
+        return f"Every evaluation is cut off there: {true - believed} of {true} batches are never evaluated."
+    return f"Its progress bar counts to {believed}, and the evaluation ends at {true}."
+
+
+def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
+    """A warning, before the first batch, that the train loader gives ranks different numbers of batches.
+
+    Args:
+        batching_method: That of the StreamingDataset.
+        uneven: The fewest and the most batches of a rank in one epoch.
+    """
+    fewest, most = uneven
+    return Verdict(
+        "Truncated",
+        f"with batching_method='{batching_method}' ranks have from {fewest} to {most} batches of train data per epoch; "
+        f"Composer ends every epoch after {fewest} on all of them, and what the others have beyond is not trained on.",
+        why="Batches are dealt out to the ranks in turns, stream by stream, and their number does not divide.",
+        time=time.time(),
+        subject="plan",
+    )
+
+
+def mended(wrong: Verdict, length: int | None, since: str = "before the first batch") -> Verdict:
+    """The warning of a wrong length, with what was done about it.
+
+    Args:
+        wrong: The warning.
+        length: The length that countoff has set; None if it has not.
+        since: From when on that holds.
+    """
+    if length is None:
+        return wrong
+    return replace(wrong, sentence=f"{wrong.sentence} countoff has set the length to {length}, {since}.")

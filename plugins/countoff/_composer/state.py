@@ -1,0 +1,62 @@
+"""Composer's State, read: the length and the position that hold, and what all ranks must agree on."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from countoff._composer.loader_report import LoaderReport
+from countoff.mesh import data_position
+
+
+def length_of(state: Any) -> int | None:
+    """Batches after which Composer leaves the pass over the loader that is in place; None for no limit."""
+    return None if state.dataloader_len is None else int(state.dataloader_len)
+
+
+def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
+    """This rank's dp_rank and the dp_degree: those of the mesh that `parallelism_config` makes, or each rank its own.
+
+    Args:
+        state: Composer's State.
+        rank: This rank.
+        world_size: Ranks in the job.
+    """
+    return data_position(getattr(state, "device_mesh", None), rank=rank, world_size=world_size)
+
+
+def plan_of(
+    state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], *, position: tuple[int, int]
+) -> dict[str, Any]:
+    """What all ranks must agree on at the start of a fit, or of an evaluation that stands alone.
+
+    Args:
+        state: Composer's State.
+        train: What was read off the train loader, if a fit begins.
+        evaluations: What was read off the evaluators' loaders, by label.
+        position: This rank's dp_rank and the dp_degree.
+    """
+    proven = sorted((label, read.proven) for label, read in evaluations.items())
+    plan: dict[str, Any] = {
+        "evaluations": zlib.crc32(repr(proven).encode()),
+        "dp_rank": position[0],
+        "dp_degree": position[1],
+    }
+    if train is None:
+        return plan
+    timestamp = state.timestamp
+    return plan | {
+        "batches_per_epoch": train.totals.plan.reported_batches_per_epoch,
+        "proven_batches_per_epoch": train.proven,
+        "batch_size": train.facts.batch_size,
+        "max_epochs": train.facts.max_epochs,
+        "max_steps": train.facts.max_steps,
+        "position": [int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
+    }
+
+
+def what_ended_it() -> BaseException:
+    """The exception under way, or the program's last; a `SystemExit` without a code if it ends without one."""
+    return sys.exc_info()[1] or getattr(sys, "last_value", None) or SystemExit()

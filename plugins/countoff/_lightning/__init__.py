@@ -1,0 +1,1 @@
+"""The adapter for both Lightning packages. Imports neither of them."""

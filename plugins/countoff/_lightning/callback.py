@@ -1,0 +1,200 @@
+"""What both Lightning packages share: their hooks translated to guard calls. Imports neither of them.
+
+Before every train batch Lightning broadcasts from rank 0, so ranks that differ pair wrong collectives or hang in the
+next one; the last batch in hand is therefore announced before it is trained on, and what its fetcher has taken ahead
+counts as in hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from countoff._adapter.options import Options
+from countoff._adapter.torch_facts import learning_rates, on_optimizer_step, versions
+from countoff._lightning.sigterm_hook import SigtermHook
+from countoff._lightning.trainer import (
+    REMEDIES,
+    count,
+    countable_fetcher,
+    eval_loop,
+    exhausted_by_looking,
+    fetcher_of,
+    last_step,
+    log,
+    look_before_transfer,
+    plan_of,
+    set_length,
+    time_fetches,
+    train_facts,
+)
+from countoff.core import Guard
+from countoff.core.totals import Totals
+from countoff.mesh import data_position
+
+
+class CountoffCallback(Options):
+    """Asserts that all ranks count the same batches and steps, and logs the true totals.
+
+    Every rank's Trainer must have it. The options, and the error for a bad one, are those of `Options`.
+    """
+
+    _guard: Guard | None = None
+    _observers: tuple[Any, ...] = ()
+    _totals: Totals | None = None
+    _active = False
+    _begins = True
+    _fetcher: Any = None
+    _last_step: int | None = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard of the fit under way, or of the last one."""
+        return self._guard
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Steps aside if the Trainer already has this callback (from the entry point, say)."""
+        self.teardown(trainer, pl_module, stage)  # which does not come after an exception that the program outlives
+        first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
+        self._active = self.settings.enabled and first is self
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Counts off: the first hook with final lengths and restored counters."""
+        if not self._active:
+            return
+        facts = train_facts(trainer)
+        # FSDPStrategy has a shape here until its mesh is made; ModelParallelStrategy raises until then.
+        mesh = getattr(trainer.strategy, "device_mesh", None)
+        dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
+        self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
+        plan = plan_of(trainer, facts, self._totals.plan.batches_per_epoch)
+        self._begin(trainer, plan | {"dp_degree": dp_degree, "dp_rank": dp_rank})
+        wrong = self._totals.wrong_length()
+        if wrong is not None and self._guard is not None:
+            self._guard.warn(wrong)
+        self._report(trainer)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Opens the epoch's span."""
+        if self._guard is not None:
+            self._begins = True
+            self._guard.train_start(trainer.current_epoch)
+            look_before_transfer(trainer, self._guard.data)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Counts the batch, with what the fetcher holds besides it."""
+        guard = self._guard
+        if guard is None:
+            return
+        if self._begins:  # what does not change within an epoch is looked up once
+            self._begins = False
+            if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
+                ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+                guard.train_start(trainer.current_epoch, ready - 1)
+            time_fetches(guard, trainer.fit_loop)
+            self._fetcher, self._last_step = countable_fetcher(trainer.fit_loop), last_step(trainer)
+        if (fetcher := self._fetcher) is None:
+            guard.batch()
+        else:
+            over = self._last_step is not None and trainer.global_step >= self._last_step
+            guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
+        if not (batch_idx + 1) % self.settings.tick_batches and self._totals is not None:
+            log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Closes the epoch's span and learns its length; a fit that resumes behind an epoch's last batch opens none."""
+        guard = self._guard
+        if guard is None or guard.open_span is None:
+            return
+        how = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
+        totals = self._totals if how == "exhausted" else None
+        if totals is not None:
+            totals.observe(guard.batches)
+        guard.train_end(how, notice=None if totals is None else totals.wrong_length())
+        if totals is not None:
+            self._report(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Opens an evaluation, in a fit or alone."""
+        if not self._active or trainer.sanity_checking:
+            return
+        if self._guard is None:
+            self._begin(trainer, {})
+        guard = self._guard
+        if guard is not None:
+            inside = guard.open_span is not None
+            name = "test" if trainer.testing else "validation"
+            guard.eval_start(name, train_exhausted=inside and exhausted_by_looking(trainer.fit_loop))
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Counts an evaluation's batch."""
+        guard = self._guard
+        if guard is None or trainer.sanity_checking:
+            return
+        if dataloader_idx:
+            guard.eval_loader(dataloader_idx)
+        count(guard, eval_loop(trainer))
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Closes the evaluation."""
+        guard = self._guard
+        if guard is None or trainer.sanity_checking:
+            return
+        guard.eval_end("exhausted" if fetcher_of(eval_loop(trainer), "done") else "stopped")
+        if trainer.state.fn != "fit":
+            guard.fit_end()
+
+    on_test_start = on_validation_start
+    on_test_batch_start = on_validation_batch_start
+    on_test_epoch_end = on_validation_epoch_end
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Ends the fit."""
+        if self._guard is not None:
+            log(trainer, self._guard.metrics)
+            self._guard.fit_end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Tells the other ranks why this one goes; the guard stays armed on the way out."""
+        if self._guard is not None:
+            self._guard.failed(exception)
+            self._stop_counting()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leaves."""
+        self._stop_counting()
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _begin(self, trainer: Any, plan: dict[str, Any]) -> None:
+        self._stop_counting()
+        self._begins = True
+        if self._guard is not None:
+            self._guard.close()
+        self._guard = guard = Guard(
+            self.settings,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            remedies=REMEDIES,
+            learning_rates=lambda: learning_rates(trainer.optimizers),
+        )
+        self._observers = on_optimizer_step(guard.step), SigtermHook(guard, trainer.fit_loop.epoch_loop)
+        guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
+
+    def _stop_counting(self) -> None:
+        for observer in self._observers:
+            observer.remove()
+        self._observers = ()
+
+    def _report(self, trainer: Any) -> None:
+        """Logs the totals as known by now, and mends a wrong length where it is proven."""
+        guard, totals = self._guard, self._totals
+        if guard is None or totals is None:
+            return
+        log(trainer, totals.plan.metrics() | guard.metrics)
+        length = totals.shorter_than_reported
+        if self.settings.totals == "fix" and length and set_length(trainer, length):
+            totals.corrected(length)
+            log(trainer, totals.plan.metrics())

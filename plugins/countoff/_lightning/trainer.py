@@ -1,0 +1,188 @@
+"""Lightning's own objects, read and (one of them) set; names that it does not promise are asked for with care."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from countoff._adapter.sampling import data_remedies, look_at
+from countoff._adapter.torch_facts import loader_facts
+from countoff.core import Guard, LoaderFacts
+from countoff.core.data.identity import DataIdentity
+
+REMEDIES = {
+    "UnevenBatches": (
+        "give every rank as many batches: a map-style dataset (Lightning adds a DistributedSampler), an iterable that "
+        "cuts all ranks at the shortest, or Trainer(limit_train_batches=N) with N batches that every rank has; "
+        "evaluations that may differ: Countoff(uneven_eval='allow')."
+    ),
+    "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
+    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
+    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
+    "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
+    "LostRank": "read that rank's own output first; the others only lost their peer.",
+    "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
+    **data_remedies(
+        shares=(
+            "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
+            "trainer.distributed_sampler_kwargs; an iterable data set must take its share by itself."
+        ),
+        order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
+}
+
+
+def _finite(number: int | float) -> int | None:
+    """A number of batches; None for Lightning's infinity, which means that there is no length."""
+    return None if math.isinf(number) else int(number)
+
+
+def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None) -> dict[str, Any]:
+    """What all ranks must agree on before the first batch."""
+    batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    return {
+        "batches_per_epoch": _finite(trainer.num_training_batches),
+        "proven_batches_per_epoch": proven,
+        "batch_size": facts.batch_size,
+        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
+        "max_epochs": facts.max_epochs,
+        "max_steps": facts.max_steps,
+        "position": [trainer.current_epoch, batches, trainer.global_step],
+    }
+
+
+def train_facts(trainer: Any) -> LoaderFacts:
+    """What the train loader and the Trainer's limits say."""
+    loader = trainer.train_dataloader
+    limit = trainer.limit_train_batches
+    known = {
+        "gradient_accumulation_steps": trainer.accumulate_grad_batches,
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
+    }
+    if isinstance(loader, (Mapping, Sequence)):  # several, of which Lightning combines an epoch of its own length
+        combined = {"reported_batches": _finite(trainer.num_training_batches), "limit_batches": None}
+        return loader_facts(loader, **known | combined)
+    return loader_facts(loader, **known)
+
+
+def fetcher_of(loop: Any, name: str) -> Any:
+    """An attribute of the loop's data fetcher; None where another version of Lightning has it no more."""
+    return getattr(getattr(loop, "_data_fetcher", None), name, None)
+
+
+def _hands_out_its_iterator(loop: Any) -> bool:
+    # With training_step(dataloader_iter) the module fetches by itself, and what was fetched says nothing.
+    return fetcher_of(loop, "iterator_wrapper") is not None
+
+
+def exhausted_by_looking(loop: Any) -> bool:
+    """Whether the loop's fetcher will hand out no more than it has."""
+    return bool(fetcher_of(loop, "done")) and not _hands_out_its_iterator(loop)
+
+
+def countable_fetcher(loop: Any) -> Any:
+    """The loop's data fetcher, if its `fetched` and `done` say what the loop has in hand; else None."""
+    return None if _hands_out_its_iterator(loop) else getattr(loop, "_data_fetcher", None)
+
+
+def last_step(trainer: Any) -> int | None:
+    """Optimizer steps after which the batch under way may be the last one, by `max_steps`; None without that limit.
+
+    What is fetched ahead of it is then never used, so a rank that holds more than another is not out of step.
+    """
+    return None if trainer.max_steps < 0 else trainer.max_steps - max(1, len(trainer.optimizers))
+
+
+def count(guard: Guard, loop: Any) -> None:
+    """Counts the batch that the loop is about to use, with what its fetcher has taken and knows."""
+    fetcher = countable_fetcher(loop)
+    if fetcher is None:
+        guard.batch()
+    else:
+        guard.batch(fetcher.fetched, last=fetcher.done)
+
+
+def time_fetches(guard: Guard, loop: Any) -> None:
+    """Adds the time of every fetch to the span under way, from the next one on, until the epoch ends."""
+    fetcher = getattr(loop, "_data_fetcher", None)
+    before, after = getattr(fetcher, "_start_profiler", None), getattr(fetcher, "_stop_profiler", None)
+    if fetcher is None or before is None or after is None:
+        return
+    began = 0.0
+
+    def start() -> None:
+        nonlocal began
+        before()
+        began = time.perf_counter()
+
+    def stop() -> None:
+        guard.waited(time.perf_counter() - began)
+        after()
+
+    fetcher._start_profiler, fetcher._stop_profiler = start, stop
+
+
+def look_before_transfer(trainer: Any, data: DataIdentity) -> None:
+    """Looks at the first train batches of the epoch as the loader hands them out, just before they go to their device.
+
+    Ranks are not compared where a strategy shares data among them in a way that its mesh does not tell.
+
+    Args:
+        trainer: Lightning's Trainer.
+        data: That of the guard, with the epoch begun.
+    """
+    replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
+    if not data.fingerprints_due or replicas != data.dp_degree:
+        return
+    own = vars(trainer.strategy)
+    original = own.get("batch_to_device")
+    move = trainer.strategy.batch_to_device
+
+    def moving(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if trainer.training and data.fingerprints_due:
+            look_at(data, batch, trainer.train_dataloader)
+        if not data.fingerprints_due and own.get("batch_to_device") is moving:
+            give_back()
+        return move(batch, *args, **kwargs)
+
+    def give_back() -> None:
+        if original is None:
+            del own["batch_to_device"]
+        else:
+            own["batch_to_device"] = original
+
+    own["batch_to_device"] = moving
+
+
+def eval_loop(trainer: Any) -> Any:
+    """The loop that evaluates now."""
+    return {"fit": trainer.fit_loop.epoch_loop.val_loop, "validate": trainer.validate_loop}.get(
+        trainer.state.fn, trainer.test_loop
+    )
+
+
+def log(trainer: Any, metrics: dict[str, Any]) -> None:
+    """Logs what is known to all loggers, from rank 0; `self.log` would be refused in some of the hooks."""
+    if not trainer.is_global_zero:
+        return
+    known = {name: value for name, value in metrics.items() if value is not None}
+    step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
+    for logger in trainer.loggers:
+        logger.log_metrics(known, step=step)
+
+
+def set_length(trainer: Any, batches: int) -> bool:
+    """Sets the epoch's length that Lightning counts on; it is also a cap, so never below the truth."""
+    loop = trainer.fit_loop
+    if getattr(loop, "max_batches", 0) <= batches:
+        return False
+    loop.max_batches = batches
+    interval = trainer.val_check_interval
+    if isinstance(interval, float) and getattr(trainer, "val_check_batch", None) is not None:
+        trainer.val_check_batch = max(1, int(batches * interval))
+    return True

@@ -218,7 +218,8 @@ def test_real_data_holds_enough(rich):
 
 
 def record(dp_rank: int, *prints: str, informative: bool = True, is_sharded: bool = False) -> dict[str, Any]:
-    return {"dp_rank": dp_rank, "first": 1, "prints": list(prints), "informative": informative, "is_sharded": is_sharded}
+    place = {"dp_rank": dp_rank, "first": 1}
+    return {**place, "prints": list(prints), "informative": informative, "is_sharded": is_sharded}
 
 
 def kinds(*records: dict[str, Any]) -> list[str]:

@@ -42,7 +42,9 @@ def test_nothing_is_known_where_nobody_deals_out(loader):
     assert of(loader) == UNKNOWN
 
 
-@pytest.mark.parametrize(("rank", "replicas", "is_sharded"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)])
+@pytest.mark.parametrize(
+    ("rank", "replicas", "is_sharded"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)]
+)
 def test_a_share_is_dealt_to_the_rank_that_the_sampler_names(rank, replicas, is_sharded):
     assert of(distributed(rank, replicas)).is_sharded is is_sharded
 

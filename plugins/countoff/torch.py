@@ -8,7 +8,7 @@ counted by torch's own hook.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff._adapter.handle import Attached
@@ -20,7 +20,6 @@ from countoff.mesh import dp_position, loader_position
 
 __all__ = ["Attached", "attach"]
 
-_HANDLE = "countoff_handle"
 REMEDIES = {
     "UnevenBatches": (
         "give every rank as many batches: a DistributedSampler, an iterable dataset that cuts all ranks at the "
@@ -112,9 +111,6 @@ def attach(
     totals = Totals(facts, dp_degree=position[1], framework="len(loader)")
     attached = Attached(new_guard, totals, settings, epoch=start_epoch)
     if settings.enabled:
-        classes = (type(loader) for loader in (train, *evals.values()))
-        for earlier in {getattr(each, _HANDLE) for each in classes if hasattr(each, _HANDLE)}:
-            earlier.abandon()  # the loop begins anew, in a notebook say, or after an exception
         attached.passes.expects_train = True
         plan = {
             "batches_per_epoch": facts.reported_batches,
@@ -126,7 +122,7 @@ def attach(
             "dp_degree": position[1],
             "loader_position": None if mesh is None else loader_position(train),
         }
-        attached.begin(plan, versions(), _observe(attached, {None: train, **evals}))
+        attached.begin(plan, versions(), attached.observe_loaders({None: train, **evals}))
     return attached
 
 
@@ -137,44 +133,3 @@ def _position(mesh: Any, data_dims: Sequence[str] | None, rank: int, world_size:
     if position is None:
         raise ValueError(f"rank {rank} is not in the mesh: give the mesh of the whole job")
     return position
-
-
-def _observe(attached: Attached, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
-    """Counts the passes over loaders from here on; returns what gives them their own classes back.
-
-    A loader's class is exchanged for a subclass whose `__iter__` returns a counting generator, so the user's loop, and
-    whoever asks for the loader's type, sees what it saw before.
-
-    Args:
-        attached: Where they are counted.
-        loaders: By the evaluation's name; None for the train loader.
-
-    Raises:
-        TypeError: If a loader's class cannot be exchanged, as that of a list or a generator.
-    """
-    exchanged: list[tuple[Any, type]] = []
-    for name, loader in loaders.items():
-        original = type(loader)
-        try:
-            loader.__class__ = _observed(original, attached, name)
-        except (TypeError, AttributeError):
-            raise TypeError(
-                f"attach({'train' if name is None else 'eval'}=…) cannot observe a loader of type {original.__name__}: "
-                "expected a DataLoader or an iterable object whose class is written in Python"
-            ) from None
-        exchanged.append((loader, original))
-
-    def give_back() -> None:
-        for loader, original in exchanged:
-            loader.__class__ = original
-
-    return give_back
-
-
-def _observed(original: type, attached: Attached, name: str | None) -> type:
-    def follow(loader: Any) -> Iterator[Any]:
-        batches = original.__iter__(loader)  # pyright: ignore[reportAttributeAccessIssue]
-        return attached.passes.follow(batches, name, loader=loader)
-
-    names = {"__iter__": follow, "__module__": original.__module__, _HANDLE: attached}
-    return type(original.__name__, (original,), names)

@@ -6,11 +6,13 @@ A loop has no hook for "an exception leaves" and none for "the program ends", so
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
+from countoff._adapter.class_swap import handle_of, swap_class
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
@@ -69,6 +71,30 @@ class Attached:
             yield
         finally:
             self.passes.comparing = True
+
+    def observe_loaders(self, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
+        """Counts the passes over loaders from here on; returns a function that gives their own classes back.
+
+        Another handle that still observes one of them is abandoned: the loop starts again, in a notebook, say, or after
+        an exception.
+
+        Args:
+            loaders: By the evaluation's name; None for the train loader.
+
+        Raises:
+            TypeError: If a loader cannot be observed; then none of them is.
+        """
+        with contextlib.ExitStack() as stack:
+            for loader in loaders.values():
+                if (earlier := handle_of(loader)) is not None:
+                    earlier.abandon()
+            for name, loader in loaders.items():
+                follow = functools.partial(self._follow, name)
+                try:
+                    stack.callback(swap_class(loader, follow, handle=self))
+                except TypeError as error:
+                    raise TypeError(f"attach({'train' if name is None else 'eval'}=…) {error}") from None
+            return stack.pop_all().close
 
     def detach(self) -> None:
         """Ends the fit and gives the loaders back as they were. The second time nothing happens.
@@ -135,6 +161,9 @@ class Attached:
             self.detach()
         else:
             self._fail(error)
+
+    def _follow(self, name: str | None, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        return self.passes.follow(batches, name, loader=loader)
 
     def _let_go(self) -> bool:
         """Whether there was anything to let go of."""

@@ -7,10 +7,13 @@ asks for the loader's type sees what it saw before.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from countoff._adapter.class_swap import swap_class
 
 
 @dataclass
@@ -65,26 +68,17 @@ class LoaderObserver:
         self._failed = failed
         self._exhausted = exhausted
         self._asks = batch_requested
-        self._original: type | None = type(loader)
-        self._observe(loader, type(loader))
+        self._give_back: Callable[[], None] | None = None
+        with contextlib.suppress(TypeError):
+            self._give_back = swap_class(loader, self._count)
 
     def release(self) -> None:
         """Gives the loader its own class back. The second time nothing happens."""
-        if self._original is not None:
-            self.loader.__class__ = self._original
-        self._original = self.begun = self.used = None
+        if self._give_back is not None:
+            self._give_back()
+        self.begun = self.used = None
 
-    def _observe(self, loader: Any, original: Any) -> None:
-        def observed(this: Any) -> Iterator[Any]:
-            return self._count(original.__iter__(this))
-
-        members = {"__iter__": observed, "__module__": original.__module__, "__qualname__": original.__qualname__}
-        try:
-            loader.__class__ = type(original.__name__, (original,), members)
-        except (TypeError, AttributeError):
-            self._original = None
-
-    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _count(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         self.begun = this = ObservedPass()
         while True:
             this.last = None  # so that it lives no longer than without an observer

@@ -18,7 +18,6 @@ from countoff._adapter.sampling import data_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import wrong_horizon
-from countoff.torch import _observe as exchange_classes
 
 _log = logging.getLogger("countoff")
 
@@ -99,9 +98,9 @@ def _observe_own(handle: Attached, loader: Any, resumes_inside: bool) -> Callabl
         reason = "which stands around a prepared loader"  # whose passes would be taken for evaluations
     elif resumes_inside:
         reason = "of which the Trainer makes a copy to resume within an epoch"
-    elif hasattr(type(loader), "__iter__"):
+    else:
         with contextlib.suppress(TypeError):
-            return exchange_classes(handle, {None: loader})
+            return handle.observe_loaders({None: loader})
     raise TypeError(
         f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes nobody can see'}: let it "
         "return what self.accelerator.prepare() returned for a DataLoader"

@@ -15,7 +15,7 @@ with needs("PyTorch", facade="countoff.fabric", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._adapter.options import Options
 from countoff._adapter.remedies import with_common_remedies
-from countoff.core import Guard
+from countoff.core import FitPlan, Guard
 
 __all__ = ["Countoff"]
 
@@ -58,7 +58,7 @@ class Countoff(Options):
         rank, world_size = rank_and_world_size()
         self._guard = guard = new_guard(self.settings, rank=rank, world_size=world_size, remedies=REMEDIES)
         self._steps = on_optimizer_step(guard.step)
-        guard.fit_start({"position": [self._epoch]}, versions("lightning", "lightning-fabric"))
+        guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
 
     def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
         """Opens the epoch's span."""

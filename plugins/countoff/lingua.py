@@ -26,7 +26,7 @@ with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
 from countoff._adapter.remedies import data_remedies, with_common_remedies
-from countoff.core import LoaderFacts, Settings
+from countoff.core import FitPlan, LoaderFacts, Settings
 from countoff.core.totals import Totals
 
 __all__ = ["watch"]
@@ -102,14 +102,14 @@ def watch(
     facts = _facts(args)
     attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)
     position = step * args.grad_acc_steps
-    plan = {
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-        "max_steps": facts.max_steps,
-        "position": [0, position, step],
-        "dp_degree": dp_degree,
-        "dp_rank": dp_rank,
-    }
+    plan = FitPlan(
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_steps=facts.max_steps,
+        position=[0, position, step],
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+    )
     attached.begin(plan, versions(), lambda: None)
     # To leave the context with an error reports it to the other ranks; to leave it without one ends the fit.
     with attached:

@@ -20,7 +20,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.remedies import data_remedies, with_common_remedies
-from countoff.core import Settings
+from countoff.core import FitPlan, Settings
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -111,16 +111,16 @@ def attach(
     attached = Attached(make_guard, totals, settings, epoch=start_epoch)
     if not settings.enabled:
         return attached
-    plan = {
-        "batches_per_epoch": facts.reported_batches,
-        "proven_batches_per_epoch": totals.plan.batches_per_epoch,
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": gradient_accumulation_steps,
-        "position": [start_epoch, 0, 0],
-        "dp_rank": dp_rank,
-        "dp_degree": dp_degree,
-        "loader_position": None if mesh is None else loader_position(train),
-    }
+    plan = FitPlan(
+        batches_per_epoch=facts.reported_batches,
+        proven_batches_per_epoch=totals.plan.batches_per_epoch,
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        position=[start_epoch, 0, 0],
+        dp_rank=dp_rank,
+        dp_degree=dp_degree,
+        loader_position=None if mesh is None else loader_position(train),
+    )
     attached.passes.expects_train = True
     attached.begin(plan, versions(), attached.observe_loaders({None: train, **evaluation_loaders(eval)}))
     return attached

@@ -9,6 +9,7 @@ A batch is what the trainer takes from its loader at once: a micro-batch, where 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.torch_facts import rank_and_world_size, versions
-from countoff.core import LoaderFacts, Settings, Verdict
+from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.configs import torchtitan_python
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import Job
@@ -81,19 +82,19 @@ def attach(trainer: Any, **options: Any) -> Attached:
     attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
     if not settings.enabled:
         return attached
-    plan = {
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-        "max_steps": facts.max_steps,
-        "dp_degree": dp_degree,
-        "dp_rank": dp_rank,
-    }
+    plan = FitPlan(
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_steps=facts.max_steps,
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+    )
     read, train = trainer.batch_generator, trainer.train
 
     def begin(loader: Any) -> Iterator[Any]:
         batches = trainer.step * facts.gradient_accumulation_steps
-        position = {"position": [0, batches, trainer.step]}
-        attached.begin(plan | position, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
+        resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
+        attached.begin(resumed, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
         trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
         return _counted(attached, read(loader), batches)
 

@@ -10,6 +10,7 @@ from countoff._accelerate.facts import horizon_at_epoch
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_loaders import Follower, follow, same_source, skipped_batches, watch_local_sgd
+from countoff.core import FitPlan
 
 __all__ = ["observe"]
 
@@ -18,7 +19,7 @@ def observe(
     accelerator: Any,
     attached: Attached,
     loaders: Mapping[str | None, Any],
-    plan: Mapping[str, Any],
+    plan: FitPlan,
     versions: Mapping[str, str],
 ) -> Callable[[], None]:
     """Observes the loop from here on; returns a function that ends that.

@@ -6,12 +6,14 @@ differs, so a checkpoint written with countoff could not be loaded without it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from countoff._adapter.handle import Attached
+from countoff.core import FitPlan
 
 __all__ = ["FILE", "Position", "watch_checkpoints"]
 
@@ -27,7 +29,7 @@ class Position(NamedTuple):
 
 
 def watch_checkpoints(
-    accelerator: Any, attached: Attached, plan: Mapping[str, Any], versions: Mapping[str, str]
+    accelerator: Any, attached: Attached, plan: FitPlan, versions: Mapping[str, str]
 ) -> Callable[[], None]:
     """Writes the position into every checkpoint from here on, and begins another fit from a checkpoint that is loaded.
 
@@ -51,7 +53,7 @@ def watch_checkpoints(
         saved = _read(Path(folder, FILE))
         epoch, steps = (attached.passes.epoch, 0) if saved is None else (saved.epoch, saved.steps)
         position = None if saved is None else list(saved)
-        attached.begin_again({**plan, "position": position}, versions, epoch=epoch, steps=steps)
+        attached.begin_again(dataclasses.replace(plan, position=position), versions, epoch=epoch, steps=steps)
 
     handles = accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)
 

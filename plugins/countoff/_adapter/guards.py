@@ -7,6 +7,7 @@ from typing import Any
 
 from countoff._adapter.torch_facts import learning_rates
 from countoff.core import Guard, Settings
+from countoff.core.verdict import Kind
 
 __all__ = ["new_guard"]
 
@@ -16,7 +17,7 @@ def new_guard(
     *,
     rank: int,
     world_size: int,
-    remedies: Mapping[str, str],
+    remedies: Mapping[Kind, str],
     optimizers: Callable[[], Iterable[Any]] = tuple,
 ) -> Guard:
     """Returns a guard for one fit, or for one evaluation that stands alone.

@@ -16,7 +16,7 @@ from countoff._adapter.class_swap import handle_of, swap_class
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
-from countoff.core import DivergenceError, Guard, Settings, Verdict
+from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
 
@@ -113,7 +113,7 @@ class Attached:
 
     def begin(
         self,
-        plan: Mapping[str, Any],
+        plan: FitPlan,
         versions: Mapping[str, str],
         release: Callable[[], None],
         *notices: Verdict | None,
@@ -135,7 +135,7 @@ class Attached:
             if notice is not None:
                 self.guard.warn(notice)
 
-    def begin_again(self, plan: Mapping[str, Any], versions: Mapping[str, str], *, epoch: int, steps: int) -> None:
+    def begin_again(self, plan: FitPlan, versions: Mapping[str, str], *, epoch: int, steps: int) -> None:
         """Begins another fit from a checkpoint that every rank has loaded. Collective: every rank must call it.
 
         Args:
@@ -176,7 +176,7 @@ class Attached:
         self._release.close()
         return True
 
-    def _start_guard(self, plan: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
         self.guard.fit_start(plan, versions)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()

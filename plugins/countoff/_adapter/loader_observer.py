@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from countoff._adapter.class_swap import swap_class
+from countoff.core.runtime.stacks import register_loader_file
 
 __all__ = ["LoaderObserver", "ObservedPass", "samples_in"]
+
+register_loader_file(__file__)  # a rank whose stack has a frame of this module is in its loader
 
 
 @dataclass

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from countoff.core import Verdict
+from countoff.core.verdict import Kind
 
 __all__ = ["PROCESS_REMEDIES", "not_distributed", "unwrapped"]
 
-PROCESS_REMEDIES: Mapping[str, str] = {
+PROCESS_REMEDIES: Mapping[Kind, str] = {
     "NotDistributed": (
         "start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, or "
         "Accelerator(cpu=True)."

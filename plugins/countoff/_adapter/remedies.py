@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from countoff.core.verdict import Kind
+
 __all__ = ["data_remedies", "with_common_remedies"]
 
-_COMMON: Mapping[str, str] = {
+_COMMON: Mapping[Kind, str] = {
     "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
     "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
     "LostRank": "read that rank's own output first; the others only lost their peer.",
 }
 
 
-def with_common_remedies(*own: Mapping[str, str]) -> dict[str, str]:
+def with_common_remedies(*own: Mapping[Kind, str]) -> dict[Kind, str]:
     """Returns the remedies of one adapter: those that all adapters share, with the adapter's own in their place.
 
     Args:
@@ -30,7 +32,7 @@ def with_common_remedies(*own: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def data_remedies(*, shares: str, order: str, off: str) -> dict[str, str]:
+def data_remedies(*, shares: str, order: str, off: str) -> dict[Kind, str]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:

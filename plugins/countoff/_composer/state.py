@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
+from countoff.core import FitPlan
 
 __all__ = ["exception_at_close", "length_of", "plan_of", "position_of"]
 
@@ -33,7 +35,7 @@ def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
 
 def plan_of(
     state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], *, position: tuple[int, int]
-) -> dict[str, Any]:
+) -> FitPlan:
     """Returns what all ranks must agree on at the start of a fit, or of an evaluation that stands alone.
 
     Args:
@@ -43,22 +45,19 @@ def plan_of(
         position: This rank's dp_rank and the dp_degree.
     """
     proven = sorted((label, report.proven) for label, report in evaluations.items())
-    plan: dict[str, Any] = {
-        "evaluations": zlib.crc32(repr(proven).encode()),
-        "dp_rank": position[0],
-        "dp_degree": position[1],
-    }
+    plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=position[0], dp_degree=position[1])
     if train is None:
         return plan
     timestamp = state.timestamp
-    return plan | {
-        "batches_per_epoch": train.totals.plan.reported_batches_per_epoch,
-        "proven_batches_per_epoch": train.proven,
-        "batch_size": train.facts.batch_size,
-        "max_epochs": train.facts.max_epochs,
-        "max_steps": train.facts.max_steps,
-        "position": [int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
-    }
+    return replace(
+        plan,
+        batches_per_epoch=train.totals.plan.reported_batches_per_epoch,
+        proven_batches_per_epoch=train.proven,
+        batch_size=train.facts.batch_size,
+        max_epochs=train.facts.max_epochs,
+        max_steps=train.facts.max_steps,
+        position=[int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
+    )
 
 
 def exception_at_close() -> BaseException:

@@ -29,7 +29,7 @@ from countoff._lightning.trainer import (
     time_fetches,
     train_facts,
 )
-from countoff.core import Guard
+from countoff.core import FitPlan, Guard
 from countoff.core.totals import Totals
 
 __all__ = ["CountoffCallback"]
@@ -69,8 +69,7 @@ class CountoffCallback(Options):
         mesh = getattr(trainer.strategy, "device_mesh", None)
         dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
         self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
-        plan = plan_of(trainer, facts, self._totals.plan.batches_per_epoch)
-        self._begin(trainer, plan | {"dp_degree": dp_degree, "dp_rank": dp_rank})
+        self._begin(trainer, plan_of(trainer, facts, self._totals.plan.batches_per_epoch, (dp_rank, dp_degree)))
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
@@ -104,7 +103,7 @@ class CountoffCallback(Options):
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Closes the epoch's span, if one is open (not after a resume behind its last batch), and learns its length."""
+        """Closes the epoch's span, if one is open (none is after a resume at the last batch), and learns its length."""
         guard = self._guard
         if guard is None or guard.open_span is None:
             return
@@ -121,7 +120,7 @@ class CountoffCallback(Options):
         if not self._active or trainer.sanity_checking:
             return
         if self._guard is None:
-            self._begin(trainer, {})
+            self._begin(trainer, FitPlan())
         guard = self._guard
         if guard is not None:
             inside = guard.open_span is not None
@@ -171,7 +170,7 @@ class CountoffCallback(Options):
             self._guard.close()
             self._guard = None
 
-    def _begin(self, trainer: Any, plan: dict[str, Any]) -> None:
+    def _begin(self, trainer: Any, plan: FitPlan) -> None:
         self._stop_counting()
         self._epoch_begins = True
         if self._guard is not None:

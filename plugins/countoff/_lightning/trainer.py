@@ -10,7 +10,7 @@ from typing import Any
 from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.torch_facts import loader_facts
-from countoff.core import Guard, LoaderFacts
+from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
 
 REMEDIES = with_common_remedies(
@@ -40,24 +40,27 @@ def _finite(number: int | float) -> int | None:
     return None if math.isinf(number) else int(number)
 
 
-def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None) -> dict[str, Any]:
+def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position: tuple[int, int]) -> FitPlan:
     """Returns what all ranks must agree on before the first batch.
 
     Args:
         trainer: Lightning's Trainer.
         facts: The facts of the train loader.
-        proven: Batches per epoch where they are proven; else None.
+        proven: Batches per epoch as the arithmetic knows them; None if it does not.
+        data_position: This rank's dp_rank and the dp_degree.
     """
     batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return {
-        "batches_per_epoch": _finite(trainer.num_training_batches),
-        "proven_batches_per_epoch": proven,
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-        "max_epochs": facts.max_epochs,
-        "max_steps": facts.max_steps,
-        "position": [trainer.current_epoch, batches, trainer.global_step],
-    }
+    return FitPlan(
+        batches_per_epoch=_finite(trainer.num_training_batches),
+        proven_batches_per_epoch=proven,
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_epochs=facts.max_epochs,
+        max_steps=facts.max_steps,
+        position=[trainer.current_epoch, batches, trainer.global_step],
+        dp_rank=data_position[0],
+        dp_degree=data_position[1],
+    )
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

@@ -16,7 +16,7 @@ from countoff._adapter.prepared_loaders import follow, holds_prepared, is_prepar
 from countoff._adapter.prepared_process import PROCESS_REMEDIES
 from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
-from countoff.core import LoaderFacts, Verdict
+from countoff.core import FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import wrong_horizon
 
 __all__ = ["REMEDIES", "horizon_warning", "observe", "plan_of", "total_warning", "train_facts"]
@@ -119,7 +119,7 @@ def _observe_unprepared(handle: Attached, loader: Any, resumes_inside: bool) -> 
     )
 
 
-def plan_of(facts: LoaderFacts, args: Any, state: Any) -> dict[str, Any]:
+def plan_of(facts: LoaderFacts, args: Any, state: Any) -> FitPlan:
     """Returns what all ranks must agree on before the first batch.
 
     Args:
@@ -127,14 +127,14 @@ def plan_of(facts: LoaderFacts, args: Any, state: Any) -> dict[str, Any]:
         args: TrainingArguments.
         state: The TrainerState, with the restored position.
     """
-    return {
-        "batches_per_epoch": facts.reported_batches,
-        "batch_size": args.per_device_train_batch_size,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        "max_epochs": facts.max_epochs,
-        "max_steps": facts.max_steps,
-        "position": [int(state.epoch or 0), state.global_step],
-    }
+    return FitPlan(
+        batches_per_epoch=facts.reported_batches,
+        batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        max_epochs=facts.max_epochs,
+        max_steps=facts.max_steps,
+        position=[int(state.epoch or 0), state.global_step],
+    )
 
 
 def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:

@@ -20,11 +20,6 @@ def with_common_remedies(*own: Mapping[Kind, str]) -> dict[Kind, str]:
 
     Args:
         own: The adapter's own remedies, by kind of verdict; of two for one kind, the later one holds.
-
-    Example:
-        >>> remedies = with_common_remedies({"StepMismatch": "call optimizers.step() on every rank."})
-        >>> remedies["StepMismatch"], remedies["LostRank"][:28]
-        ('call optimizers.step() on every rank.', "read that rank's own output ")
     """
     merged = dict(_COMMON)
     for remedies in own:

@@ -19,12 +19,6 @@ def needs(framework: str, *, facade: str, install: str) -> Iterator[None]:
 
     Raises:
         ImportError: If an import in the context raises one.
-
-    Example:
-        >>> with needs("Nothing", facade="countoff.nothing", install="'countoff[nothing]'"):
-        ...     import a_module_that_is_not_installed
-        Traceback (most recent call last):
-        ImportError: countoff.nothing needs Nothing: pip install 'countoff[nothing]'
     """
     try:
         yield

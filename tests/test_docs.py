@@ -45,7 +45,8 @@ def is_broken(page: Path, link: str) -> bool:
     return bool(anchor) and anchor not in anchors(target)
 
 
-def test_the_settings_page_lists_every_option_with_its_default_and_variable() -> None:
+def test_settings_page_lists_every_option() -> None:
+    """The settings page has each option with its default and its environment variable, in the order of the code."""
     documented = OPTION.findall((DOCS / "settings.md").read_text())
     options = [(field.name, repr(field.default)) for field in dataclasses.fields(Settings)]
     assert [(name, default) for name, default, _ in documented] == options
@@ -53,36 +54,42 @@ def test_the_settings_page_lists_every_option_with_its_default_and_variable() ->
         assert variable == ("COUNTOFF" if name == "enabled" else f"COUNTOFF_{name.upper()}")
 
 
-def test_the_readme_shows_the_defaults_that_hold() -> None:
+def test_readme_shows_the_defaults() -> None:
+    """README's table of options has the defaults of the code."""
     shown = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| [^`|]*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert dict(shown) == {field.name: repr(field.default) for field in dataclasses.fields(Settings)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    """Each relative link of a page leads to a file of the repository, and to a heading in it."""
     relative = [link for link in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in link]
     assert [link for link in relative if is_broken(page, link)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_compile(page: Path) -> None:
+    """Each Python block of a page compiles."""
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")
 
 
-def test_the_adapter_of_the_docs_is_the_one_that_runs() -> None:
+def test_quoted_adapter_is_the_example() -> None:
+    """The adapter that the page shows is the one of the example, which tests run."""
     quoted = blocks(DOCS / "write-an-adapter.md", "python")[0]
     adapter = quoted[quoted.index("class Countoff") :].strip()
     assert adapter in (ROOT / "examples" / "own_trainer.py").read_text()
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda example: example.name)
-def test_an_example_says_how_to_run_it(example: Path) -> None:
+def test_examples_show_their_command(example: Path) -> None:
+    """Each example's docstring has the command that runs it."""
     docstring = example.read_text().split('"""')[1]
     assert f"torchrun --standalone --nproc-per-node 2 examples/{example.name}\n" in docstring
 
 
-def test_nothing_in_the_documentation_depends_on_the_machine_on_which_it_was_written() -> None:
+def test_pages_name_no_path_of_a_machine() -> None:
+    """No page and no example names a path of the machine on which it was written."""
     texts = "\n".join(page.read_text() for page in [*PAGES, *sorted((ROOT / "examples").glob("*.py"))])
     assert re.findall(r"(?<![\w.])/(?:work|tmp|home|root|shared)\b", texts) == []
 

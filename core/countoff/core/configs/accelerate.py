@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import Fields, unread
+from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
 
 __all__ = ["read"]
@@ -36,11 +36,13 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is out of its domain.
     """
-    fields = Fields(data, "Accelerate")
+    fields = Fields(data)
     known = {"": _FIELDS, "parallelism_config": [f"parallelism_config_{name}" for name in _PARALLELISM]}
-    unread(fields, known, sections=_SECTIONS, data=data, consequence="Accelerate uses its default instead.")
-    world_size = fields.check_count("world_size", "num_processes", None)
-    machines = fields.check_count("", "num_machines", 1) or 1
+    note_unknown_fields(
+        fields, known, sections=_SECTIONS, data=data, consequence="Accelerate uses its default instead."
+    )
+    world_size = fields.parse_count("world_size", "num_processes", None)
+    machines = fields.parse_count("", "num_machines", 1) or 1
     if world_size is not None and world_size % machines:
         fields.note(
             "machines",
@@ -53,16 +55,16 @@ def read(data: Mapping[str, Any]) -> Job:
         names=ORDERS["accelerate"].names,
         sizes=_sizes(fields),
         data_dims=ORDERS["accelerate"].data_dims,
-        batch_size=fields.check_count(
+        batch_size=fields.parse_count(
             "batch_size", "deepspeed_config.train_micro_batch_size_per_gpu", None, unset=_AUTO
         ),
-        gradient_accumulation_steps=fields.check_count(
+        gradient_accumulation_steps=fields.parse_count(
             "gradient_accumulation_steps",
             ("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"),
             None,
             unset=_AUTO,
         ),
-        global_batch_size=fields.check_count(
+        global_batch_size=fields.parse_count(
             "global_batch_size", "deepspeed_config.train_batch_size", None, unset=_AUTO
         ),
         world_size=world_size,
@@ -77,7 +79,7 @@ def _sizes(fields: Fields) -> tuple[int, ...]:
     for name in ORDERS["accelerate"].names:
         key = f"parallelism_config.parallelism_config_{_DIMS.get(name, 'tp_size')}"
         # Without a section for it every process reads its own share.
-        sizes.append(fields.check_count(name, key, 1 if said or name != "dp_shard" else -1) or 1)
+        sizes.append(fields.parse_count(name, key, 1 if said or name != "dp_shard" else -1) or 1)
     if said and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
         sizes[0] = -1  # what is left over replicates, as in DDP
     return tuple(sizes)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import ConfigError, Fields, unread
+from countoff.core.configs._fields import ConfigError, Fields, note_unknown_fields
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import WarmupDecay
 
@@ -50,15 +50,17 @@ def read(data: Mapping[str, Any]) -> Job:
         ConfigError: If a field has a wrong type or is out of its domain, or refers to one that is not there.
     """
     filled = cast("Mapping[str, Any]", _filled(data, data, 0))
-    fields = Fields(filled, "Composer")
-    unread(fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops")
-    sizes = (
-        fields.check_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
-        fields.check_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
-        fields.check_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+    fields = Fields(filled)
+    note_unknown_fields(
+        fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
     )
-    batch = fields.check_count("global_batch_size", "global_train_batch_size", None)
-    length = fields.check_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
+    sizes = (
+        fields.parse_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
+        fields.parse_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
+        fields.parse_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+    )
+    batch = fields.parse_count("global_batch_size", "global_train_batch_size", None)
+    length = fields.parse_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
     steps, epochs = _duration(fields, batch, length)
     if epochs is not None:
         _compare_epochs(fields, epochs)
@@ -67,11 +69,11 @@ def read(data: Mapping[str, Any]) -> Job:
         names=ORDERS["composer"].names,
         sizes=sizes,
         data_dims=ORDERS["composer"].data_dims,
-        batch_size=None if batch else fields.check_count("batch_size", "device_train_batch_size", None),
+        batch_size=None if batch else fields.parse_count("batch_size", "device_train_batch_size", None),
         sequence_length=length,
         gradient_accumulation_steps=1,
         global_batch_size=batch,
-        micro_batch_size=fields.check_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
+        micro_batch_size=fields.parse_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
         steps=steps,
         epochs=epochs,
         drop_last=fields.flag("train_loader.drop_last", False),
@@ -163,7 +165,7 @@ def _in_steps(
 ) -> tuple[int | None, float | None]:
     """Returns a duration in steps, and as a part of the run where it is written so."""
     fields.origins[name] = Origin(path, given=fields.has(path))
-    said = _time(fields, path) or _time(Fields({"default": default}, ""), "default")
+    said = _time(fields, path) or _time(Fields({"default": default}), "default")
     assert said is not None
     amount, unit = said
     return (round(amount * steps), amount) if unit == "dur" else (_steps(path, said, batch, length), None)

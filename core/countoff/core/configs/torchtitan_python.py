@@ -72,9 +72,9 @@ def read(config: Any) -> Job:
     for section in ("training", "parallelism"):
         if getattr(config, section, None) is None:
             raise ConfigError(f"a TorchTitan config has a {section} section; {type(config).__name__} has none")
-    fields = Fields(config, "TorchTitan")
+    fields = Fields(config)
     in_tokens = fields.has("training.num_tokens_per_microbatch_per_dp_rank")
-    steps = fields.check_count("steps", "training.steps", 10_000) or 1
+    steps = fields.parse_count("steps", "training.steps", 10_000) or 1
     sizes = tuple(_degree(fields, name) for name in ORDERS["torchtitan"].names)
     return Job(
         framework="torchtitan",
@@ -83,7 +83,7 @@ def read(config: Any) -> Job:
         data_dims=ORDERS["torchtitan"].data_dims,
         **(_tokens(fields, pipeline=sizes[0]) if in_tokens else _sequences(fields, pipeline=sizes[0])),
         steps=steps,
-        expert_parallel=fields.check_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
+        expert_parallel=fields.parse_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
         experts_must_divide=in_tokens,
         data_ends=not fields.flag("dataloader.infinite", True),
         schedule=schedule_of(fields, steps),
@@ -93,8 +93,8 @@ def read(config: Any) -> Job:
 
 
 def _sequences(fields: Fields, *, pipeline: int) -> dict[str, Any]:
-    batch_size = fields.check_count("batch_size", "training.local_batch_size", 8) or 1
-    size = fields.check_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
+    batch_size = fields.parse_count("batch_size", "training.local_batch_size", 8) or 1
+    size = fields.parse_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
     count = batch_size // size if pipeline > 1 else 1
     if pipeline > 1 and batch_size % size:
         fields.note(
@@ -105,23 +105,23 @@ def _sequences(fields: Fields, *, pipeline: int) -> dict[str, Any]:
         )
     return {
         "batch_size": batch_size,
-        "sequence_length": fields.check_count("sequence_length", "training.seq_len", 2048),
-        "global_batch_size": fields.check_count("global_batch_size", "training.global_batch_size", None, unset=(-1,)),
+        "sequence_length": fields.parse_count("sequence_length", "training.seq_len", 2048),
+        "global_batch_size": fields.parse_count("global_batch_size", "training.global_batch_size", None, unset=(-1,)),
         "pipeline_microbatches": max(count, 1),
     }
 
 
 def _tokens(fields: Fields, *, pipeline: int) -> dict[str, Any]:
     # Here the same words multiply: every pipeline micro-batch has that many tokens.
-    count = fields.check_count("pipeline_microbatches", "parallelism.num_pp_microbatches", 1) if pipeline > 1 else 1
+    count = fields.parse_count("pipeline_microbatches", "parallelism.num_pp_microbatches", 1) if pipeline > 1 else 1
     return {
-        "tokens_per_micro_batch": fields.check_count(
+        "tokens_per_micro_batch": fields.parse_count(
             "tokens_per_micro_batch", "training.num_tokens_per_microbatch_per_dp_rank", None
         ),
-        "tokens_per_step": fields.check_count(
+        "tokens_per_step": fields.parse_count(
             "tokens_per_step", "training.num_tokens_per_train_step", None, unset=(-1,)
         ),
-        "sequence_length": fields.check_count("sequence_length", "training.max_context_length", None),
+        "sequence_length": fields.parse_count("sequence_length", "training.max_context_length", None),
         "pipeline_microbatches": count or 1,
         "microbatches_inside": False,
     }
@@ -136,7 +136,7 @@ def _degree(fields: Fields, name: str) -> int:
         "tp": "tensor_parallel_degree",
     }[name]
     inferred = (-1,) if name == "dp_shard" else ()
-    return fields.check_count(name, f"parallelism.{key}", -1 if inferred else 1, unset=inferred) or 1
+    return fields.parse_count(name, f"parallelism.{key}", -1 if inferred else 1, unset=inferred) or 1
 
 
 def _said(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Accelerate's YAML files, as ``accelerate config`` writes them: the processes are there, the batch is in the code."""
+"""Accelerate's YAML files, as ``accelerate config`` writes them: they hold the processes; the batch is in the code."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _DIMS = {"dp_replicate": "dp_replicate_size", "dp_shard": "dp_shard_size", "cp":
 
 
 def read(data: Mapping[str, Any]) -> Job:
-    """Returns the run that an Accelerate YAML describes, as far as it does.
+    """Returns the run that an Accelerate YAML describes, as far as the file goes.
 
     Args:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(data)
     known = {"": _FIELDS, "parallelism_config": [f"parallelism_config_{name}" for name in _PARALLELISM]}
@@ -75,11 +75,11 @@ def read(data: Mapping[str, Any]) -> Job:
 
 def _sizes(fields: Fields) -> tuple[int, ...]:
     sizes: list[int] = []
-    said = fields.section("parallelism_config")
+    section = fields.section("parallelism_config")
     for name in ORDERS["accelerate"].names:
         key = f"parallelism_config.parallelism_config_{_DIMS.get(name, 'tp_size')}"
-        # Without a section for it every process reads its own share.
-        sizes.append(fields.parse_count(name, key, 1 if said or name != "dp_shard" else -1) or 1)
-    if said and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
-        sizes[0] = -1  # what is left over replicates, as in DDP
+        # Without this section every process reads a share of its own.
+        sizes.append(fields.parse_count(name, key, 1 if section or name != "dp_shard" else -1) or 1)
+    if section and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
+        sizes[0] = -1  # the ranks that the other dims leave over replicate, as in DDP
     return tuple(sizes)

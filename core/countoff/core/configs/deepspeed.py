@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON files: of the three batch numbers any two give the third, and ``auto`` leaves one to the Trainer."""
+"""DeepSpeed's JSON files: any two of the three batch numbers give the third; the Trainer fills in ``auto``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(data)
     note_unknown_fields(fields, {}, sections=_FIELDS, data=data, consequence="DeepSpeed ignores it.")
@@ -68,7 +68,7 @@ def _rate(fields: Fields) -> float | None:
 
 
 def _schedule(fields: Fields) -> WarmupDecay | None:
-    """Returns the curve of the two schedulers that have a warm-up and a known end."""
+    """Returns the schedule of WarmupDecayLR and WarmupCosineLR, which have a warm-up and an end; None for others."""
     if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
         return None
     total = fields.parse_count("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)

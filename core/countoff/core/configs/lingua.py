@@ -1,4 +1,4 @@
-"""Lingua's YAML files. What is not written there has the default of its dataclasses; the world size never is."""
+"""Lingua's YAML files. A field that is not written has the default of lingua's dataclasses; none is the world size."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(data)
     note_unknown_fields(
@@ -99,7 +99,7 @@ def _schedule(fields: Fields, steps: int) -> LinguaSchedule:
 
 
 def _chunks(fields: Fields) -> dict[str, int]:
-    """Returns the chunks of every source whose directory is here, by source."""
+    """Returns the number of chunks of every source whose directory is on this machine, by source."""
     root = fields.text("data.root_dir")
     if root is None:
         return {}

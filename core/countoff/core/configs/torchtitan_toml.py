@@ -1,8 +1,8 @@
-"""TorchTitan's TOML files, from its first releases to 0.2.2: the batch and the mesh have moved between sections.
+"""TorchTitan's TOML files, from its first releases to 0.2.2, in which batch and mesh moved from section to section.
 
-Until September 2024 ``[training]`` held everything, with ``data_parallel_degree``; then the degrees of data parallel
-were split in two, pipelines and contexts came under ``[experimental]``; from 2025 on all degrees are in
-``[parallelism]``, the warm-up in ``[lr_scheduler]``. A file of any of these is read by the names that it uses.
+Until September 2024 ``[training]`` held everything, with one ``data_parallel_degree``. Then this degree was split in
+two, and the degrees of pipelines and contexts were in ``[experimental]``. From 2025 on all degrees are in
+``[parallelism]``, and the warm-up is in ``[lr_scheduler]``. Every name of every release is read.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _DEGREES = {
         "training.sequence_parallel_degree",
     ),
 }
-# Every section that a release has had; the fields of those that are read here.
+# All sections of all releases.
 _SECTIONS = (
     *("job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "experimental"),
     *("checkpoint", "activation_checkpoint", "compile", "quantize", "float8", "mx", "comm", "memory_estimation"),
     *("fault_tolerance", "validation", "debug", "custom_config", "actorder", "encoder", "eval", "inference"),
 )
+# All fields of the sections that are read here.
 _KNOWN = {
     "lr_scheduler": ("warmup_steps", "total_steps", "decay_ratio", "decay_type", "min_lr_factor", "lr_min"),
     "training": (
@@ -76,7 +77,7 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain, or two names of one number disagree.
+        ConfigError: If a field has a wrong type or is outside its domain, or two names of one number disagree.
     """
     fields = Fields(data)
     note_unknown_fields(
@@ -106,14 +107,14 @@ def read(data: Mapping[str, Any]) -> Job:
 
 
 def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
-    """Returns the learning-rate schedule of a configuration of any era that has one of these names.
+    """Returns the learning-rate schedule of a TorchTitan configuration, TOML or Python.
 
     Args:
         fields: The configuration.
-        steps: Optimizer steps of the run, which are the horizon where none is given.
+        steps: Optimizer steps of the run; the horizon of the schedule where none is configured.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
     warmup = fields.parse_count("warmup_steps", ("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)
     curve = fields.choice("lr_scheduler.decay_type", ("linear", "sqrt", "cosine"), "linear")
@@ -134,19 +135,20 @@ def _degree(fields: Fields, name: str) -> int:
 
 
 def _microbatches(fields: Fields, pipeline: int, batch_size: int) -> int:
-    """Returns into how many micro-batches a pipeline cuts the local batch."""
+    """Returns the number of micro-batches into which a pipeline cuts the local batch."""
     if pipeline == 1:
         return 1
     if fields.has("experimental.pipeline_parallel_microbatches"):
         count = fields.parse_count("pipeline_microbatches", "experimental.pipeline_parallel_microbatches", None) or 1
         size, rest = divmod(batch_size, count)
-        said = f"pipeline_parallel_microbatches {count}"
+        divisor = f"pipeline_parallel_microbatches {count}"
     else:
         size = fields.parse_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
         count, rest = divmod(batch_size, size)
-        said = f"parallelism.pipeline_parallel_microbatch_size {size}"
+        divisor = f"parallelism.pipeline_parallel_microbatch_size {size}"
     if rest:
         key = fields.origins["batch_size"].key
-        fields.note("micro-batches", f"{key} {batch_size} does not divide by {said}: the pipeline refuses it", "stops")
+        text = f"{key} {batch_size} does not divide by {divisor}: the pipeline refuses it"
+        fields.note("micro-batches", text, "stops")
         return 1
     return max(count, 1)

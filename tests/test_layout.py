@@ -17,7 +17,8 @@ CORE_LADDER = [
     {"settings", "verdict"},
     {"arithmetic"},
     {"plan", "totals", "ranks"},
-    {"configs", "job"},
+    {"configs"},
+    {"job"},
     {"cli"},
 ]
 PROTOCOL_LADDER = [{"settings", "verdict"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]

@@ -39,7 +39,7 @@ def without_countoff(run: Run, show: Show, seconds_before_cut: float) -> str:
         f"{len(mixed)} of {count_of(len(recorded), 'all-reduce')} averaged gradients of different batches, "
         f"{len(of_epochs)} of them of different epochs"
     )
-    show.paragraph(f"{drift}. There was no error and no warning.")
+    show.paragraph(f"{drift}. No rank reported it.")
     if not killed and not any(run.exit_codes.values()):
         raise run.failure("the job without countoff was expected to hang or to crash, and did neither")
     show.paragraph(_how_it_ended(run, killed, seconds_before_cut))

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from countoff.core.guard import Guard
     from countoff.core.plan import BatchPlan, LoaderFacts
+    from countoff.core.protocol.records import FitPlan
     from countoff.core.settings import Settings, SettingsError
     from countoff.core.verdict import DivergenceError, Verdict
 
-__all__ = ["BatchPlan", "DivergenceError", "Guard", "LoaderFacts", "Settings", "SettingsError", "Verdict"]
+__all__ = ["BatchPlan", "DivergenceError", "FitPlan", "Guard", "LoaderFacts", "Settings", "SettingsError", "Verdict"]
 
 _HOMES = {
     "BatchPlan": "plan",
     "DivergenceError": "verdict",
+    "FitPlan": "protocol.records",
     "Guard": "guard",
     "LoaderFacts": "plan",
     "Settings": "settings",

@@ -1,27 +1,83 @@
-"""What was found, and how it is said: the verdict, its exceptions, and the text of every message.
+"""Verdicts: what countoff found, the exceptions that carry it, and the text that every rank prints.
 
-A verdict travels between ranks as JSON and is put into words by each of them, so every rank prints the same text.
-The exceptions are named after what was found; all of them are `DivergenceError`, so one `except` catches any.
+A verdict is a plain value. It imports nothing else of countoff, so that arithmetic and protocol can both return one.
+The exceptions are named after what was found. All of them are `DivergenceError`, so one `except` catches any.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.log import Divergence, Mark, parse_count
+Kind = Literal[
+    "PlanMismatch",
+    "UnevenBatches",
+    "StepMismatch",
+    "LearningRateMismatch",
+    "RankMapError",
+    "LostRank",
+    "Stalled",
+    "WrongLength",
+    "Truncated",
+    "DuplicateData",
+    "PeersDiffer",
+    "SameOrder",
+    "UnseenLoader",
+    "WrongHorizon",
+    "WrongTotal",
+    "NotDistributed",
+    "VersionMismatch",
+    "SettingsMismatch",
+    "LateRank",
+]
+"""The name of what was found. `VERDICTS` says what each one means."""
 
 TABLE_ROWS = 16
-_DECISION = "decision"
-_TOGETHER = (
-    "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together (all-reduce "
-    "the flag before anybody acts on it)."
-)
 _COLUMNS = ("rank", "where", "batches", "fetched", "steps", "state")
+
+
+class VerdictInfo(NamedTuple):
+    """One row of the table of verdicts in the documentation.
+
+    Attributes:
+        meaning: What was found, in one clause.
+        default: What countoff does about it with default settings.
+    """
+
+    meaning: str
+    default: str
+
+
+VERDICTS: dict[Kind, VerdictInfo] = {
+    "PlanMismatch": VerdictInfo(
+        "ranks begin with different lengths, batch sizes, accumulation, limits or positions",
+        "raises, before the first batch",
+    ),
+    "UnevenBatches": VerdictInfo(
+        "ranks have different numbers of batches, or evaluate at different places", "raises; uneven evaluations warn"
+    ),
+    "StepMismatch": VerdictInfo("ranks took optimizer steps after other batches, or another number of them", "raises"),
+    "LearningRateMismatch": VerdictInfo("ranks train with different learning rates", "raises"),
+    "RankMapError": VerdictInfo(
+        "the ranks' dp_ranks leave data unread, or let ranks read each other's", "raises, before the first batch"
+    ),
+    "LostRank": VerdictInfo("a rank raised, was killed, was stopped, or is not heard any more", "raises"),
+    "Stalled": VerdictInfo("no rank has got on for three minutes; says where each rank is", "warns"),
+    "WrongLength": VerdictInfo("`len(loader)` is not the number of batches", "warns"),
+    "Truncated": VerdictInfo("Composer ended an epoch on every rank because one had run out", "warns"),
+    "DuplicateData": VerdictInfo("ranks that must read different data read the same", "warns"),
+    "PeersDiffer": VerdictInfo("ranks that share a dp_rank, and so must read the same data, do not", "warns"),
+    "SameOrder": VerdictInfo("the sampler shuffles, and two epochs had the same order", "warns"),
+    "UnseenLoader": VerdictInfo("64 optimizer steps, and no batch of the loader that was attached", "warns"),
+    "WrongHorizon": VerdictInfo("a learning-rate schedule ends before the run, or after it", "warns"),
+    "WrongTotal": VerdictInfo("the Trainer's total batch size counts each batch once per process", "warns"),
+    "NotDistributed": VerdictInfo("several processes were launched, and each takes itself for the only one", "warns"),
+    "VersionMismatch": VerdictInfo("ranks run different versions", "warns"),
+    "SettingsMismatch": VerdictInfo("ranks have different `tick_batches`", "warns"),
+    "LateRank": VerdictInfo("countoff is not on, or not yet there, on some rank", "warns"),
+}
+"""All verdicts, the most severe first. README and docs list them from here, and a test compares the two."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +85,24 @@ class Verdict:
     """One finding about the ranks of a job.
 
     Attributes:
-        kind: That of an exception below, or of a warning: `Stalled`, `WrongLength`, `Truncated`, `VersionMismatch`,
-            `LateRank`, `SettingsMismatch`, `WrongHorizon`, `WrongTotal`, `NotDistributed`, `DuplicateData`,
-            `PeersDiffer`, `SameOrder`, `UnseenLoader`.
+        kind: What was found; a key of `VERDICTS`.
         sentence: What happened, with ranks, span and both counts.
-        ranks: The ranks that the proof names, the odd one first.
-        why: The cause, where it can be told.
+        ranks: The ranks that the proof names, the one out of step first.
+        why: The cause, where it is known.
         remedy: What to do about it.
-        rows: What each rank had counted when the verdict reached it, the odd ones first.
-        gone: Whether those ranks can no longer speak: nothing is awaited of them.
+        rows: What each rank had counted when it received the verdict, the ranks out of step first.
+        gone: Whether those ranks can no longer answer. Nothing waits for them.
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
-        spread_seconds: Time from then until the last rank knew; None if not every rank said.
-        counted: Ranks that answered, where they are more than the rows that are shown.
-        mark_index: Number of the ledger's mark in dispute, or of the one that opened the span whose end was announced.
+        spread_seconds: Seconds from then until the last rank knew; None if not every rank reported that.
+        counted: Ranks that answered, where they are more than the rows shown.
+        mark_index: Index in the log's order of marks of the mark in dispute, or of the mark that opened the span whose
+            end was announced; -1 if no mark is in dispute.
         announced: Whether that end was only announced.
-        subject: What it is about, where a kind may be found of several things: a warning is given once for each.
+        subject: What the verdict is about, where one kind can concern several things. A warning is printed once for
+            each kind and subject.
     """
 
-    kind: str
+    kind: Kind
     sentence: str
     ranks: tuple[int, ...] = ()
     why: str = ""
@@ -74,7 +130,7 @@ class Verdict:
         """
         lines = [f"countoff: {self.headline}"]
         if self.rows and self.ranks:
-            counted = max(self.counted, len(self.rows)) + (len(self.ranks) if self.gone else 0)  # the dead have no row
+            counted = max(self.counted, len(self.rows)) + (len(self.ranks) if self.gone else 0)  # those have no row
             lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(counted, 'rank')}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted)
@@ -86,43 +142,9 @@ class Verdict:
             lines.append(f"  do:  {self.remedy}")
         return "\n".join(plain(line) for line in lines)
 
-    def to_json(self) -> dict[str, Any]:
-        """What the other ranks need to say the same; the table is gathered afterwards."""
-        return {
-            "kind": self.kind,
-            "sentence": clip(self.sentence, 420),
-            "ranks": list(self.ranks[:8]),
-            "why": clip(self.why, 240),
-            "gone": self.gone,
-            "time": self.time,
-            "subject": clip(self.subject, 40),
-            "mark_index": self.mark_index,
-            "announced": self.announced,
-        }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any], remedies: Mapping[str, str]) -> Verdict:
-        """Reads a verdict that another rank wrote, and adds the remedy in this adapter's words.
-
-        Raises:
-            KeyError, TypeError, ValueError: If the record is not a verdict.
-        """
-        verdict = cls(
-            kind=str(record["kind"]),
-            sentence=str(record["sentence"]),
-            ranks=tuple(parse_count(rank) for rank in record["ranks"]),
-            why=str(record["why"]),
-            gone=bool(record["gone"]),
-            time=float(record["time"]),
-            subject=str(record["subject"]),
-            mark_index=int(record["mark_index"]),
-            announced=bool(record["announced"]),
-        )
-        return replace(verdict, remedy=remedy_for(verdict, remedies))
-
 
 class DivergenceError(RuntimeError):
-    """Ranks are out of step; raised on every rank that is in Python when it becomes known.
+    """Ranks are out of step. Raised on every rank whose training thread runs Python code when that becomes known.
 
     Attributes:
         verdict: What was found.
@@ -145,7 +167,7 @@ class UnevenBatches(DivergenceError):
 
 
 class StepMismatch(DivergenceError):
-    """Ranks read as many batches but applied optimizer steps at other places."""
+    """Ranks read the same number of batches but applied optimizer steps after different ones."""
 
 
 class LearningRateMismatch(DivergenceError):
@@ -153,11 +175,11 @@ class LearningRateMismatch(DivergenceError):
 
 
 class RankMapError(DivergenceError):
-    """The ranks' dp_ranks leave data unread, or let ranks read each other's."""
+    """The ranks' dp_ranks leave data unread, or make ranks read each other's data."""
 
 
 class LostRank(DivergenceError):
-    """A rank failed, was killed, was stopped, or can no longer be heard."""
+    """A rank failed, was killed, was stopped, or sends no heartbeat any more."""
 
 
 _ERRORS: dict[str, type[DivergenceError]] = {
@@ -167,7 +189,7 @@ _ERRORS: dict[str, type[DivergenceError]] = {
 
 
 def error_for(verdict: Verdict) -> DivergenceError:
-    """The exception that says this verdict.
+    """Returns the exception for a verdict.
 
     >>> type(error_for(Verdict("LostRank", "rank 2 is gone."))).__name__
     'LostRank'
@@ -176,34 +198,12 @@ def error_for(verdict: Verdict) -> DivergenceError:
 
 
 def plain(text: str) -> str:
-    r"""A text without what could move a terminal's cursor or forge a line: the store is open to everybody.
+    r"""Escapes what could move a terminal's cursor or forge a line. Anybody can write to the store.
 
     >>> plain("rank 1 raised \x1b[31mValueError")
     'rank 1 raised \\x1b[31mValueError'
     """
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
-def remedy_for(verdict: Verdict, remedies: Mapping[str, str]) -> str:
-    """What to do about a verdict in the adapter's words, a decision of some ranks alone before their loaders."""
-    decided = verdict.kind == "UnevenBatches" and verdict.subject == _DECISION
-    known = remedies.get(verdict.kind, "")
-    if not decided:
-        return known
-    return f"{_TOGETHER} Or else: {known}" if known else _TOGETHER
-
-
-def clip(text: str, length: int) -> str:
-    """Shortens a text until it takes at most `length` characters as JSON, so that a record fits into the store.
-
-    >>> clip("shard 3 is torn", 100), clip("ä" * 50, 20)
-    ('shard 3 is torn', 'ää…')
-    """
-    if len(json.dumps(text)) <= length:
-        return text
-    while text and len(json.dumps(text + "…")) > length:
-        text = text[: len(text) * 9 // 10]
-    return text + "…"
 
 
 def count_of(number: int, noun: str) -> str:
@@ -227,112 +227,13 @@ def names_of(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {listed}{folded}"
 
 
-def describe_mark(mark: Mark) -> str:
-    """What the rank did that passed this mark, as the rest of a sentence that begins with its name."""
-    batches = count_of(mark.at, "batch")
-    if mark.reason == "exited":
-        return "left the job (sys.exit)" + (f" in batch {mark.at} of {mark.span}" if mark.kind != "fit_end" else "")
-    if mark.kind in ("train_end", "eval_end"):
-        listed = f" ({' + '.join(str(count) for count in mark.counts)})" if len(mark.counts) > 1 else ""
-        verb = "ran out of data" if mark.reason == "exhausted" else "stopped"
-        return f"{verb} after {batches}{listed} of {mark.span}"
-    if mark.kind == "eval_start":
-        return f"began {mark.span}" + (f" after {count_of(mark.at, 'train batch')}" if mark.at else "")
-    if mark.kind == "train_start":
-        return f"began {mark.span}"
-    return "ended the fit" if mark.kind == "fit_end" else "began the fit"
-
-
-def judge(divergence: Divergence, rank: int) -> Verdict:
-    """Puts a finding of this rank into a verdict that names both ranks and both counts.
-
-    Args:
-        divergence: What the ledger proved.
-        rank: The rank that found it.
-    """
-    standing, own = divergence.standing, divergence.own
-    for left, leaver, other in ((standing, standing.rank, rank), (own, rank, standing.rank)):
-        if left is not None and left.reason == "exited":
-            sentence, why = (
-                f"rank {leaver} {describe_mark(left)}, where rank {other} goes on.",
-                "The others wait for it in vain.",
-            )
-            return Verdict("LostRank", sentence, (leaver,), why=why, gone=True, time=standing.time)
-    if divergence.kind == "StepMismatch":
-        theirs, mine = count_of(standing.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
-        where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
-        sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
-        sentence += "." if standing.steps != divergence.count else ", but after other batches."
-        return Verdict(
-            "StepMismatch", sentence, (standing.rank, rank), time=standing.time, mark_index=divergence.mark_index
-        )
-    if own is None:
-        verb = "asks for" if divergence.requested else "has" if standing.reason == "exhausted" else "has begun"
-        action = f"{verb} batch {divergence.count}"
-    else:
-        action = describe_mark(own)
-    sentence = f"rank {standing.rank} {describe_mark(standing)}; rank {rank} {action}."
-    subject = _DECISION if not divergence.evaluation and _decided(divergence) else ""
-    return Verdict(
-        "UnevenBatches",
-        sentence,
-        (standing.rank, rank),
-        why=_why(divergence),
-        time=standing.time,
-        subject=subject,
-        mark_index=divergence.mark_index,
-        announced=divergence.announced,
-    )
-
-
-def lost_rank(rank: int, describe_mark: str, why: str = "", *, gone: bool = True) -> Verdict:
-    """The verdict that a rank is gone, stopped or silent, or (not `gone`) that it has failed and says so itself."""
-    return Verdict("LostRank", f"rank {rank} {describe_mark}.", (rank,), why=why, gone=gone, time=time.time())
-
-
-def _why(divergence: Divergence) -> str:
-    if divergence.evaluation:
-        return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
-    if not _decided(divergence):
-        return (
-            "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
-            "places, until a collective without a partner hangs."
-        )
-    return "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
-
-
-def _decided(divergence: Divergence) -> bool:
-    """Whether a rank went another way although its loader held more."""
-    standing, own = divergence.standing, divergence.own
-    return standing.reason != "exhausted" or (own is not None and own.kind == standing.kind and own.reason == "stopped")
-
-
-def row(rank: int, tally: SpanCounters | None, steps: int, state: str) -> dict[str, Any]:
-    """One rank's line in the table, as JSON types."""
-    where, started, fetched = ("no span", 0, 0) if tally is None else (tally.name, tally.started, tally.fetched)
-    return {"rank": rank, "where": where, "batches": started, "fetched": fetched, "steps": steps, "state": state}
-
-
-def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple[int, ...]:
-    """The ranks in the minority: of those that are with the mark in dispute and those that are against it, the fewer.
-
-    Args:
-        rows: One row per rank that answered; its `side` is None for a rank that has not got there.
-        proven: The two ranks of the proof, one of each side, which are named where either side could still become the
-            fewer.
-
-    >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)], (2, 0))
-    (2,)
-    """
-    sides = {int(line["rank"]): line.get("side") for line in rows}
-    party = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
-    fewer, more = sorted(party, key=len)
-    undecided = len(sides) - len(fewer) - len(more)
-    return tuple(fewer) if fewer and len(fewer) + undecided < len(more) else tuple(proven)
-
-
 def table(rows: Sequence[Mapping[str, Any]], counted: int = 0) -> list[str]:
-    """The table of ranks as aligned lines, folded past `TABLE_ROWS` rows; `counted` ranks in all, if that is more."""
+    """Returns the table of ranks as aligned lines, folded past `TABLE_ROWS` rows.
+
+    Args:
+        rows: One mapping from column to cell per rank.
+        counted: Ranks in all, if that is more than `rows` has.
+    """
     if not rows:
         return []
     cells = [_COLUMNS, *(tuple(str(line.get(column, "")) for column in _COLUMNS) for line in rows[:TABLE_ROWS])]

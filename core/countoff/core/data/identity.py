@@ -1,43 +1,47 @@
-"""Data identity: whether ranks that must read different data do, and ranks that must read the same data do.
+"""Data identity: do ranks that must read different data do so, and do ranks that must share data read the same?
 
-For the first batches of every train epoch each rank takes fingerprints of what it read and reports them behind
-training; rank 0 compares those of all ranks, so that the warning names every dp_rank that is concerned. Nobody waits.
+For the first batches of every train epoch each rank takes fingerprints of what it read and reports them in the
+background. Rank 0 compares those of all ranks, so that the warning names every dp_rank concerned. Nobody waits.
 
-An equality can be an accident, and a warning must not be one. So data counts as the same only if *all* the batches that
-were looked at are equal, at least two of them, if those of one rank differ from one another (a loader of constants
-proves nothing), and if they hold enough that chance is out of the question (a few labels do not). And ranks whose
-samplers deal out a share to each by construction are not compared with one another: data that is equal there is the
-data set's own repetition.
+Equal data can be a coincidence, and a coincidence must not cause a warning. So data counts as the same only under
+three conditions. *All* batches that were looked at are equal, and there are at least two of them. The batches of one
+rank differ from one another, because a loader of constants proves nothing. And they hold enough bytes that chance is
+out of the question, which a few labels do not.
+
+Ranks whose samplers give each of them a shard by construction are not compared with one another. Data that is equal
+there is the dataset's own repetition.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from countoff.core.data.fingerprint import Fingerprint, distinct_bytes, fingerprint
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
 from countoff.core.verdict import Verdict, names_of
-
-if TYPE_CHECKING:
-    from countoff.core.runtime.roll_call import Records, RollCall
 
 __all__ = ["UNKNOWN", "DataIdentity", "Sampling", "judge_data"]
 
 ENOUGH_BYTES = 64
+"""Distinct bytes that the compared batches must hold before their equality is no coincidence."""
 _SHOWN = 4
+
+Report = Callable[[str, Mapping[str, Any], Callable[[Records, list[int]], None]], None]
+"""Reports one record of this rank under a name. Rank 0 is called back with all records and the missing ranks."""
 
 
 class Sampling(NamedTuple):
-    """What a loader's sampler says about the epoch under way.
+    """What a loader's sampler tells about the current epoch.
 
     Attributes:
-        dealt: Whether it gives this dp_rank a share of its own by construction.
+        is_sharded: Whether it gives this dp_rank a shard of its own by construction.
         order: What determines the order in which it shuffles: two epochs in which this is equal have the same order.
             None where it does not shuffle, or where nothing but the data can tell.
-        comparable: Whether the ranks' plan tells which of them read the same; if not, nothing is compared.
+        comparable: Whether the ranks' plan tells which of them read the same data; if not, nothing is compared.
     """
 
     is_sharded: bool = False
@@ -46,7 +50,7 @@ class Sampling(NamedTuple):
 
 
 UNKNOWN = Sampling()
-"""What is known of a loader that is no DataLoader of torch, or has a sampler of its own kind."""
+"""What is known of a loader that is no DataLoader of torch, or that has a sampler of another kind."""
 
 
 class DataIdentity:
@@ -56,92 +60,94 @@ class DataIdentity:
         state: This rank's state.
 
     Attributes:
-        unread: Batches of the train epoch under way that are still to be looked at; 0 most of the time. An adapter asks
-            it before every train batch, and calls `read` while it is not 0.
-        dp_rank: That of this rank.
+        fingerprints_due: Batches of the current train epoch that are still to be read; 0 most of the time. An adapter
+            checks it before every train batch, and calls `read` while it is not 0.
+        dp_rank: This rank's dp_rank.
         dp_degree: The number of dp_ranks.
     """
 
     def __init__(self, state: State) -> None:
         self.fingerprints_due = 0
-        self._state = state
-        self._roll_call: RollCall | None = None
         self.dp_rank = state.rank
         self.dp_degree = state.world_size
-        self._seen: list[Fingerprint | None] = []
+        self._state = state
+        self._report_to: Report | None = None
+        self._read: list[Fingerprint | None] = []
         self._first = 0
-        self._steps = 0
-        self._asked = self._dealt = False
+        self._steps_before = 0
+        self._ever_read = self._is_sharded = False
         self._span: SpanCounters | None = None
         self._order: Hashable = None
         self._last_order: Hashable = None
 
-    def begin(self, roll_call: RollCall, plan: Mapping[str, Any]) -> None:
-        """Takes note of this rank's place among the data ranks.
+    def begin(self, plan: FitPlan, report: Report) -> None:
+        """Begins a fit.
 
         Args:
-            roll_call: That of the guard.
-            plan: The plan of the fit; without a `dp_rank` in it, every rank reads its own data.
+            plan: The plan of the fit; without a `dp_rank` in it, every rank reads data of its own.
+            report: Where this rank's fingerprints go.
         """
-        state = self._state
-        self._roll_call = roll_call
-        dp_rank, dp_degree = plan.get("dp_rank"), plan.get("dp_degree")
-        self.dp_rank = state.rank if dp_rank is None else int(dp_rank)
-        self.dp_degree = state.world_size if dp_degree is None else int(dp_degree)
+        self._report_to = report
+        self.dp_rank = self._state.rank if plan.dp_rank is None else plan.dp_rank
+        self.dp_degree = self._state.world_size if plan.dp_degree is None else plan.dp_degree
 
     def open(self, span: SpanCounters) -> None:
-        """A train epoch begins."""
-        watched = self._roll_call is not None and not span.silent
+        """Begins a train epoch."""
+        watched = self._report_to is not None and span.compared
         self.fingerprints_due = self._state.settings.fingerprint_batches if watched else 0
         self._span = span if self.fingerprints_due else None
-        self._seen, self._order = [], None
+        self._read, self._order = [], None
         self._first = span.started + 1
-        self._steps = self._state.steps
+        self._steps_before = self._state.steps
 
     def read(self, batch: Any, sampling: Sampling = UNKNOWN) -> None:
-        """Looks at a batch of the train epoch as this rank's loader has handed it out; raises nothing.
+        """Takes the fingerprint of a batch of the train epoch, as this rank's loader returned it. Never raises.
 
         Args:
-            batch: The batch, in the CPU's memory: one elsewhere cannot be looked at without waiting for its device.
-            sampling: What the loader's sampler says.
+            batch: The batch, in the CPU's memory: reading one elsewhere would wait for its device.
+            sampling: What the loader's sampler tells.
         """
         if not self.fingerprints_due:
             return
         self.fingerprints_due -= 1
-        self._asked = True
-        self._order, self._dealt = sampling.order, sampling.is_sharded
-        self._seen.append(fingerprint(batch) if sampling.comparable else None)
+        self._ever_read = True
+        self._order, self._is_sharded = sampling.order, sampling.is_sharded
+        self._read.append(fingerprint(batch) if sampling.comparable else None)
         if not self.fingerprints_due:
             self._report()
 
     def close(self, span: SpanCounters) -> None:
-        """A train epoch has ended."""
-        if self._span is span and self._asked:
+        """Ends a train epoch."""
+        if self._span is span and self._ever_read:  # also of no batch: rank 0 expects a record of every rank
             self._report()
         self.fingerprints_due = 0
-        # Without a step it was no training, but a look; so it was with a single batch.
-        if self._order is not None and self._state.steps > self._steps and len(self._seen) > 1:
+        # A pass without a step, or of a single batch, was no training.
+        if self._order is not None and self._state.steps > self._steps_before and len(self._read) > 1:
             if self._order == self._last_order:
                 self._state.note(_same_order(span.name, self._state.rank))
             self._last_order = self._order
 
     def _report(self) -> None:
         span, self._span = self._span, None
-        if span is None or self._roll_call is None:
+        if span is None or self._report_to is None:
             return
-        known = [each for each in self._seen if each is not None]
-        prints = [each.digest for each in known] if len(known) == len(self._seen) else []
-        informative = bool(prints) and distinct_bytes([each.excerpt for each in known]) >= ENOUGH_BYTES
-        place = {"dp_rank": self.dp_rank, "is_sharded": self._dealt, "first": self._first}
-        record = {**place, "prints": prints, "informative": informative}
+        known = [each for each in self._read if each is not None]
+        prints = [each.digest for each in known] if len(known) == len(self._read) else []
+        record = {
+            "dp_rank": self.dp_rank,
+            "is_sharded": self._is_sharded,
+            "first": self._first,
+            "prints": prints,
+            "informative": bool(prints) and distinct_bytes([each.excerpt for each in known]) >= ENOUGH_BYTES,
+        }
         name, state = span.name, self._state
 
         def judge(records: Records, missing: list[int]) -> None:
-            del missing  # those that are there can be compared
+            del missing  # the ranks that answered can be compared
             for verdict in judge_data(name, records):
                 state.note(verdict)
 
-        self._roll_call.report(f"data/{span.opened}", record, judge)
+        self._report_to(f"data/{span.opened}", record, judge)
 
 
 def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verdict]:
@@ -149,9 +155,8 @@ def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verd
 
     Args:
         span: Its name.
-        records: By rank: its `dp_rank`, the number of the `first` batch looked at (from 1), the `prints` of the batches
-            (none if they could not be looked at), whether they are `telling`, and whether its sampler has `dealt` it a
-            share of its own.
+        records: By rank: its `dp_rank`, the number of the `first` batch read (from 1), the `prints` of the batches
+            (none if they could not be read), whether these are `informative`, and whether its data `is_sharded`.
 
     Returns:
         At most one `DuplicateData` and one `PeersDiffer`.

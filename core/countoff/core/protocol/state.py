@@ -1,13 +1,16 @@
-"""What one rank knows of its own fit, shared by the training thread and the three threads that watch.
+"""What one rank knows of its own fit: events come in as method calls, actions go out through the outbox.
 
-The training thread reads one attribute per batch, `alarm`: the number of started batches at which it has to look up.
-Everything else is touched at marks only, under one lock that is never held across I/O.
+The training thread and the three threads of the runtime share it. The training thread reads one attribute per batch,
+`alarm`: the number of started batches at which it must look up. Everything else is touched at marks only, under one
+lock that is never held across I/O. Nothing here does I/O: what must be written or printed is put into `outbox`, which
+the speaker thread empties in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import sys
 import threading
 import time
@@ -15,12 +18,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.log import Divergence, LogView, Mark, parse_count
+from countoff.core.protocol.actions import PrintWarning, WriteEntry
+from countoff.core.protocol.counters import SpanCounters, folded, hash_step
+from countoff.core.protocol.judgement import judge, remedy_for, row
+from countoff.core.protocol.log import LogView
+from countoff.core.protocol.records import (
+    Mark,
+    MarkKind,
+    Reason,
+    announcement_entry,
+    parse_count,
+    verdict_entry,
+    verdict_from_json,
+)
+from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import Verdict, judge, remedy_for, row
+from countoff.core.verdict import Kind, Verdict
 
 NEVER = sys.maxsize
+_CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
+"""What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
 
 
 @dataclass
@@ -32,36 +49,40 @@ class State:
         world_size: Ranks in the job.
         settings: The user's choices.
         remedies: What to do about each kind of verdict, in the adapter's words.
-        send: Hands an entry for the log to the speaker.
-        say: Prints a warning, off the training thread.
+        outbox: Actions to be carried out, oldest first. The runtime puts its own jobs into the same queue, so that
+            the order of everything this rank writes is kept.
+        log: This rank's view of the shared log.
+        lock: Held while anything below changes.
         spans: Open spans, outermost first.
         steps: Optimizer steps applied since the fit began.
-        chain: Hash of the batches after which they were applied.
+        step_hash: Hash of the batches after which they were applied.
         alarm: Batches started in the innermost span at which the training thread must look up.
-        end: The verdict that ended the guard.
+        proposed: The verdict that this rank has proved, whether or not it becomes that of the job.
+        end: The verdict that ended the fit.
         ended: Set once `end` is known here.
         said: Set once the verdict has been printed here, with its table.
-        answered: Set once the training thread has met the verdict (or has failed by itself).
+        answered: Set once the training thread has received the verdict (or has failed by itself).
         present: The ranks that have counted off; the others owe nothing. Known on rank 0.
         failure: What this rank's own exception was, if it has failed by itself.
-        finished: Whether the fit's end has been passed here or read in the log: the store may go from then on.
-        notices: Warnings that did not end anything, of all ranks.
-        pid: The process that this rank is; one forked off it has nothing to say.
+        finished: Whether the fit's end was passed here or read in the log; from then on the store may go away.
+        printed: Whether some thread has begun to print the verdict.
+        known_at: When `end` became known here, in seconds since the epoch.
+        notices: Warnings of all ranks, which ended nothing.
+        pid: The process that this rank is. A process forked off it must report nothing.
     """
 
     rank: int
     world_size: int
     settings: Settings
-    remedies: Mapping[str, str]
-    send: Callable[[dict[str, Any]], None]
-    say: Callable[[Verdict], None]
-    ledger: LogView = field(default_factory=LogView)
+    remedies: Mapping[Kind, str]
+    outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue[Any])
+    log: LogView = field(default_factory=LogView)
     lock: Any = field(default_factory=threading.RLock)
     spans: list[SpanCounters] = field(default_factory=list[SpanCounters])
     steps: int = 0
-    chain: int = 0
-    last_step: tuple[int, int] = (-1, -1)
+    step_hash: int = 0
     alarm: int = NEVER
+    proposed: Verdict | None = None
     end: Verdict | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     said: threading.Event = field(default_factory=threading.Event)
@@ -69,80 +90,172 @@ class State:
     present: list[int] = field(default_factory=list[int])
     failure: str = ""
     finished: bool = False
-    proposed: Verdict | None = None
     printed: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     pid: int = field(default_factory=os.getpid)
+    _last_step: tuple[int, int] = (-1, -1)
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    # Events of the training thread.
+
+    def mark(self, kind: MarkKind, span: str, reason: Reason, counters: SpanCounters) -> Mark:
+        """The mark that this rank passes now.
+
+        Args:
+            kind: What the mark is.
+            span: Name of the span that it opens or closes.
+            reason: Why that span closes; it means nothing outside of the spans that are compared.
+            counters: The innermost open span, or the last one.
+        """
+        inside = bool(self.spans) and counters.compared
+        if not inside and kind != "fit_end":
+            reason = ""
+        at = counters.started if inside else 0
+        counts = folded(counters.counts) if kind == "eval_end" else ()
+        return Mark(kind, span, at, reason, self.steps, self.step_hash, counts, self.rank, time.time())
+
+    def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
+        """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
+
+        What is wrong with it is proposed as the verdict, or becomes a warning.
+
+        Returns:
+            The mark's index.
+        """
+        with self.lock:
+            index, divergence = self.log.reach(mark)
+            self._consider(divergence)
+            if mark.kind in ("train_end", "eval_end"):
+                self.close_span(mark.reason)
+            elif opens is not None:
+                opens.opened = index
+                self.spans.append(opens)
+            return index
+
+    def need_not_write(self, index: int) -> bool:
+        """Whether a mark of this rank need not go into the log.
+
+        It need not where the log holds one of this index. It must not after this rank has proved a divergence: marks
+        after that are consequences and would hide the cause.
+        """
+        return self.proposed is not None or self.log.stands(index)
+
+    def close_span(self, reason: Reason) -> None:
+        """Closes the innermost span, and keeps its counts for the table of a later verdict."""
+        self._last_row = row(self.rank, self.spans.pop(), self.steps, _CLOSED.get(reason, "stopped"))
+
+    def step(self) -> None:
+        """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
+        train = next((span for span in reversed(self.spans) if not span.evaluation), None)
+        if train is None or not train.compared or (moment := (train.opened, train.started)) == self._last_step:
+            return
+        self._last_step = moment
+        self.steps += 1
+        self.step_hash = hash_step(self.step_hash, train.started)
+
+    def look(self, last: bool = False) -> None:
+        """Applies the rule to this rank's counters as they are.
+
+        Args:
+            last: Whether the loader of the innermost span is known to hold no more.
+        """
+        with self.lock:
+            if last and self.spans:
+                self.spans[-1].ends = True
+            self._consider(self.log.prove(self.spans))
+
+    def announcement(self, counters: SpanCounters) -> dict[str, Any]:
+        """The log's entry that announces with which batch this rank will close a span."""
+        kind: MarkKind = "eval_end" if counters.evaluation else "train_end"
+        closing = Mark(kind, counters.name, counters.started, "exhausted", rank=self.rank, time=time.time())
+        return announcement_entry(counters.opened, closing)
+
+    def arm(self, counters: SpanCounters, *, watched: bool) -> None:
+        """Sets the alarm for the next batch at which the training thread must look up. Call it under the lock.
+
+        Args:
+            counters: The innermost open span, or the last one.
+            watched: Whether there is any other rank to compare with.
+        """
+        if not watched or (self.end is not None and self.settings.on_divergence == "warn"):
+            self.alarm = NEVER
+        elif self.end is not None or self.proposed is not None or self.log.is_behind(self.spans):
+            self.alarm = 0
+        elif counters.evaluation:
+            self.alarm = NEVER
+        else:
+            every = self.settings.tick_batches
+            self.alarm = (counters.started // every + 1) * every
+
+    # Events from other ranks.
+
     def receive(self, index: int, entry: Mapping[str, Any]) -> None:
-        """Takes entry `index` of the log, from whichever thread met it first; a known one changes nothing.
+        """Receives entry `index` of the log, from whichever thread reads it first; a known one changes nothing.
 
         Raises:
             KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
         """
         with self.lock:
-            if index != self.ledger.read or self.end is not None:
+            if index != self.log.read or self.end is not None:
                 return
-            self.ledger.read += 1
-            kind, mark = entry["type"], None
-            if kind in ("mark", "announcement"):
-                mark = Mark.from_json(entry["mark"])
-                parse_count(mark.rank, self.world_size)
-            verdict = Verdict.from_json(entry["verdict"], self.remedies) if kind in ("end", "notice") else None
+            self.log.read += 1
+            apply = self._parse(entry)
             # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
             armed, self.alarm = self.alarm, 0
-            if kind == "end" and verdict is not None:
-                self.adopt(verdict)
-            elif kind == "notice" and verdict is not None:
-                self._hear(verdict)
-            elif kind == "mark" and mark is not None:
-                self.finished |= mark.kind == "fit_end"
-                self._consider(self.ledger.receive_mark(parse_count(entry["number"]), mark, self.spans))
-            elif kind == "announcement" and mark is not None:
-                self._consider(self.ledger.receive_announcement(parse_count(entry["opened"]), mark, self.spans))
-            elif kind == "goodbye":
-                self.finished |= entry["rank"] == 0  # it may host the store
-            if not (self.ledger.is_behind(self.spans) or self.proposed or self.end):
+            apply()
+            if not (self.log.is_behind(self.spans) or self.proposed or self.end):
                 self.alarm = armed
 
-    def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
-        """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
+    def _parse(self, entry: Mapping[str, Any]) -> Callable[[], None]:
+        """Checks an entry whole before any of it takes effect, and returns what it does."""
+        match entry["type"]:
+            case "mark":
+                mark, index = self._parse_mark(entry), parse_count(entry["number"])
+                return lambda: self._receive_mark(index, mark)
+            case "announcement":
+                closing, opened = self._parse_mark(entry), parse_count(entry["opened"])
+                return lambda: self._consider(self.log.receive_announcement(opened, closing, self.spans))
+            case "end":
+                verdict = self._parse_verdict(entry)
+                return lambda: self.adopt(verdict)
+            case "notice":
+                notice = self._parse_verdict(entry)
+                return lambda: self._receive_notice(notice)
+            case "goodbye" if entry["rank"] == 0:  # it may host the store
+                return self._finish
+            case _:
+                return lambda: None
 
-        What is wrong with it is proposed as the end, or noted.
-        """
-        with self.lock:
-            number, divergence = self.ledger.reach(mark)
-            self._consider(divergence)
-            if mark.kind in ("train_end", "eval_end"):
-                self.close_span({"exhausted": "ran out", "exited": "exited"}.get(mark.reason, "stopped"))
-            elif opens is not None:
-                opens.opened = number
-                self.spans.append(opens)
-            return number
+    def _parse_mark(self, entry: Mapping[str, Any]) -> Mark:
+        mark = Mark.from_json(entry["mark"])
+        parse_count(mark.rank, self.world_size)
+        return mark
 
-    def need_not_tell(self, number: int) -> bool:
-        """Whether a mark of this rank's need not go into the log: another stands there, or this rank has found a proof.
+    def _parse_verdict(self, entry: Mapping[str, Any]) -> Verdict:
+        verdict = verdict_from_json(entry["verdict"])
+        return replace(verdict, remedy=remedy_for(verdict, self.remedies))
 
-        What it passes beyond its own proof is a consequence, which must not be told first.
-        """
-        return self.proposed is not None or self.ledger.stands(number)
+    def _receive_mark(self, index: int, mark: Mark) -> None:
+        if mark.kind == "fit_end":
+            self._finish()
+        self._consider(self.log.receive_mark(index, mark, self.spans))
 
-    def close_span(self, word: str) -> None:
-        """Closes the innermost span, and keeps its counts for the table of a verdict that comes after it."""
-        tally = self.spans.pop()
-        self._last_row = row(self.rank, tally, self.steps, word)
+    def _receive_notice(self, notice: Verdict) -> None:
+        self._noted.add((notice.kind, notice.subject))
+        if not self._is_known(notice.kind, notice.subject):
+            self.notices.append(notice)
+            if self.rank == 0:
+                self.outbox.put(PrintWarning(notice))
 
-    def look(self, last: bool = False) -> None:
-        """Applies the rule to this rank's counters as they are; `last`: its loader is known to hold no more."""
-        with self.lock:
-            if last and self.spans:
-                self.spans[-1].ends = True
-            self._consider(self.ledger.prove(self.spans))
+    def _finish(self) -> None:
+        self.finished = True
+
+    # What follows from an event.
 
     def _consider(self, divergence: Divergence | None) -> None:
+        """Proposes a verdict, or warns, or accepts it, as the user's settings demand."""
         if divergence is None or self.end is not None:
             return
         verdict = judge(divergence, self.rank)
@@ -150,7 +263,7 @@ class State:
         if not divergence.evaluation or policy == "raise":
             self.propose(verdict)
             return
-        self.ledger.mute(self.spans)
+        self.log.accept_uneven(self.spans)
         if policy == "warn":
             self.note(verdict)
 
@@ -161,32 +274,20 @@ class State:
                 return
             self._noted.add((verdict.kind, verdict.subject))
         if self.world_size == 1:
-            self.say(replace(verdict, remedy=remedy_for(verdict, self.remedies)))
+            self.outbox.put(PrintWarning(replace(verdict, remedy=remedy_for(verdict, self.remedies))))
         else:
-            self.send({"type": "notice", "verdict": verdict.to_json()})
-
-    def heard(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a notice of this kind and subject is in the log already."""
-        told = entry["verdict"]["kind"], entry["verdict"]["subject"]
-        return any((known.kind, known.subject) == told for known in self.notices)
-
-    def _hear(self, verdict: Verdict) -> None:
-        self._noted.add((verdict.kind, verdict.subject))
-        if all((known.kind, known.subject) != (verdict.kind, verdict.subject) for known in self.notices):
-            self.notices.append(verdict)
-            if self.rank == 0:
-                self.say(verdict)
+            self.outbox.put(WriteEntry(verdict_entry("notice", verdict)))
 
     def propose(self, verdict: Verdict) -> None:
-        """Asks for the end: the first one in the log is the one that every rank says."""
+        """Proposes a verdict. The first written wins; all ranks report it."""
         with self.lock:
             if self.proposed is None and self.end is None:
                 self.proposed = verdict = replace(verdict, remedy=remedy_for(verdict, self.remedies))
                 self.alarm = 0
-                self.send({"type": "end", "verdict": verdict.to_json()})
+                self.outbox.put(WriteEntry(verdict_entry("end", verdict)))
 
     def adopt(self, verdict: Verdict) -> None:
-        """Takes the end as known here; later ones change nothing."""
+        """Accepts a verdict as the one that ended the fit; later ones change nothing."""
         with self.lock:
             if self.end is None:
                 self.end = verdict
@@ -194,23 +295,32 @@ class State:
                 self.alarm = 0
                 self.ended.set()
 
+    # What the runtime reads.
+
+    def is_written(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the log is known to hold the content of an entry: a warning of the same kind and subject."""
+        return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
+
+    def _is_known(self, kind: str, subject: str) -> bool:
+        return any((known.kind, known.subject) == (kind, subject) for known in self.notices)
+
     def own_row(self) -> dict[str, Any]:
         """This rank's line in the table of a verdict."""
         with self.lock:
             if self.spans:
-                tally = self.spans[-1]
-                return row(self.rank, tally, self.steps, f"in batch {tally.started}")
+                span = self.spans[-1]
+                return row(self.rank, span, self.steps, f"in batch {span.started}")
             return self._last_row or row(self.rank, None, self.steps, "between spans")
 
-    def last_words(self) -> dict[str, Any]:
-        """This rank's line in the table of the end, with what rank 0 needs to tell who is out of step."""
+    def final_row(self) -> dict[str, Any]:
+        """This rank's line in the table of the verdict, with what rank 0 needs to tell who is out of step."""
         with self.lock:
             end = self.end
-            side = self.ledger.side(self.rank, end.mark_index, end.announced, self.spans) if end is not None else None
+            side = None if end is None else self.log.side(self.rank, end.mark_index, end.announced, self.spans)
             return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side}
 
     def progress(self) -> tuple[int, int, int]:
-        """Changes whenever this rank gets on; compared by the watchdog."""
+        """A value that changes whenever this rank makes progress; the watchdog compares it."""
         with contextlib.suppress(IndexError):  # a span may close on the training thread in between
-            return self.ledger.next, self.spans[-1].started, self.steps
-        return self.ledger.next, -1, self.steps
+            return self.log.next, self.spans[-1].started, self.steps
+        return self.log.next, -1, self.steps

@@ -1,59 +1,75 @@
-"""Ticks: what must be equal in the middle of a span, compared every `tick_batches` without anybody waiting.
+"""Ticks: what must be equal in the middle of a span. Ranks compare it every `tick_batches`, and nobody waits.
 
-The first rank to get there writes its record under the batch's own key, later ones compare. So a skipped optimizer
-step, steps after other batches, or a learning rate of one rank's own is found within seconds, not at the epoch's end.
+The first rank to reach the batch writes its record under the batch's own key, later ones compare with it. So a skipped
+optimizer step, a step after another batch, or a learning rate of one rank alone is found within seconds, not at the
+end of the epoch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.state import State
 from countoff.core.verdict import Verdict
 
-if TYPE_CHECKING:
-    from countoff.core.runtime.channel import Channel
-
-_RATES = 8
+_COMPARED_RATES = 8
 
 
-def tick(state: State, tally: SpanCounters, rates: Sequence[float]) -> Callable[[Channel], None]:
-    """A job for the speaker that compares this rank's counts, as they are now, with those of the others.
+@dataclass(frozen=True)
+class Tick:
+    """What one rank had after one batch of a train span.
 
-    Args:
-        state: This rank's state.
-        tally: The train span under way.
-        rates: Learning rates in force; the first eight are compared.
+    Attributes:
+        key: Where in the store the first rank writes it; equal on all ranks.
+        where: The batch and its span, in words.
+        record: The rank's steps and learning rates, as JSON types.
     """
-    own = [float(rate) for rate in rates[:_RATES]]  # a trainer's own numbers, of numpy say, look otherwise in the store
-    record = {"rank": state.rank, "steps": state.steps, "chain": state.chain, "rates": own}
-    opened, at, name = tally.opened, tally.started, tally.name
 
-    def job(channel: Channel) -> None:
-        standing = channel.claim(f"tick/{opened}/{at}", record)
-        verdict = compare_ticks(standing, record, f"batch {at} of {name}")
-        if verdict is not None:
-            state.propose(verdict)
+    key: str
+    where: str
+    record: dict[str, Any]
 
-    return job
+    @classmethod
+    def of(cls, rank: int, span: SpanCounters, *, steps: int, step_hash: int, rates: Sequence[float]) -> Tick:
+        """The tick of a rank's counters as they are now.
+
+        Args:
+            rank: This rank.
+            span: The open train span.
+            steps: Optimizer steps applied since the fit began.
+            step_hash: Hash of the batches after which they were applied.
+            rates: Learning rates in force, of which the first eight are compared.
+        """
+        own = [float(rate) for rate in rates[:_COMPARED_RATES]]  # numpy's floats would have another text
+        record = {"rank": rank, "steps": steps, "step_hash": step_hash, "rates": own}
+        return cls(f"tick/{span.opened}/{span.started}", f"batch {span.started} of {span.name}", record)
+
+    def compare(self, standing: Mapping[str, Any]) -> Verdict | None:
+        """Returns a verdict if the rank that wrote first had other steps or learning rates.
+
+        Args:
+            standing: That rank's record.
+
+        >>> first = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1]}
+        >>> own = Tick("tick/1/64", "batch 64 of train epoch 0", {**first, "rank": 1, "rates": [0.2]})
+        >>> own.compare(first).kind
+        'LearningRateMismatch'
+        """
+        own = self.record
+        ranks = first, second = int(standing["rank"]), int(own["rank"])
+        if (standing["steps"], standing["step_hash"]) != (own["steps"], own["step_hash"]):
+            counts = f"rank {first} had applied {standing['steps']} optimizer steps and rank {second} {own['steps']}"
+            suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
+            return Verdict("StepMismatch", f"at {self.where}, {counts}{suffix}.", ranks, time=time.time())
+        if str(standing["rates"]) != str(own["rates"]):  # as text, in which a NaN equals itself
+            rates = f"rank {first} trains with learning rate {standing['rates']} and rank {second} with {own['rates']}"
+            return Verdict("LearningRateMismatch", f"at {self.where}, {rates}.", ranks, time=time.time())
+        return None
 
 
-def compare_ticks(standing: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Verdict | None:
-    """Compares what two ranks had in the middle of a span.
-
-    >>> tick = {"rank": 0, "steps": 8, "chain": 5, "rates": [0.1]}
-    >>> compare_ticks(tick, {**tick, "rank": 1, "rates": [0.2]}, "batch 64 of train epoch 0").kind
-    'LearningRateMismatch'
-    """
-    ranks = int(standing["rank"]), int(own["rank"])
-    if (standing["steps"], standing["chain"]) != (own["steps"], own["chain"]):
-        counts = f"rank {ranks[0]} had applied {standing['steps']} optimizer steps and rank {ranks[1]} {own['steps']}"
-        suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
-        return Verdict("StepMismatch", f"at {where}, {counts}{suffix}.", ranks, time=time.time())
-    if str(standing["rates"]) != str(own["rates"]):  # as text, in which a NaN equals itself
-        rates = f"rank {ranks[0]} trains with learning rate {standing['rates']} and rank {ranks[1]} with {own['rates']}"
-        return Verdict("LearningRateMismatch", f"at {where}, {rates}.", ranks, time=time.time())
-    return None
+def tick_keys(span: SpanCounters, every: int) -> list[str]:
+    """The keys of all ticks of a closed span, to be deleted once all ranks have compared them."""
+    return [f"tick/{span.opened}/{batch}" for batch in range(every, span.started + 1, every)]

@@ -1,4 +1,4 @@
-"""Epochs that the framework ended at the shortest rank, so that the others' loaders had more: what each rank lost."""
+"""Epochs that the framework ended on every rank at the shortest one: what the loaders of the others still had."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ class UnusedBatches(NamedTuple):
         return f"{'' if self.exact else 'at least '}{count_of(self.batches, 'batch')}{samples}"
 
 
-def truncated(span: str, used: int, left: Mapping[int, UnusedBatches]) -> Verdict | None:
-    """A `Truncated` warning, if some ranks' loaders had more when the span was ended for all of them.
+def truncated(span: str, used: int, unused: Mapping[int, UnusedBatches]) -> Verdict | None:
+    """Returns a `Truncated` warning if some ranks' loaders had more when the span was ended on all of them.
 
     Args:
-        span: The span in words.
+        span: The span's name.
         used: Batches that every rank used in it.
-        left: What each rank had left over.
+        unused: What each rank's loader had beyond that.
 
     Returns:
-        The warning; None if no rank had anything left, or all of them had: then a limit ended the span.
+        The warning; None if no loader had more, or all of them had, because then a limit ended the span.
 
     Example:
-        >>> print(truncated("train epoch 0", 7, {0: UnusedBatches(1, 4), 1: UnusedBatches(0)}))  # doctest: +ELLIPSIS
-        Verdict(kind='Truncated', sentence='train epoch 0 ended on every rank after 7 batches, where rank 1 ran out...
+        >>> found = truncated("train epoch 0", 7, {0: UnusedBatches(1, 4), 1: UnusedBatches(0)})
+        >>> print(found.sentence.partition(": ")[2])
+        rank 0 lost 1 batch (4 samples).
     """
-    short = [rank for rank in sorted(left) if not left[rank].batches]
-    longer = [rank for rank in sorted(left) if left[rank].batches]
+    short = [rank for rank in sorted(unused) if not unused[rank].batches]
+    longer = [rank for rank in sorted(unused) if unused[rank].batches]
     if not short or not longer:
         return None
-    group_ranks_by_value: dict[UnusedBatches, list[int]] = {}
+    losses: dict[UnusedBatches, list[int]] = {}
     for rank in longer:
-        group_ranks_by_value.setdefault(left[rank], []).append(rank)
-    shown = list(group_ranks_by_value.items())[:4]
-    lost = "; ".join(f"{names_of(ranks)} lost {share}{' each' if len(ranks) > 1 else ''}" for share, ranks in shown)
-    more = "; …" if len(group_ranks_by_value) > len(shown) else ""
+        losses.setdefault(unused[rank], []).append(rank)
+    shown = list(losses.items())[:4]
+    lost = "; ".join(f"{names_of(ranks)} lost {loss}{' each' if len(ranks) > 1 else ''}" for loss, ranks in shown)
+    more = "; …" if len(losses) > len(shown) else ""
     sentence = f"{span} ended on every rank after {count_of(used, 'batch')}, where {names_of(short)} ran out of data"
     return Verdict(
         "Truncated",

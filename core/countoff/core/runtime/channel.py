@@ -164,13 +164,13 @@ def default_store() -> Store | None:
 def rendezvous(
     store: Any, number: int, *, rank: int, deadline: float, given_up: Callable[[], bool] = lambda: False
 ) -> tuple[str, int, str, Any]:
-    """Agrees on where to talk. Collective: every rank must call it, but none waits past its own deadline.
+    """Agrees on the store and the keys to use. Collective: every rank must call it; none waits past its own deadline.
 
     Rank 0 publishes a nonce that no earlier run can have used; over a store that is no TCPStore it hosts one.
 
     Args:
         store: The job's default store.
-        number: Which meeting of this process this is; equal on all ranks.
+        number: Which rendezvous of this process this is; equal on all ranks.
         rank: This rank.
         deadline: When to give up, by `time.monotonic()`.
         given_up: Whether to give up at once.

@@ -1,7 +1,7 @@
-"""Who is alive: what a rank can see of its neighbours on the same host, without asking anybody.
+"""Processes of the same host: whether they are alive, without asking anybody.
 
-``/proc/<pid>/stat`` tells at once whether a process is gone or stopped. A rank on another host is heard by its beat
-only. Where there is no ``/proc``, nothing is seen and only the beats count.
+``/proc/<pid>/stat`` shows at once whether a process is gone or stopped. For a rank on another host there are only its
+heartbeats. Where there is no ``/proc``, heartbeats decide for all ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from countoff.core.protocol.log import parse_count
+from countoff.core.protocol.records import parse_count
 
 _GONE = ("Z", "X", "x")
 
@@ -31,7 +31,7 @@ class Process:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Process:
-        """Reads what another rank wrote of itself.
+        """Reads what another rank wrote about itself.
 
         Raises:
             KeyError, ValueError: If it is not that.

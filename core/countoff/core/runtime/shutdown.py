@@ -1,8 +1,8 @@
-"""How it ends: the verdict is printed once, left where torchrun looks for it, and the process ends with it.
+"""Shutdown: the verdict is printed once, written where torchrun looks for it, and the process ends with it.
 
-A main thread in Python raises. One that is blocked inside a gloo collective hears nothing, so after
-`grace_seconds` the watchdog cuts the collective off (`interrupt`); where that does not help, it flushes and calls
-`os._exit`.
+A main thread that runs Python code raises. One that is blocked inside a gloo collective cannot, so after
+`grace_seconds` the watchdog interrupts the collective (`gloo_interrupt`). Where that does not help, it flushes the
+output streams and calls `os._exit`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ import threading
 import time
 from collections.abc import Callable
 
+from countoff.core.protocol.judgement import describe_mark, lost_rank
+from countoff.core.protocol.records import clip
 from countoff.core.protocol.state import State
-from countoff.core.verdict import DivergenceError, Verdict, clip, describe_mark, error_for, lost_rank
+from countoff.core.verdict import DivergenceError, Verdict, error_for
 
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
-"""What an exception says that a rank gets because it lost a peer."""
+"""Words of an exception that a rank gets because it lost a peer."""
 PRINT_SECONDS = 4.0
-"""After so long a verdict is said without its table: longer than gathering the table takes at worst."""
+"""After so long a verdict is printed without its table. Gathering the table takes less than that at worst."""
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
 def print_to_stderr(verdict: Verdict, rank: int) -> None:
     """Prints a verdict on stderr in one write, so that lines of several ranks do not mix."""
     text = "\n".join(f"[rank {rank}] {line}" for line in verdict.render().splitlines())
-    # A stderr that is closed, or that a daemon has none of, must not hide the verdict from the exit code.
+    # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"\n{text}\n")
         sys.stderr.flush()
@@ -56,7 +58,7 @@ def write_error_file(verdict: Verdict) -> None:
 
 def exit_now(code: int = EXIT_CODE) -> None:
     """Ends the process without waiting for its main thread."""
-    # On a thread of its own: the main thread may be blocked with a lock of logging or of a stream in its hands.
+    # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
@@ -71,7 +73,10 @@ def _flush() -> None:
 
 
 def print_verdict(state: State, verdict: Verdict) -> None:
-    """Prints the verdict here, in warn mode on rank 0 only, and leaves it for the launcher. The second time nothing."""
+    """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
+
+    In warn mode rank 0 alone prints it, and nothing is written for the launcher.
+    """
     with state.lock:
         if state.printed:
             return
@@ -83,7 +88,7 @@ def print_verdict(state: State, verdict: Verdict) -> None:
 
 
 def raise_verdict(state: State) -> None:
-    """Meets the end on the training thread: raises it, once it has been printed with its table; warns in passing.
+    """Waits until the verdict is printed, then raises it; returns in warn mode. Runs on the training thread.
 
     Raises:
         DivergenceError: Unless `on_divergence` is `warn`.
@@ -99,13 +104,13 @@ def raise_verdict(state: State) -> None:
 
 
 def report_failure(state: State, error: BaseException, where: str, *, slow: bool = False) -> None:
-    """Makes this rank's exception known to all; one that looks like a lost peer waits for the better cause first.
+    """Reports this rank's exception to all ranks. One that looks like a lost peer waits for the better cause first.
 
     Args:
         state: This rank's state.
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
-        slow: Whether the store takes long to answer: the better cause may then take seconds to be heard.
+        slow: Whether the store takes long to answer: the better cause may then take seconds to arrive.
     """
     words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
@@ -115,23 +120,27 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
     if victim:
         state.ended.wait(PRINT_SECONDS if slow else 0.5)
     if state.end is None:
-        lost = f"raised {words}, as one does whose peer is gone"
-        with state.lock:
-            left = state.ledger.leaver() if victim else None
-        if left is None:
-            state.propose(lost_rank(state.rank, state.failure or lost, gone=False))
-        else:
-            state.propose(
-                lost_rank(left.rank, f"{describe_mark(left)} and ended its fit there; rank {state.rank} {lost}")
-            )
+        state.propose(_own_loss(state, words, victim=victim))
     wait_until_printed(state)
     if victim and state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
 
 
+def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
+    """The verdict about this rank's exception; about the rank that exited alone, where that explains it."""
+    if not victim:
+        return lost_rank(state.rank, state.failure, gone=False)
+    lost = f"raised {words}, as one does whose peer is gone"
+    with state.lock:
+        exited = state.log.exited_alone()
+    if exited is None:
+        return lost_rank(state.rank, lost, gone=False)
+    return lost_rank(exited.rank, f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}")
+
+
 def wait_until_printed(state: State) -> None:
-    """Waits for the verdict and its table, but says what is known without it if the store takes too long."""
+    """Waits for the verdict and its table, but prints what is known without it if the store takes too long."""
     if state.said.wait(PRINT_SECONDS):
         return
     verdict = state.end or state.proposed
@@ -140,13 +149,13 @@ def wait_until_printed(state: State) -> None:
 
 
 def at_exit(function: Callable[[], None]) -> Callable[[], None]:
-    """Calls `function` before the interpreter ends, also in a child of multiprocessing, which skips `atexit`.
+    """Registers a function for the interpreter's end, also in a child of multiprocessing, which skips `atexit`.
 
     Args:
         function: Called once or twice; never in a process that was forked off this one.
 
     Returns:
-        Takes it back.
+        A function that removes the registration.
     """
     own = os.getpid()
 
@@ -165,7 +174,7 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def _in_one_line(text: str) -> str:
-    r"""A text's first line; with the last one of a traceback quoted in it, as a loader's worker sends it along.
+    r"""A text's first line, with the last line of a traceback that it quotes, as that of a loader's worker.
 
     >>> _in_one_line("Caught it in a worker.\nOriginal Traceback (most recent call last):\n…\nValueError: torn\n")
     'Caught it in a worker. … ValueError: torn'

@@ -1,4 +1,4 @@
-"""Where the main thread is: the evidence that tells a rank in its loader from one that waits for it."""
+"""Where the main thread is: the evidence that tells a rank in its loader from a rank that waits for it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,19 @@ from dataclasses import dataclass
 _TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
 _COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
-_LOADERS = ("/torch/utils/data/", "/countoff/_adapter/loader_observer.py")
+_loaders: list[str] = ["/torch/utils/data/"]
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
+
+
+def register_loader_file(path: str) -> None:
+    """Makes a frame of this file mean that the thread is in its loader. For adapters that stand between the two.
+
+    Args:
+        path: The adapter module's ``__file__``.
+    """
+    path = path.replace("\\", "/")
+    if path not in _loaders:
+        _loaders.append(path)
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ def main_thread() -> Place:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
     own = [line for line, file in zip(summary, files, strict=True) if _is_the_users(file)]
-    if any(part in file for part in _LOADERS for file in files):
+    if any(part in file for part in _loaders for file in files):
         state = "loader"
     elif any(part in file for part in _WAITS for file in files[:4]):
         state = "collective"

@@ -1,22 +1,33 @@
-"""Jobs in which no rank gets on: found without any I/O, reported with every rank's place in its own lines of code."""
+"""Stalls: jobs in which no rank makes progress. Found without I/O, reported with each rank's own line of code."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+from countoff.core.protocol.actions import PrintWarning
+from countoff.core.protocol.plan_comparison import group_ranks_by_value
+from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
 from countoff.core.runtime import stacks
 from countoff.core.runtime.channel import Channel, sequence_numbers
-from countoff.core.runtime.roll_call import Gathering, Records, group_ranks_by_value
+from countoff.core.runtime.gathering import Gathering
 from countoff.core.runtime.speaker import Speaker
-from countoff.core.verdict import Verdict, clip, names_of
+from countoff.core.verdict import Verdict, names_of
 
 _PLACES = 4
 
 
 class Stall:
-    """Reports, once, a job in which no rank has got on for `stall_seconds`."""
+    """Reports, once, a job in which no rank has made progress for `stall_seconds`.
+
+    Args:
+        state: This rank's state.
+        speaker: This rank's speaker.
+
+    Attributes:
+        moved_at: When this rank was last seen to make progress, by `time.monotonic()`.
+    """
 
     def __init__(self, state: State, speaker: Speaker) -> None:
         self._state = state
@@ -55,12 +66,13 @@ class Stall:
 
     def _gather(self, channel: Channel) -> None:
         state = self._state
-        owed = [rank for rank in state.present if not channel.has(f"bye/{rank}")]  # who has left waits for nobody
-        patience = time.monotonic() + max(5.0, state.settings.stall_seconds)
-        self._speaker.poll(Gathering("stall", owed, patience, self._report, keep=True))
+        # A rank that has closed its guard waits for none.
+        owed = [rank for rank in state.present if not channel.has(f"bye/{rank}")]
+        deadline = time.monotonic() + max(5.0, state.settings.stall_seconds)
+        self._speaker.poll(Gathering("stall", owed, deadline, self._report, keep=True))
 
     def _report(self, records: Records, missing: list[int]) -> None:
-        # Somebody gets on: slow, not stalled. Without records, the roll call of the fit's start is still under way.
+        # Some rank makes progress: slow, not stalled. Without records, the first roll call is still under way.
         if missing or not records or not self._posted or any("moved" in record for record in records.values()):
             self._posted = False
             self.moved_at = time.monotonic() - 0.75 * self._state.settings.stall_seconds
@@ -70,14 +82,19 @@ class Stall:
         uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
         places = {(record["where"], record["batches"]) for record in records.values()}
         if uneven is not None and len(places) > 1 and any(record["evaluates"] for record in records.values()):
-            # It was warned of, and now a rank waits in it, or for one that does.
+            # It was warned of, and a rank waits in that evaluation, or for a rank that does.
             self._state.propose(uneven)
         else:
-            self._state.say(verdict)
+            self._state.outbox.put(PrintWarning(verdict))
 
 
 def judge_stall(records: Records, seconds: float) -> Verdict:
-    """Who keeps the others waiting: ranks in their loaders or their own code, before ranks in a collective."""
+    """Names the ranks that keep the others waiting: those in a loader or in their own code, else those in a collective.
+
+    Args:
+        records: What each rank reported of its main thread.
+        seconds: For how long no rank has made progress.
+    """
     for state in ("in its loader", "in its code", "in a collective"):
         ranks = [rank for rank, record in records.items() if record["state"] == state]
         if ranks:

@@ -1,0 +1,198 @@
+"""Records: what ranks write into the job's store for one another, and how it is read back.
+
+The store has no authentication, so everything that comes back is checked here before anything else sees it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast, get_args
+
+from countoff.core.verdict import Kind, Verdict
+
+MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
+Reason = Literal["", "exhausted", "stopped", "exited"]
+
+Records = dict[int, dict[str, Any]]
+"""One record of each rank, by rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitPlan:
+    """What one rank begins a fit with. All ranks must agree on it, except on `dp_rank` and `loader_position`.
+
+    None means that this rank does not know. Every value must be one of JSON.
+
+    Attributes:
+        batches_per_epoch: Batches per rank and epoch, as this rank's framework reports them.
+        proven_batches_per_epoch: Batches per rank and epoch that arithmetic proves.
+        batch_size: Samples per dp_rank and batch.
+        gradient_accumulation_steps: Batches per dp_rank and optimizer step.
+        max_epochs: Epochs after which the run ends.
+        max_steps: Optimizer steps after which the run ends.
+        position: Where a resumed run continues, as numbers in an order that the adapter chooses, such as
+            ``[epoch, batch in the epoch, step]``.
+        dp_degree: Number of dp_ranks.
+        dp_rank: This rank's share of the data, from 0 up to `dp_degree`; each belongs to the same number of ranks.
+        loader_position: The dp_rank and the dp_degree by which this rank's loader really shards its data.
+        evaluations: Checksum of the proven lengths of all evaluation loaders.
+    """
+
+    batches_per_epoch: int | None = None
+    proven_batches_per_epoch: int | None = None
+    batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    max_epochs: int | None = None
+    max_steps: int | None = None
+    position: Sequence[int] | None = None
+    dp_degree: int | None = None
+    dp_rank: int | None = None
+    loader_position: Sequence[int] | None = None
+    evaluations: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point that every rank passes, with the counts that must be equal there.
+
+    Attributes:
+        kind: What opens or closes.
+        span: Name of the span that it opens or closes.
+        at: Batches started in the span in which the mark stands (for `eval_start`, the train span around it).
+        reason: For a closing, whether the loader was `exhausted`, the pass was `stopped` (a limit, a break, early
+            stopping), or the rank `exited` the job in the middle of it; for `eval_start`, `exhausted` if the train
+            loader is known to hold no more.
+        steps: Optimizer steps applied since the fit began.
+        step_hash: Hash of the batches after which they were applied.
+        counts: Batches per loader of a closed evaluation, if it read more than one.
+        rank: The rank that wrote the mark.
+        time: Seconds since the epoch at which that rank passed it, by its own clock.
+    """
+
+    kind: MarkKind
+    span: str
+    at: int = 0
+    reason: Reason = ""
+    steps: int = 0
+    step_hash: int = 0
+    counts: tuple[int, ...] = ()
+    rank: int = 0
+    time: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The mark as JSON types; `from_json` is its inverse."""
+        return {**asdict(self), "counts": list(self.counts)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Mark:
+        """Reads a mark that another rank wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: If the record is not a mark.
+        """
+        return cls(
+            kind=cast("MarkKind", one_of(record["kind"], get_args(MarkKind))),
+            span=str(record["span"]),
+            at=parse_count(record["at"]),
+            reason=cast("Reason", one_of(record["reason"], get_args(Reason))),
+            steps=parse_count(record["steps"]),
+            step_hash=parse_count(record["step_hash"]),
+            counts=tuple(parse_count(count) for count in record["counts"]),
+            rank=parse_count(record["rank"]),
+            time=float(record["time"]),
+        )
+
+
+def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
+    """What the other ranks need to print the same verdict; the table of ranks is gathered afterwards."""
+    return {
+        "kind": verdict.kind,
+        "sentence": clip(verdict.sentence, 420),
+        "ranks": list(verdict.ranks[:8]),
+        "why": clip(verdict.why, 240),
+        "gone": verdict.gone,
+        "time": verdict.time,
+        "subject": clip(verdict.subject, 40),
+        "mark_index": verdict.mark_index,
+        "announced": verdict.announced,
+    }
+
+
+def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
+    """Reads a verdict that another rank wrote; it has no remedy and no table yet.
+
+    Raises:
+        KeyError, TypeError, ValueError: If the record is not a verdict.
+    """
+    return Verdict(
+        kind=cast("Kind", str(record["kind"])),  # an adapter of the user's own may have kinds of its own
+        sentence=str(record["sentence"]),
+        ranks=tuple(parse_count(rank) for rank in record["ranks"]),
+        why=str(record["why"]),
+        gone=bool(record["gone"]),
+        time=float(record["time"]),
+        subject=str(record["subject"]),
+        mark_index=int(record["mark_index"]),
+        announced=bool(record["announced"]),
+    )
+
+
+def mark_entry(index: int, mark: Mark) -> dict[str, Any]:
+    """The log's entry for a mark that this rank is the first to pass."""
+    return {"type": "mark", "number": index, "mark": mark.to_json()}
+
+
+def announcement_entry(opened: int, closing: Mark) -> dict[str, Any]:
+    """The log's entry that announces at which count this rank will close the span opened by mark `opened`."""
+    return {"type": "announcement", "opened": opened, "mark": closing.to_json()}
+
+
+def verdict_entry(kind: Literal["end", "notice"], verdict: Verdict) -> dict[str, Any]:
+    """The log's entry for a verdict that ends the fit, or for a warning, which ends nothing."""
+    return {"type": kind, "verdict": verdict_to_json(verdict)}
+
+
+def goodbye_entry(rank: int) -> dict[str, Any]:
+    """The log's entry of a rank that closes its guard before the fit has ended."""
+    return {"type": "goodbye", "rank": rank}
+
+
+def parse_count(value: object, below: int = 1 << 53) -> int:
+    """Reads a count out of a record.
+
+    Raises:
+        ValueError: If it is no integer from 0 up to, but not including, `below`.
+    """
+    if type(value) is not int or not 0 <= value < below:
+        raise ValueError(f"expected a whole number below {below}, got {value!r}")
+    return value
+
+
+def one_of(value: object, known: tuple[str, ...]) -> str:
+    """Reads a word out of a record.
+
+    Raises:
+        ValueError: If it is none of the known ones.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"expected one of {known}, got {value!r}")
+    return value
+
+
+def clip(text: str, length: int) -> str:
+    """Shortens a text until it takes at most `length` characters as JSON, so that a record fits into the store.
+
+    >>> clip("shard 3 is torn", 100), clip("ä" * 50, 20)
+    ('shard 3 is torn', 'ää…')
+    """
+    if len(json.dumps(text)) <= length:
+        return text
+    while text and len(json.dumps(text + "…")) > length:
+        text = text[: len(text) * 9 // 10]
+    return text + "…"

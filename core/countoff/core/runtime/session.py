@@ -1,0 +1,52 @@
+"""What the three threads of a guard share: whether they are connected, closing, or have stopped comparing."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from countoff.core.protocol.state import State
+from countoff.core.runtime import shutdown
+from countoff.core.verdict import Verdict
+
+
+@dataclass
+class Session:
+    """One guard's connection to the other ranks.
+
+    Attributes:
+        state: This rank's state.
+        address: The store's host and port, and the prefix of this guard's keys; None before the rendezvous.
+        met: Set once the rendezvous is over, with an `address` or without one.
+        closing: Set once the threads are to end.
+        failure: Why this rank has stopped comparing; empty while it compares.
+    """
+
+    state: State
+    address: tuple[str, int, str] | None = None
+    met: threading.Event = field(default_factory=threading.Event)
+    closing: threading.Event = field(default_factory=threading.Event)
+    failure: str = ""
+
+    def stop_comparing(self, reason: str) -> None:
+        """Lets this rank train on without comparing, and prints that once."""
+        with self.state.lock:
+            if self.failure:
+                return
+            self.failure = reason
+        self.met.set()
+        sentence = f"{reason} (this rank trains on without comparing)"
+        shutdown.print_to_stderr(Verdict("LateRank", sentence), self.state.rank)
+
+    def conclude_alone(self, verdict: Verdict) -> None:
+        """Ends the fit without the store: each rank prints what it knows."""
+        state = self.state
+        state.adopt(state.proposed or verdict)  # what this rank has proved itself is the better cause
+        if state.end is not None:
+            shutdown.print_verdict(state, state.end)
+            state.said.set()
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text, or its type; torch's own are many lines long."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch.trainer import call
 
 from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Samples, in_turns
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 from countoff.lightning import Countoff
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
 
@@ -69,7 +69,7 @@ def guard_costs(repeats: int) -> Samples:
 
 def _open_guard(settings: Settings, world_size: int) -> Guard:
     guard = Guard(settings, rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1])
-    guard.fit_start({"batches_per_epoch": None})
+    guard.fit_start(FitPlan())
     guard.train_start(0)
     return guard
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 
 
 def roll_calls(repeats: int) -> list[tuple[float, float]]:
@@ -19,7 +19,7 @@ def roll_calls(repeats: int) -> list[tuple[float, float]]:
         guard = Guard(Settings.resolve(), rank=dist.get_rank(), world_size=dist.get_world_size())
         dist.barrier()
         began = time.monotonic()
-        guard.fit_start({"batches_per_epoch": 100, "batch_size": 32, "dp_rank": dist.get_rank()}, {"torch": "2"})
+        guard.fit_start(FitPlan(batches_per_epoch=100, batch_size=32, dp_rank=dist.get_rank()), {"torch": "2"})
         moments.append((began, time.monotonic()))
         guard.fit_end()
         guard.close()

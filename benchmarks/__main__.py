@@ -2,14 +2,14 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.results import Table, report
 
-# Names of the parts to the function that makes their tables, and the group they are in; a framework is imported only
-# by its own part.
+# Part to its group, its module, and the function that makes its tables. Only a part that runs imports its framework.
 PARTS = {
     "guard": ("cost", "batch_cost", "guard_tables"),
     "lightning": ("cost", "batch_cost", "lightning_tables"),
@@ -24,13 +24,13 @@ PARTS = {
 }
 EPILOG = """\
 parts:
-  cost        what a batch costs on the training thread, beside the framework's own no-op; these one by one:
+  cost        what a batch costs on the training thread, compared with a callback that does nothing; its parts:
     guard         Guard.batch() alone
     lightning     Lightning's hooks and whole epochs          composer      Composer's events and fetches
     transformers  the Trainer's events                        accelerate    a prepared loader
     tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
-    identity      one fingerprint of a batch, and asking whether one is wanted
-  detection   seconds from a fault until every rank knows, for the same tools, and whether the culprit is named
+    identity      one fingerprint of a batch, and the test whether one is due
+  detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks
 
@@ -39,31 +39,34 @@ examples:
   python -m benchmarks --only guard tools --json out.json
   python -m benchmarks                                    everything: an hour or more on two busy cores
 
-Tables are markdown on stdout, one after the other as they are ready; progress is on stderr. A part whose framework is
-not installed says so instead. Compare rows of one table; those of two runs are from two machines, or two minutes.
+Tables are markdown on stdout, each as soon as it is ready; progress is on stderr. A part whose framework is not
+installed prints that instead. Compare the rows of one table. Do not compare two runs: the load or the machine differs.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the parts that were asked for."""
+    """Runs the chosen parts; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What countoff costs, how soon it knows, and how both grow, beside what people use today.",
+        description="What countoff costs, how soon every rank knows, and how both grow, compared with other tools.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     choices = list(dict.fromkeys([*(group for group, *_ in PARTS.values()), *PARTS]))
     parser.add_argument("--only", nargs="+", choices=choices, metavar="PART", help=f"some of: {', '.join(choices)}")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, ranks and sizes: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, ranks and sizes, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the tables, unrounded, as JSON")
     options = parser.parse_args(arguments)
+    # For the ranks and for the store that this process hosts: torch's TCPStore makes a reverse DNS look-up on each
+    # connection, and a look-up that gets no answer takes 5 s by default.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     names = [name for name, part in PARTS.items() if options.only is None or {name, part[0]} & set(options.only)]
     report(tables(names, quick=options.quick), options.json)
     return 0
 
 
 def tables(names: Sequence[str], *, quick: bool) -> Iterator[Table]:
-    """The tables of the parts."""
+    """Yields the tables of the parts."""
     for name in names:
         _, module, function = PARTS[name]
         try:

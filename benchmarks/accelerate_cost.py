@@ -1,9 +1,9 @@
-"""What one batch of a loader that Accelerate has prepared costs with countoff attached, and without.
+"""Measures what one batch of a loader prepared by Accelerate costs, with countoff attached and without.
 
-With real ranks (gloo, an agent's store, countoff's threads running where there are two). The loop does nothing with its
-batches, so what is seen is the loader itself: Accelerate's shard over torch's DataLoader, in this process. Timed is the
-inside of an epoch, from its second batch to its last but one; what an epoch's marks cost is no matter of batches.
-Bare and attached epochs take turns within one process, so that a noisy minute hits both alike.
+On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's threads run. The loop does nothing with
+its batches, so this measures the loader itself: Accelerate's shard over torch's DataLoader, in this process. The clock
+runs from the second batch of an epoch to the last but one, so the marks of an epoch are not included. Bare and attached
+epochs take turns within one process, so that other load on the machine affects both alike.
 """
 
 import time
@@ -14,7 +14,7 @@ import accelerate
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.ranks import on_ranks
-from benchmarks.results import Table, compared, progress
+from benchmarks.results import THREAD_TIME, WALL_TIME, Table, compared, progress
 from countoff.accelerate import attach
 
 BATCHES = 4000
@@ -22,7 +22,7 @@ BARE, ATTACHED = "bare loader", "attached"
 
 
 class Numbers(Dataset[int]):
-    """The cheapest samples there are."""
+    """A dataset whose samples cost almost nothing."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -35,7 +35,7 @@ class Numbers(Dataset[int]):
 
 
 def epoch_seconds(loader: Any, clock: Any) -> float:
-    """Seconds per batch inside one pass."""
+    """Returns the seconds per batch inside one pass."""
     began = ended = 0.0
     for number, _ in enumerate(loader):
         if number == 1:
@@ -46,10 +46,10 @@ def epoch_seconds(loader: Any, clock: Any) -> float:
 
 
 def costs(repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds per batch, by clock and by whether countoff is attached."""
+    """Returns seconds per batch, by clock and by whether countoff is attached."""
     accelerator = accelerate.Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(Numbers(BATCHES * accelerator.num_processes), batch_size=1))
-    clocks = {"by the wall": time.perf_counter, "processor time of the training thread": time.thread_time}
+    clocks = {WALL_TIME: time.perf_counter, THREAD_TIME: time.thread_time}
     found = {name: {BARE: [], ATTACHED: []} for name in clocks}
     for name, clock in clocks.items():
         for _ in range(repeats):
@@ -61,9 +61,9 @@ def costs(repeats: int) -> dict[str, dict[str, list[float]]]:
 
 
 def tables(quick: bool) -> Iterator[Table]:
-    """One table for each clock and number of ranks."""
+    """Yields one table for each clock and number of ranks."""
     for world_size in (1, 2):
         progress(f"accelerate: {world_size} ranks")
         for clock, samples in on_ranks(costs, world_size, 3 if quick else 21)[0].items():
-            title = f"A loader that Accelerate has prepared, per batch, {clock}, ranks: {world_size}"
+            title = f"A loader prepared by Accelerate, per batch, {clock}, ranks: {world_size}"
             yield compared(title, "µs", samples, against=BARE)

@@ -1,18 +1,18 @@
-"""What one batch costs on the training thread: the guard alone, and Lightning with countoff beside a no-op callback.
+"""Measures what one batch costs on the training thread: the guard alone, and Lightning with and without countoff.
 
-With real ranks (gloo, an agent's store, countoff's threads running where there are two). What is compared is measured
-in turns within one process, so that a noisy minute hits all alike.
+On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's threads run. The variants take turns
+within one process, so that other load on the machine affects all of them alike.
 """
 
 from collections.abc import Iterator
 
 from benchmarks import rank_jobs
 from benchmarks.ranks import on_ranks
-from benchmarks.results import NO_OP, Table, compared, progress
+from benchmarks.results import NO_OP, THREAD_TIME, WALL_TIME, Table, compared, progress
 
 
 def guard_tables(quick: bool) -> Iterator[Table]:
-    """`Guard.batch()` beside a loop that does nothing and beside a method that adds 1."""
+    """Compares `Guard.batch()` with an empty loop and with a method that adds 1."""
     for world_size in (1, 2):
         progress(f"guard: {world_size} ranks")
         samples = on_ranks(rank_jobs.guard_costs, world_size, repeats(quick))[0]
@@ -20,7 +20,7 @@ def guard_tables(quick: bool) -> Iterator[Table]:
 
 
 def lightning_tables(quick: bool) -> Iterator[Table]:
-    """Lightning's own dispatch of a hook inside a fit, and whole train epochs: bare, with a no-op, with `Countoff`."""
+    """Compares Lightning's dispatch of a hook, and whole train epochs: bare, with a no-op callback, with `Countoff`."""
     for world_size in (1, 2):
         progress(f"lightning: dispatch, {world_size} ranks")
         ways = "back to back", "64 at a time"
@@ -28,12 +28,12 @@ def lightning_tables(quick: bool) -> Iterator[Table]:
             title = f"Lightning's dispatch of `on_train_batch_start`, {way}, ranks: {world_size}"
             yield compared(title, "µs", samples, against=NO_OP)
         progress(f"lightning: epochs, {world_size} ranks")
-        clocks = "by the wall", "processor time of the training thread"
+        clocks = WALL_TIME, THREAD_TIME
         for clock, samples in zip(clocks, on_ranks(rank_jobs.epoch_costs, world_size, repeats(quick))[0], strict=True):
             title = f"Whole train epochs of Lightning's `Trainer.fit`, per batch, {clock}, ranks: {world_size}"
             yield compared(title, "µs", samples, against=NO_OP)
 
 
 def repeats(quick: bool) -> int:
-    """Rounds of samples."""
+    """Returns the number of rounds of samples."""
     return 3 if quick else 21

@@ -1,13 +1,13 @@
-"""What one batch costs on the training thread of a Composer fit, beside a callback that does nothing.
+"""Measures what one batch costs on the training thread of a Composer fit, compared with a no-op callback.
 
-With real ranks (gloo, an agent's store, countoff's threads running where there are two), and real fits:
+On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's threads run. In real fits:
 
 1. `engine.run_event(Event.BATCH_START)` inside a fit: with no callback, with one that overrides the same events as
-   `Countoff` and does nothing, and with `Countoff`, its ticks (one in 64 batches) included.
-2. A fetch: `next()` on a loader that hands out one and the same object, bare and observed by countoff.
+   `Countoff` and does nothing, and with `Countoff`, including its ticks (one in 64 batches).
+2. A fetch: `next()` on a loader that always returns the same object, bare and observed by countoff.
 3. Whole batches: fits of a linear model with each of the three, per batch, from the ninth batch to the last.
 
-What is compared is measured in turns within one process, so that a noisy minute hits all alike.
+The variants take turns within one process, so that other load on the machine affects all of them alike.
 """
 
 import itertools
@@ -18,28 +18,36 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.ranks import on_ranks
-from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Table, compared, in_turns, progress
+from benchmarks.results import (
+    COUNTOFF,
+    NO_OP,
+    NOTHING,
+    THREAD_TIME,
+    WALL_TIME,
+    Samples,
+    Table,
+    compared,
+    in_turns,
+    progress,
+)
 from integration_tests.composer_jobs import Job
 from integration_tests.jobs import BATCH_SIZE
 
-Samples = dict[str, list[float]]
-
 BARE, OBSERVED = "bare", "observed"
-WALL, THREAD = "by the wall", "processor time of the training thread"
-CLOCKS = {WALL: time.perf_counter, THREAD: time.thread_time}
+CLOCKS = {WALL_TIME: time.perf_counter, THREAD_TIME: time.thread_time}
 CALLS = 640  # ten ticks
-BATCHES, FIRST = 128, 8  # of a fit, on each rank; those before FIRST warm up
+BATCHES, FIRST = 128, 8  # batches of a fit on each rank; those before FIRST are the warm-up
 
 
 class Endless:
-    """Hands out one and the same object for ever."""
+    """A loader that returns the same object for ever."""
 
     def __iter__(self) -> Any:
         return itertools.repeat(None)
 
 
 def tables(quick: bool) -> Iterator[Table]:
-    """Composer's dispatch of `BATCH_START` inside a fit, a fetch from its observed loader, and whole fits."""
+    """Yields tables of the dispatch of `BATCH_START`, of a fetch from an observed loader, and of whole fits."""
     for world_size in (1, 2):
         progress(f"composer: {world_size} ranks")
         dispatches, fetches = on_ranks(event_costs, world_size, 21 if quick else 101)[0]
@@ -55,7 +63,7 @@ def tables(quick: bool) -> Iterator[Table]:
 
 
 def no_op_callback() -> Any:
-    """A callback that overrides the events that `Countoff` overrides, and does nothing."""
+    """Returns a callback that overrides the events that `Countoff` overrides, and does nothing."""
     from composer.core import Callback
 
     from countoff.composer import Countoff
@@ -67,29 +75,29 @@ def no_op_callback() -> Any:
     return type("NoOp", (Callback,), dict.fromkeys(events, nothing))()
 
 
-def dispatch_costs(trainer: Any, guarded: Any, repeats: int) -> dict[str, Samples]:
-    """Seconds per dispatch of BATCH_START with one callback after the other alone in the Trainer, by clock."""
+def dispatch_costs(trainer: Any, countoff: Any, repeats: int) -> dict[str, Samples]:
+    """Returns seconds per dispatch of BATCH_START by clock, with each callback in turn alone in the Trainer."""
     from composer.core import Event
 
     state = trainer.state
-    kept = list(state.callbacks)
-    variants = {NOTHING: [], NO_OP: [no_op_callback()], COUNTOFF: [guarded]}
+    callbacks_of_fit = list(state.callbacks)
+    variants = {NOTHING: [], NO_OP: [no_op_callback()], COUNTOFF: [countoff]}
     names = {"engine": trainer.engine, "event": Event.BATCH_START, "state": state}
 
     def timer(callbacks: list[Any], clock: Any) -> timeit.Timer:
-        found = {**names, "callbacks": callbacks}
-        return timeit.Timer("engine.run_event(event)", "state.callbacks[:] = callbacks", clock, found)
+        variables = {**names, "callbacks": callbacks}
+        return timeit.Timer("engine.run_event(event)", "state.callbacks[:] = callbacks", clock, variables)
 
     costs = {
         clock: in_turns({name: timer(callbacks, now) for name, callbacks in variants.items()}, repeats, CALLS)
         for clock, now in CLOCKS.items()
     }
-    state.callbacks[:] = kept
+    state.callbacks[:] = callbacks_of_fit
     return costs
 
 
 def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
-    """Seconds per fetch, bare and observed, by clock."""
+    """Returns seconds per fetch, bare and observed, by clock."""
     from countoff._adapter.loader_observer import LoaderObserver
 
     observed = LoaderObserver(Endless(), guard.waited, guard.failed, batch_requested=guard.batch_requested)
@@ -110,28 +118,28 @@ def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
 
 
 def event_costs(repeats: int) -> tuple[dict[str, Samples], dict[str, Samples]]:
-    """What a dispatch and what a fetch costs, measured in the middle of a fit."""
+    """Returns what a dispatch and what a fetch costs, measured in the middle of a fit."""
     from composer.core import Callback
 
     from countoff.composer import Countoff
 
-    found: list[dict[str, Samples]] = []
+    costs: list[dict[str, Samples]] = []
 
     class Measure(Callback):
         def batch_end(self, state: Any, logger: Any) -> None:
             if int(state.timestamp.batch) == 3:
-                guarded = next(each for each in state.callbacks if isinstance(each, Countoff))
-                found.append(dispatch_costs(trainer, guarded, repeats))
-                found.append(fetch_costs(guarded.guard, repeats))
+                countoff = next(each for each in state.callbacks if isinstance(each, Countoff))
+                costs.append(dispatch_costs(trainer, countoff, repeats))
+                costs.append(fetch_costs(countoff.guard, repeats))
 
     trainer = Job(even=64).make_trainer(callbacks=[Measure()], max_duration="1ep")
     trainer.fit()
     trainer.close()
-    return found[0], found[1]
+    return costs[0], costs[1]
 
 
 def fit_costs(repeats: int) -> dict[str, Samples]:
-    """Seconds per batch of whole fits with each callback, in turns, by clock; the first round only warms up."""
+    """Returns seconds per batch of whole fits by clock, with each callback in turn; the first round is the warm-up."""
     from composer.core import Callback
 
     costs: dict[str, Samples] = {clock: {NOTHING: [], NO_OP: [], COUNTOFF: []} for clock in CLOCKS}

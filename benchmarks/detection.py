@@ -1,8 +1,9 @@
-"""Seconds from a fault until every rank knows, tool by tool, and whether the message names the culprit.
+"""Measures the seconds from a fault until every rank knows, for each tool, and whether the rank at fault is named.
 
 A plain DDP loop of two epochs, each followed by an evaluation whose metric is reduced after every batch. The last rank
-is the culprit. A rank knows when an exception reaches its main thread, when it dies of a signal or an exit code, or,
-with countoff, when the verdict has reached it (its main thread may be blocked then; it ends after `grace_seconds`).
+is at fault. A rank knows when an exception reaches its main thread, or when it ends by a signal or with an exit code.
+With countoff, a rank also knows when it has received the verdict; its main thread may be blocked then, and the process
+ends after `grace_seconds`.
 """
 
 import re
@@ -38,25 +39,25 @@ FAULTS = {
     "F8": "a rank evaluates a step early",
     "F12": "a rank skips an optimizer step",
 }
-_TRAIN, _EVALS, _AT = 100, 20, 50
+_TRAIN_BATCHES, _EVAL_BATCHES, _FAULT_BATCH = 100, 20, 50
 _TIMEOUT_SECONDS = 5.0
-_SILENT = "–"  # noqa: RUF001  (as typeset)
+_NO_MESSAGE = "–"  # noqa: RUF001  (as typeset)
 _OWN_PREFIX = re.compile(r"^\[?rank ?\d+\]?:?|^\[Rank \d+\]", re.IGNORECASE | re.MULTILINE)
 
 
 def loop(fault: str, tool: str) -> None:
-    """One rank's training, with its part of the fault; notes when it happens and when this rank knows of it."""
-    with monitored([tool], _TIMEOUT_SECONDS) as beat:
-        train_on(fault, tool, beat)
+    """Trains as one rank, with its part of the fault; records when the fault happens and when this rank knows."""
+    with monitored([tool], _TIMEOUT_SECONDS) as send_heartbeat:
+        train_on(fault, tool, send_heartbeat)
 
 
-def train_on(fault: str, tool: str, beat: Callable[[], None]) -> None:
-    """The training itself."""
+def train_on(fault: str, tool: str, send_heartbeat: Callable[[], None]) -> None:
+    """Runs the training loop."""
     training = begin(_TIMEOUT_SECONDS)
-    culprit = training.rank == training.world_size - 1
-    short_of = fault if culprit else ""
-    train = Batches(_TRAIN - 1, lambda: note("fault")) if short_of == "F1" else Batches(_TRAIN)
-    evals = Batches(_EVALS - 1, lambda: note("fault")) if short_of == "F2" else Batches(_EVALS)
+    at_fault = training.rank == training.world_size - 1
+    own_fault = fault if at_fault else ""
+    train = Batches(_TRAIN_BATCHES - 1, lambda: note("fault")) if own_fault == "F1" else Batches(_TRAIN_BATCHES)
+    evals = Batches(_EVAL_BATCHES - 1, lambda: note("fault")) if own_fault == "F2" else Batches(_EVAL_BATCHES)
 
     def evaluate() -> None:
         for batch in evals:
@@ -65,19 +66,21 @@ def train_on(fault: str, tool: str, beat: Callable[[], None]) -> None:
 
     def run() -> None:
         for _ in range(2):
-            with equipped(tool, training, train, evals, beat=beat, attached=listen) as after:
+            with equipped(
+                tool, training, train, evals, send_heartbeat=send_heartbeat, attached=note_verdict
+            ) as after_batch:
                 for number, batch in enumerate(train):
-                    if fault == "F8" and number == _AT + (not culprit):
-                        if culprit:
+                    if fault == "F8" and number == _FAULT_BATCH + (not at_fault):
+                        if at_fault:
                             note("fault")
                         evaluate()
                     training.backward(batch)
-                    if culprit and fault == "F12" and number == _AT:
+                    if own_fault == "F12" and number == _FAULT_BATCH:
                         note("fault")
                     else:
                         training.step()
                     training.optimizer.zero_grad()
-                    after()
+                    after_batch()
                 evaluate()
 
     try:
@@ -88,13 +91,13 @@ def train_on(fault: str, tool: str, beat: Callable[[], None]) -> None:
 
 
 def note(event: str) -> None:
-    """Appends the event and the time, of the one clock that all processes here share, to this rank's file."""
+    """Appends the event and its time to this rank's file; all processes of this machine share the clock."""
     with open(f"events-{dist.get_rank()}", "a", encoding="utf-8") as file:
         file.write(f"{event} {time.monotonic()}\n")
 
 
-def listen(handle: Any) -> None:
-    """Notes when the verdict has reached this rank, whatever its main thread is blocked in."""
+def note_verdict(handle: Any) -> None:
+    """Records when this rank receives the verdict, even if its main thread is blocked."""
     state = handle.guard._state
 
     def wait() -> None:
@@ -110,9 +113,9 @@ class Ending:
 
     Attributes:
         seconds: From the fault until every rank knew; None if one never did.
-        named: Ranks whose output names the culprit.
-        codes: Exit codes; None for one that hung.
-        results: What every rank said.
+        named: Number of ranks whose output names the rank at fault.
+        codes: Exit codes; None for a rank that hung.
+        results: Output and exit code of every rank.
     """
 
     seconds: float | None
@@ -122,7 +125,7 @@ class Ending:
 
 
 def run_once(fault: str, tool: str, world_size: int) -> Ending:
-    """Runs the loop on real ranks and reads what they noted."""
+    """Runs the loop on real ranks and reads the times that they recorded."""
     watches: list[Watch] = []
     env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if tool == DETAIL else {}
     with tempfile.TemporaryDirectory() as name:
@@ -149,7 +152,7 @@ def events_of(path: Path) -> list[tuple[str, float]]:
 
 
 def moment_of(result: RankResult, notes: Sequence[Sequence[tuple[str, float]]], watch: Watch) -> float | None:
-    """When this rank knew: what it noted itself, or its bad end; None if it never did."""
+    """Returns when this rank knew: the time that it recorded, or else its failure; None if it never knew."""
     noted = [at for events in notes for event, at in events if event == f"knows-{result.rank}"]
     if noted:
         return min(noted)
@@ -158,25 +161,25 @@ def moment_of(result: RankResult, notes: Sequence[Sequence[tuple[str, float]]], 
     return watch._started_at + result.seconds  # pyright: ignore[reportPrivateUsage]
 
 
-def names(output: str, culprit: int) -> bool:
-    """Whether a message names the culprit, not counting the rank in front of a line, which is the speaker's own."""
-    said = _OWN_PREFIX.sub("", output)
-    return re.search(rf"\branks? (?:\d+, )*{culprit}\b", said, re.IGNORECASE) is not None
+def names(output: str, rank: int) -> bool:
+    """Returns whether a message names the rank, apart from the start of a line, which names the rank that prints it."""
+    text = _OWN_PREFIX.sub("", output)
+    return re.search(rf"\branks? (?:\d+, )*{rank}\b", text, re.IGNORECASE) is not None
 
 
 def tables(quick: bool) -> Iterator[Table]:
-    """One table for each fault, with a row for each tool and number of ranks."""
+    """Yields one table for each fault, with a row for each tool and number of ranks."""
     tools = [NOTHING, COUNTOFF, JOIN, COUNTERS, DETAIL, HEARTBEAT]
     sizes, repeats = ((2,), 1) if quick else ((2, 4), 3)
     note = (
-        f"The last rank is the culprit. The process group's time-out is {_TIMEOUT_SECONDS:g} s here, as is the "
-        "patience with a heartbeat; gloo ships with 30 min, nvidia-resiliency-ext with 45 min. Message: ✓ every rank's "
-        f"names the culprit, (✓) some ranks' do, ✗ none does, {_SILENT} there is none. "
+        f"The last rank is at fault. The timeout of the process group is {_TIMEOUT_SECONDS:g} s here, and so is that "
+        "of the heartbeat; gloo's default is 30 min, that of nvidia-resiliency-ext 45 min. Message: ✓ every rank's "
+        f"names the rank at fault, (✓) the messages of some ranks do, ✗ none does, {_NO_MESSAGE} there is none. "
         "Countoff compares steps every 64 batches."
     )
-    for fault, words in FAULTS.items():
+    for fault, description in FAULTS.items():
         rows = [row_of(fault, tool, size, repeats) for tool in tools for size in sizes]
-        yield Table(f"Time to detection, {fault}: {words}", rows, [note])
+        yield Table(f"Time to detection, {fault}: {description}", rows, [note])
 
 
 def row_of(fault: str, tool: str, world_size: int, repeats: int) -> dict[str, Any]:
@@ -197,12 +200,12 @@ def cells_of(tool: str, endings: Sequence[Ending], world_size: int) -> tuple[Any
     times = [ending.seconds for ending in endings if ending.seconds is not None]
     if not times:
         if codes == [0]:
-            return "never", None, None, _SILENT, None, listed
-        reason = "dies before the fault" if tool == DETAIL else "not every rank"
+            return "never", None, None, _NO_MESSAGE, None, listed
+        reason = "ends before the fault" if tool == DETAIL else "not every rank"
         return reason, None, None, "✗", f"0 of {world_size}", listed
     low, middle, high = quartiles(times)
     named = min(ending.named for ending in endings)
-    waited = middle >= 0.9 * _TIMEOUT_SECONDS
-    seconds = f"30 min as shipped (not waited for); {middle:.1f} with {_TIMEOUT_SECONDS:g} s" if waited else middle
+    timed_out = middle >= 0.9 * _TIMEOUT_SECONDS
+    seconds = f"30 min by default (not measured); {middle:.1f} with {_TIMEOUT_SECONDS:g} s" if timed_out else middle
     message = "✓" if named == world_size else "(✓)" if named else "✗"
     return seconds, low, high, message, f"{named} of {world_size}", listed

@@ -1,4 +1,4 @@
-"""What `batch_cost` runs on each rank. All ranks make the same calls, or countoff would rightly object."""
+"""The functions that `batch_cost` runs on each rank. All ranks must make the same calls, as countoff demands."""
 
 import os
 import time
@@ -10,23 +10,21 @@ import lightning.pytorch as pl
 import torch.distributed as dist
 from lightning.pytorch.trainer import call
 
-from benchmarks.results import COUNTOFF, NO_OP, NOTHING, in_turns
-from countoff.core import Guard, Settings
+from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Samples, in_turns
+from countoff.core import FitPlan, Guard, Settings
 from countoff.lightning import Countoff
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
 
-Samples = dict[str, list[float]]
-
 ADD = "`counter.add()`, which adds 1"
 TICK = 64  # batches between two comparisons, the default of `tick_batches`
-CHUNKS = 20  # samples per repeat: each lasts a millisecond or so, and most escape what else the machine does
+CHUNKS = 20  # samples per repeat: each takes about a millisecond, so that other load misses most of them
 _CALLS = 5_000
-_BREATH_SECONDS = 0.002
+_PAUSE_SECONDS = 0.002
 _SAMPLES = 512  # 128 batches of four, 64 of them on each of two ranks
 
 
 class Counter:
-    """The least that counting could cost."""
+    """The cheapest possible counter."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,9 +43,10 @@ NoOp: type[pl.Callback] = type("NoOp", (pl.Callback,), dict.fromkeys(_HOOKS, _no
 
 
 def guard_costs(repeats: int) -> Samples:
-    """Seconds per turn of an empty loop, per call of a method that adds 1, and per `Guard.batch()` of this rank.
+    """Returns seconds per pass of an empty loop, per call of a method that adds 1, and per `Guard.batch()`.
 
-    With peers also with its ticks, one in each sample; then a breath for the speaker, as training would leave it.
+    With more than one rank, also per `Guard.batch()` with its ticks. Each sample then holds one tick and is followed by
+    a pause, in which the speaker thread can run as it could during training.
     """
     world_size = int(os.environ["WORLD_SIZE"])
     if world_size > 1:
@@ -63,14 +62,14 @@ def guard_costs(repeats: int) -> Samples:
         guard = _open_guard(Settings.resolve(tick_batches=TICK), world_size)
         timer = timeit.Timer("guard.batch()", globals={"guard": guard})
         name = f"the same with its ticks, one in {TICK} batches"
-        samples |= in_turns({name: timer}, repeats * CHUNKS, TICK, _BREATH_SECONDS)
+        samples |= in_turns({name: timer}, repeats * CHUNKS, TICK, _PAUSE_SECONDS)
         _close_guard(guard)
     return samples
 
 
 def _open_guard(settings: Settings, world_size: int) -> Guard:
     guard = Guard(settings, rank=own_rank(), world_size=world_size, learning_rates=lambda: [0.1])
-    guard.fit_start({"batches_per_epoch": None})
+    guard.fit_start(FitPlan())
     guard.train_start(0)
     return guard
 
@@ -82,22 +81,22 @@ def _close_guard(guard: Guard) -> None:
 
 
 class Dispatching(pl.Callback):
-    """Calls Lightning's dispatcher from inside the fit, with one callback after the other alone in the Trainer."""
+    """Measures Lightning's dispatcher from inside the fit, with each callback in turn alone in the Trainer."""
 
     def __init__(self, repeats: int) -> None:
         self.back_to_back: Samples = {}
-        self.with_breaths: Samples = {}
+        self.with_pauses: Samples = {}
         self._repeats = repeats
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Measures, once, in a batch that is neither the first nor the last."""
+        """Measures once, in a batch that is neither the first nor the last."""
         if batch_idx != 2 or self.back_to_back:
             return
-        mine = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (set by its callback connector)
-        guarded = next(callback for callback in mine if isinstance(callback, Countoff))
-        variants: dict[str, list[pl.Callback]] = {NOTHING: [], NO_OP: [NoOp()], COUNTOFF: [guarded]}
+        callbacks_of_fit = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (set by its callback connector)
+        countoff = next(callback for callback in callbacks_of_fit if isinstance(callback, Countoff))
+        variants: dict[str, list[pl.Callback]] = {NOTHING: [], NO_OP: [NoOp()], COUNTOFF: [countoff]}
         dispatch = "call._call_callback_hooks(trainer, 'on_train_batch_start', batch, batch_idx)"
         names = {"call": call, "trainer": trainer, "batch": batch, "batch_idx": batch_idx}
         timers = {
@@ -105,23 +104,23 @@ class Dispatching(pl.Callback):
             for name, callbacks in variants.items()
         }
         self.back_to_back = in_turns(timers, self._repeats * CHUNKS, 10 * TICK)
-        self.with_breaths = in_turns(timers, self._repeats * CHUNKS, TICK, _BREATH_SECONDS)
-        trainer.callbacks = mine  # pyright: ignore[reportAttributeAccessIssue]
+        self.with_pauses = in_turns(timers, self._repeats * CHUNKS, TICK, _PAUSE_SECONDS)
+        trainer.callbacks = callbacks_of_fit  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def hook_costs(repeats: int) -> tuple[Samples, Samples]:
-    """Seconds per dispatch of `on_train_batch_start`: back to back, and 64 at a time with a breath after them.
+    """Returns seconds per dispatch of `on_train_batch_start`: back to back, and 64 at a time with a pause after them.
 
-    Either has the ticks of `Countoff` in it. Back to back the code is in the processor's caches; after a breath, as
-    between real batches, it is less so, for whichever callback.
+    Both include the ticks of `Countoff`. Back to back, the code is in the processor's caches. After a pause, as between
+    real batches, less of it is, for every callback.
     """
     measuring = Dispatching(repeats)
     _fit([Countoff(), measuring], epochs=1)
-    return measuring.back_to_back, measuring.with_breaths
+    return measuring.back_to_back, measuring.with_pauses
 
 
 class TimedEpochs(Classifier):
-    """Takes the time of the last train epoch, from before its first batch to after its last."""
+    """Times the last train epoch, from before its first batch to after its last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class TimedEpochs(Classifier):
         self._began = time.perf_counter(), time.thread_time()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Reads them after the last batch."""
+        """Reads both clocks after the last batch."""
         batches = batch_idx + 1
         if batches == int(self.trainer.num_training_batches):
             self.wall_seconds = (time.perf_counter() - self._began[0]) / batches
@@ -141,7 +140,7 @@ class TimedEpochs(Classifier):
 
 
 def epoch_costs(repeats: int) -> tuple[Samples, Samples]:
-    """Seconds per batch of the second epoch of fits with each callback, in turns: by the wall, and of this thread."""
+    """Returns seconds per batch of a fit's second epoch, with each callback in turn: wall time, then CPU time."""
     variants: dict[str, Callable[[], list[Any]]] = {
         NOTHING: lambda: [],
         NO_OP: lambda: [NoOp()],
@@ -152,7 +151,7 @@ def epoch_costs(repeats: int) -> tuple[Samples, Samples]:
     for repeat in range(repeats + 1):
         for name, callbacks in variants.items():
             model = _fit(callbacks(), epochs=2)
-            if repeat:  # the first round warms up
+            if repeat:  # the first round is the warm-up
                 wall[name].append(model.wall_seconds)
                 thread[name].append(model.thread_seconds)
     return wall, thread

@@ -1,6 +1,6 @@
-"""How long the positions of a large job take: ``python benchmarks/rank_map.py [RANKS]``.
+"""Measures how long the rank map of a large job takes: ``python benchmarks/rank_map.py [RANKS]``.
 
-Everything is plain integers on one core; no torch, no process group.
+This is plain integer arithmetic on one core: no torch, no process group.
 """
 
 import statistics
@@ -14,7 +14,7 @@ REPEATS = 9
 
 
 def median_milliseconds(work: Callable[[], object]) -> float:
-    """The median time of the work over some repeats."""
+    """Returns the median time of the work over several repeats."""
     seconds: list[float] = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -24,7 +24,7 @@ def median_milliseconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Times a map over pipelines, replicas, shards, contexts and tensors."""
+    """Times a map with pipeline, replica, shard, context and tensor dimensions."""
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 65_536
     ranks = RankMap.of("torchtitan", world_size=world_size, pp=4, dp_replicate=8, cp=2, tp=8)
     computed = ranks.dp_ranks()

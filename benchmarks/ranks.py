@@ -11,10 +11,10 @@ from integration_tests.harness import run_ranks
 def on_ranks(
     function: Callable[..., Any], world_size: int, *arguments: Any, env: Mapping[str, str] | None = None
 ) -> list[Any]:
-    """What the function returned, by rank.
+    """Runs the function on real ranks and returns its results, by rank.
 
     Raises:
-        RanksFailed: If a rank ended badly.
+        RanksFailed: If a rank's exit code is not 0.
     """
     with tempfile.TemporaryDirectory() as directory:
         results = run_ranks(

@@ -1,4 +1,4 @@
-"""The one shape of result of all benchmarks: a table of numbers, printed as markdown or kept as JSON."""
+"""The result of every benchmark: a table of numbers, printed as markdown or written as JSON."""
 
 import json
 import os
@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 
-Samples = Mapping[str, Sequence[float]]
+Samples = dict[str, list[float]]
+"""Seconds, by the name of what was measured."""
 
 NOTHING, NO_OP, COUNTOFF = "no callback", "no-op callback", "`Countoff`"
+WALL_TIME, THREAD_TIME = "wall time", "CPU time of the training thread"
 
 
 @dataclass(frozen=True)
 class Table:
-    """What one benchmark has found.
+    """The result of one benchmark.
 
     Attributes:
-        title: What was measured, of whom.
-        rows: Column names to values, the same names in every row; numbers in the unit that the name says.
-        notes: Sentences that belong under it.
+        title: What was measured.
+        rows: Column names to values, the same names in every row; numbers are in the unit that the name gives.
+        notes: Sentences to print under the table.
     """
 
     title: str
@@ -41,14 +43,14 @@ class Table:
 
 
 def compared(title: str, unit: str, samples: Samples, *, against: str, notes: Sequence[str] = ()) -> Table:
-    """Medians and quartiles of what was measured in turns, each beside one of them.
+    """Returns a table of medians and quartiles, each compared with one of the rows.
 
     Args:
         title: What was measured.
-        unit: What the samples, which are in seconds, are printed in: s, ms, µs or ns.
-        samples: Seconds, by what they are of.
-        against: The name of the one that the others are held against.
-        notes: Sentences that belong under the table.
+        unit: Unit of the printed numbers: s, ms, µs or ns.
+        samples: Seconds, by the name of what was measured.
+        against: The name of the row that the others are compared with.
+        notes: Sentences to print under the table.
     """
     scale = {"s": 1.0, "ms": 1e3, "µs": 1e6, "ns": 1e9}[unit]
     _, base, _ = quartiles([value * scale for value in samples[against]])
@@ -60,30 +62,30 @@ def compared(title: str, unit: str, samples: Samples, *, against: str, notes: Se
     return Table(title, rows, notes)
 
 
-def in_turns(
-    timers: Mapping[str, timeit.Timer], repeats: int, calls: int, breath: float = 0.0
-) -> dict[str, list[float]]:
-    """Seconds per call of each timer, by name: a short sample of each, in turns, so that a noisy minute hits all alike.
+def in_turns(timers: Mapping[str, timeit.Timer], repeats: int, calls: int, pause_seconds: float = 0.0) -> Samples:
+    """Returns seconds per call of each timer, by name.
+
+    It takes a short sample of each timer in turn, so that other load on the machine affects all of them alike.
 
     Args:
         timers: What is measured, by name.
-        repeats: Samples of each; a first round beside them only warms up.
+        repeats: Samples of each; one more round before them is the warm-up.
         calls: Calls per sample.
-        breath: Seconds of rest after each sample.
+        pause_seconds: Seconds to sleep after each sample.
     """
-    samples: dict[str, list[float]] = {name: [] for name in timers}
+    samples: Samples = {name: [] for name in timers}
     for repeat in range(repeats + 1):
         for name, timer in timers.items():
             seconds = timer.timeit(calls) / calls
             if repeat:
                 samples[name].append(seconds)
-            if breath:
-                time.sleep(breath)
+            if pause_seconds:
+                time.sleep(pause_seconds)
     return samples
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile; of one value, three times itself."""
+    """Returns lower quartile, median and upper quartile; for a single value, three times that value."""
     if len(values) < 2:
         return values[0], values[0], values[0]
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -91,7 +93,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def text_of(value: Any) -> str:
-    """A cell: three significant digits of a float, all of an integer, nothing for None."""
+    """Returns the text of a cell: three significant digits of a float, all of an integer, "" for None."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -99,8 +101,8 @@ def text_of(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def circumstances() -> dict[str, Any]:
-    """What the numbers depend on: versions, processors, and how busy they are."""
+def environment() -> dict[str, Any]:
+    """Returns what the numbers depend on: versions, number of processors, load."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -111,19 +113,19 @@ def circumstances() -> dict[str, Any]:
 
 
 def report(tables: Iterator[Table], path: Path | None) -> list[Table]:
-    """Prints each table as it comes, and keeps all as JSON in the file, if there is one, after each."""
-    before, found = circumstances(), list[Table]()
+    """Prints each table as soon as it is ready; also writes all tables so far to the JSON file, if there is one."""
+    before, finished = environment(), list[Table]()
     print(" · ".join(f"{name} {value}" for name, value in before.items()), flush=True)
     for table in tables:
-        found.append(table)
+        finished.append(table)
         print(f"\n{table.markdown()}", flush=True)
         if path is not None:
             path.write_text(
-                json.dumps({"began": before, "ended": circumstances(), "tables": list(map(asdict, found))}, indent=1)
+                json.dumps({"began": before, "ended": environment(), "tables": list(map(asdict, finished))}, indent=1)
             )
-    return found
+    return finished
 
 
 def progress(text: str) -> None:
-    """Says on stderr how far it is."""
+    """Prints on stderr what is being measured."""
     print(f"… {text}", file=sys.stderr, flush=True)

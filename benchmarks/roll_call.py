@@ -1,4 +1,4 @@
-"""Milliseconds from the first rank's call of `fit_start` until every rank has the answer, on 2, 4 and 8 real ranks."""
+"""Measures the time from the first rank's call of `fit_start` until every rank has the answer, on 2, 4 and 8 ranks."""
 
 import time
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ import torch.distributed as dist
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 
 
-def count_off(repeats: int) -> list[tuple[float, float]]:
-    """When this rank called `fit_start`, and when it returned, each time; one clock for all ranks of a host."""
+def roll_calls(repeats: int) -> list[tuple[float, float]]:
+    """Returns when this rank called `fit_start` and when it returned, each time; all ranks share the clock."""
     dist.init_process_group("gloo")
     moments: list[tuple[float, float]] = []
     for _ in range(repeats):
         guard = Guard(Settings.resolve(), rank=dist.get_rank(), world_size=dist.get_world_size())
         dist.barrier()
         began = time.monotonic()
-        guard.fit_start({"batches_per_epoch": 100, "batch_size": 32, "dp_rank": dist.get_rank()}, {"torch": "2"})
+        guard.fit_start(FitPlan(batches_per_epoch=100, batch_size=32, dp_rank=dist.get_rank()), {"torch": "2"})
         moments.append((began, time.monotonic()))
         guard.fit_end()
         guard.close()
@@ -28,13 +28,13 @@ def count_off(repeats: int) -> list[tuple[float, float]]:
 
 
 def tables(quick: bool) -> Iterator[Table]:
-    """One row for each number of ranks."""
+    """Yields one table, with a row for each number of ranks."""
     rows: list[dict[str, Any]] = []
     sizes, repeats = ((2,), 3) if quick else ((2, 4, 8), 11)
     for world_size in sizes:
         progress(f"roll call: {world_size} ranks")
-        by_rank = on_ranks(count_off, world_size, repeats)
-        # The first time, the modules that it needs are imported too.
+        by_rank = on_ranks(roll_calls, world_size, repeats)
+        # Without the first time, which also imports modules.
         each = [list(zip(*moments, strict=True)) for moments in list(zip(*by_rank, strict=True))[1:]]
         from_first = quartiles([(max(ends) - min(begins)) * 1e3 for begins, ends in each])
         from_last = quartiles([(max(ends) - max(begins)) * 1e3 for begins, ends in each])
@@ -48,5 +48,5 @@ def tables(quick: bool) -> Iterator[Table]:
     yield Table(
         "Roll call at fit start, real ranks",
         rows,
-        ["Until the last rank's `fit_start` returns; threads started and two connections per rank opened in it."],
+        ["Until the last rank's `fit_start` returns. It starts the threads and opens two connections per rank."],
     )

@@ -1,8 +1,8 @@
-"""What the protocol asks of the job's store with many ranks, counted and timed on a real TCPStore.
+"""Measures what the protocol requests from the job's store with many ranks, on a real TCPStore.
 
-See `simulated` for what is simulated. For each size: operations, bytes and the host's processor time of a roll call, a
-mark, a tick and a beat; the time from a mark to the last rank's knowing it; how each grows; and what that makes of
-100,000 ranks.
+See `simulated` for what is simulated. For each number of ranks: operations, bytes and the host's CPU time of a roll
+call, a mark, a tick and a heartbeat; the time from a mark until the last rank knows it; how each grows; and what that
+means for 100,000 ranks.
 """
 
 import contextlib
@@ -17,28 +17,29 @@ from typing import Any
 from benchmarks import simulated
 from benchmarks.results import Table, progress, quartiles
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
-from countoff.core.runtime import roll_call
-from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (a session has but one)
+from countoff.core.protocol.plan_comparison import agreed_fields, judge_plans
+from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
-_CREWS = 4
-_FAR = 100_000
+_GROUPS = 4  # processes of simulated ranks, beside that of rank 0
+_EXTRAPOLATED_RANKS = 100_000
 _PER_MARK, _ALL_AT_ONCE = "mark, one rank first", "mark, all ranks at once"
-_START, _SPAN, _TICK, _BEAT = "roll call at fit start", "mark and roll call at a span's end", "tick", "beat"
-_LEAVE, _LEAVING_RANKS = "all leave without the fit's end", 512
-_PLANS = (4096, 16_384, 100_000)
+_START, _SPAN, _TICK = "roll call at fit start", "mark and roll call at a span's end", "tick"
+_HEARTBEAT, _EXIT = "heartbeat", "all exit without the fit's end"
+_MAX_EXITING_RANKS = 512  # its cost is quadratic
+_PLAN_COUNTS = (4096, 16_384, 100_000)
 
 
 @dataclass
 class Cost:
-    """What one thing has cost, over the times it was done.
+    """What one kind of event has cost, summed over its repetitions.
 
     Attributes:
-        times: How often it was done.
-        counts: Operations and bytes, over all times.
-        host_seconds: Processor seconds of the store's process, over all times.
-        first_rank_seconds: Processor seconds of rank 0's process, over all times.
-        ranks_seconds: Processor seconds of all ranks' processes, over all times.
-        wall_seconds: One each time.
+        times: Number of repetitions.
+        counts: Operations and bytes.
+        host_seconds: CPU seconds of the store's process.
+        first_rank_seconds: CPU seconds of rank 0's process.
+        ranks_seconds: CPU seconds of all ranks' processes.
+        wall_seconds: Wall seconds of each repetition.
     """
 
     times: int = 0
@@ -49,15 +50,15 @@ class Cost:
     wall_seconds: list[float] = field(default_factory=list)
 
     def total(self, column: int) -> float:
-        """Operations (0), bytes sent (1) or received (2) by all ranks together, each time."""
+        """Returns operations (0), bytes sent (1) or bytes received (2) of all ranks together, per repetition."""
         return sum(values[column] for values in self.counts.values()) / self.times
 
 
 class Simulation:
-    """A store and some processes full of ranks; rank 0, which gathers, has a process for itself.
+    """A store and several processes of ranks; rank 0, which gathers the records, has a process of its own.
 
     Args:
-        world_size: How many ranks.
+        world_size: Number of ranks.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -71,12 +72,12 @@ class Simulation:
     def __enter__(self) -> "Simulation":
         self._store = self._start(simulated.store_process)
         port = self._store.recv()
-        shares = [range(0, 1), *(range(1 + crew, self.world_size, _CREWS) for crew in range(_CREWS))]
-        self._crews = [
-            self._start(simulated.crew_process, list(share), self.world_size, port) for share in shares if len(share)
+        shares = [range(0, 1), *(range(1 + group, self.world_size, _GROUPS) for group in range(_GROUPS))]
+        self._groups = [
+            self._start(simulated.group_process, list(share), self.world_size, port) for share in shares if len(share)
         ]
-        for crew in self._crews:
-            crew.recv()
+        for group in self._groups:
+            group.recv()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,12 +97,12 @@ class Simulation:
         self._processes.append(process)
         return ours
 
-    def ask(self, method: str, *arguments: Any, crews: Sequence[Connection] | None = None) -> list[tuple[Any, float]]:
-        """What the method returned in each process, and the processor seconds that it took there."""
-        asked = self._crews if crews is None else crews
-        for crew in asked:
-            crew.send((method, *arguments))
-        answers: list[tuple[Any, float]] = [crew.recv() for crew in asked]
+    def call(self, method: str, *arguments: Any, groups: Sequence[Connection] | None = None) -> list[tuple[Any, float]]:
+        """Calls a method of each group; returns, for each, its result and the CPU seconds that it took."""
+        called = self._groups if groups is None else groups
+        for group in called:
+            group.send((method, *arguments))
+        answers: list[tuple[Any, float]] = [group.recv() for group in called]
         for result, _ in answers:
             if isinstance(result, Exception):
                 raise result
@@ -109,41 +110,41 @@ class Simulation:
 
     @contextlib.contextmanager
     def counting(self, name: str) -> Iterator[Cost]:
-        """Adds what happens inside to the cost of that name; the caller adds the ranks' seconds."""
+        """Adds the cost of what happens in the block under that name; the caller adds the CPU seconds of the ranks."""
         cost = self.costs.setdefault(name, Cost())
-        self.ask("take")
+        self.call("take")
         host, began = self._host_seconds(), time.monotonic()
         yield cost
         cost.wall_seconds.append(time.monotonic() - began)
         cost.host_seconds += self._host_seconds() - host
-        cost.counts = simulated.added(cost.counts, *(counts for counts, _ in self.ask("take")))
+        cost.counts = simulated.added(cost.counts, *(counts for counts, _ in self.call("take")))
         cost.times += 1
 
-    def do(self, name: str, method: str, *arguments: Any) -> None:
-        """Has all ranks do something, and adds it to the cost of that name."""
+    def measure(self, name: str, method: str, *arguments: Any) -> None:
+        """Calls a method of each group and adds its cost under that name."""
         with self.counting(name) as cost:
-            self._add_seconds(cost, self.ask(method, *arguments))
+            self._add_seconds(cost, self.call(method, *arguments))
 
     def mark(self, name: str, method: str, *arguments: Any) -> None:
-        """All ranks pass a mark at once, with everybody listening, until all is gathered."""
-        self.ask("listen")
+        """All ranks pass a mark at once, with all listeners waiting; returns when all records are gathered."""
+        self.call("start_listener")
         with self.counting(name) as cost:
-            self._add_seconds(cost, self.ask("call", method, *arguments))
-            self._add_seconds(cost, self.ask("settle"))
-            self._add_seconds(cost, self.ask("heard"))
+            self._add_seconds(cost, self.call("call", method, *arguments))
+            self._add_seconds(cost, self.call("finish_polling"))
+            self._add_seconds(cost, self.call("join_listener"))
 
     def mark_of_one(self, name: str, method: str, *arguments: Any) -> None:
-        """One rank passes a mark, which wakes all; the others pass it later."""
-        self.ask("listen")
-        leader, others = self._crews[1:2], [self._crews[0], *self._crews[2:]]
+        """One rank passes a mark, which wakes all listeners; the others pass it later."""
+        self.call("start_listener")
+        first, others = self._groups[1:2], [self._groups[0], *self._groups[2:]]
         with self.counting(name) as cost:
-            [(began, seconds)] = self.ask("lead", method, *arguments, crews=leader)
-            answers = self.ask("heard")
+            [(began, seconds)] = self.call("call_first", method, *arguments, groups=first)
+            answers = self.call("join_listener")
             self._add_seconds(cost, answers)
             cost.ranks_seconds += seconds
-        self.latencies.append(max(heard for heard, _ in answers) - began)
-        self.ask("follow", method, *arguments, crews=leader)
-        self.ask("call", method, *arguments, crews=others)
+        self.latencies.append(max(received for received, _ in answers) - began)
+        self.call("call_others", method, *arguments, groups=first)
+        self.call("call", method, *arguments, groups=others)
 
     def _host_seconds(self) -> float:
         self._store.send("?")
@@ -155,48 +156,48 @@ class Simulation:
 
 
 def measure(world_size: int, repeats: int) -> Simulation:
-    """Runs a healthy fit of so many ranks, `repeats` epochs and beats of it."""
+    """Runs a healthy fit with `repeats` epochs and heartbeats."""
     with Simulation(world_size) as simulation:
-        simulation.ask("introduce")
-        simulation.do(_START, "count_off")
+        simulation.call("introduce")
+        simulation.measure(_START, "count_off")
         simulation.mark(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
-        for _ in range(2):  # in the first beats, ranks still look for one another
-            simulation.ask("beat")
+        for _ in range(2):  # not measured: with the first heartbeats, ranks still look for their neighbours
+            simulation.call("heartbeat")
         for epoch in range(repeats):
             progress(f"scale: {world_size} ranks, round {epoch + 1} of {repeats}")
             simulation.mark_of_one(_PER_MARK, "train_start", epoch)
-            simulation.do(_TICK, "batches", 64)
+            simulation.measure(_TICK, "batches", 64)
             simulation.mark_of_one(_PER_MARK, "eval_start", "validation")
             simulation.mark(_SPAN, "eval_end", "stopped")
             simulation.mark(_ALL_AT_ONCE, "eval_start", "validation again")
             simulation.mark(_SPAN, "eval_end", "stopped")
             simulation.mark(_SPAN, "train_end", "stopped")
-            simulation.do(_BEAT, "beat")
-        if world_size <= _LEAVING_RANKS:
-            simulation.do(_LEAVE, "leave")
-        found = [verdict for verdicts, _ in simulation.ask("verdicts") for verdict in verdicts]
-    if found:
-        raise RuntimeError(f"healthy simulated ranks have found {found[0]}")
+            simulation.measure(_HEARTBEAT, "heartbeat")
+        if world_size <= _MAX_EXITING_RANKS:
+            simulation.measure(_EXIT, "exit")
+        verdicts = [verdict for of_group, _ in simulation.call("verdicts") for verdict in of_group]
+    if verdicts:
+        raise RuntimeError(f"healthy simulated ranks have a verdict: {verdicts[0]}")
     return simulation
 
 
 def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
-    """The tables of all sizes."""
+    """Yields the tables, for all numbers of ranks."""
     sizes = sizes or ((64, 512) if quick else (64, 512, 4096))
-    found = {size: measure(size, 2 if quick else 7) for size in sizes}
-    yield operations(found)
-    yield by_operation(found[max(found)])
-    yield latencies(found)
-    if len(found) > 1:
-        yield growth(found)
-        yield far(found)
-    yield comparisons(_PLANS[:1] if quick else _PLANS)
+    simulations = {size: measure(size, 2 if quick else 7) for size in sizes}
+    yield operations(simulations)
+    yield by_operation(simulations[max(simulations)])
+    yield latencies(simulations)
+    if len(simulations) > 1:
+        yield growth(simulations)
+        yield extrapolation(simulations)
+    yield comparisons(_PLAN_COUNTS[:1] if quick else _PLAN_COUNTS)
 
 
-def operations(found: dict[int, Simulation]) -> Table:
+def operations(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
-    for name in (_START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _BEAT, _LEAVE):
-        for size, simulation in found.items():
+    for name in (_START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
+        for size, simulation in simulations.items():
             if name not in simulation.costs:
                 continue
             cost = simulation.costs[name]
@@ -213,9 +214,9 @@ def operations(found: dict[int, Simulation]) -> Table:
         "Scale: what each costs all ranks together, each time",
         rows,
         [
-            "Bytes are keys and values, without the store's own framing. CPU is processor time: of the store's "
-            "process, and of rank 0's simulated process, its two threads together. Wall is the simulation's own time, "
-            f"most of it spent in the {_CREWS + 1} Python processes that stand for all ranks."
+            "Bytes are keys and values, without the store's own framing. CPU time is that of the store's process, and "
+            "of the process that simulates rank 0, with its two threads. Wall time is that of the simulation; most of "
+            f"it is spent in the {_GROUPS + 1} Python processes that simulate all ranks."
         ],
     )
 
@@ -231,27 +232,27 @@ def by_operation(simulation: Simulation) -> Table:
     return Table(f"Scale: the operations of {simulation.world_size:,} ranks", rows)
 
 
-def latencies(found: dict[int, Simulation]) -> Table:
+def latencies(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
-    for size, simulation in found.items():
+    for size, simulation in simulations.items():
         low, middle, high = (value * 1e3 for value in quartiles(simulation.latencies))
         row = {"ranks": size, "marks": len(simulation.latencies), "median ms": middle}
         row |= {"lower quartile": low, "upper quartile": high, "µs per rank": middle * 1e3 / size}
         rows.append(row)
     return Table(
-        "Scale: from one rank's passing a mark until the last rank knows",
+        "Scale: from the moment at which one rank passes a mark until the last rank knows",
         rows,
-        [f"{_CREWS + 1} connections wait in the store; each then hears for its ranks, one after the other."],
+        [f"{_GROUPS + 1} connections wait in the store; each then receives for its ranks, one after the other."],
     )
 
 
-def growth(found: dict[int, Simulation]) -> Table:
-    """Exponents of growth from the smallest to the largest size that did it: 1 is linear, 2 is quadratic."""
-    small = min(found)
+def growth(simulations: dict[int, Simulation]) -> Table:
+    """Returns exponents of growth, from the smallest number of ranks to the largest that was measured."""
+    small = min(simulations)
     rows: list[dict[str, Any]] = []
-    for name in found[small].costs:
-        large = max(size for size, simulation in found.items() if name in simulation.costs)
-        one, many = found[small].costs[name], found[large].costs[name]
+    for name in simulations[small].costs:
+        large = max(size for size, simulation in simulations.items() if name in simulation.costs)
+        one, many = simulations[small].costs[name], simulations[large].costs[name]
         pairs = {
             "operations": (one.total(0), many.total(0)),
             "bytes": (one.total(1) + one.total(2), many.total(1) + many.total(2)),
@@ -268,31 +269,32 @@ def exponent(small: float, large: float, factor: float) -> float:
     return math.log(large / small) / math.log(factor)
 
 
-def far(found: dict[int, Simulation]) -> Table:
-    """The constants of the largest size, per rank, times 100,000: a lower bound for what grows faster."""
-    size = max(found)
+def extrapolation(simulations: dict[int, Simulation]) -> Table:
+    """Returns the cost per rank of the largest simulation, times 100,000: a lower bound for what grows faster."""
+    size = max(simulations)
     rows: list[dict[str, Any]] = []
-    for name, cost in found[size].costs.items():
-        factor = _FAR / size
+    for name, cost in simulations[size].costs.items():
+        factor = _EXTRAPOLATED_RANKS / size
         row: dict[str, Any] = {"what": name, "operations": round(cost.total(0) * factor)}
         row |= {"MB": (cost.total(1) + cost.total(2)) * factor / 1e6}
         row |= {"host's CPU s": cost.host_seconds / cost.times * factor}
         row |= {"rank 0's CPU s": cost.first_rank_seconds / cost.times * factor}
         rows.append(row)
-    return Table(f"Scale: {_FAR:,} ranks, if each cost what it costs with {size:,}", rows, ["Computed, not measured."])
+    title = f"Scale: {_EXTRAPOLATED_RANKS:,} ranks, if the cost per rank is that with {size:,}"
+    return Table(title, rows, ["Computed, not measured."])
 
 
 def comparisons(sizes: Sequence[int]) -> Table:
-    """What rank 0 does with the plans of all ranks once it has them; no store and no simulation in it."""
+    """Returns what rank 0's comparison of all plans costs; neither a store nor simulated ranks are involved."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
-        plans = {rank: simulated.plan_of(rank, size) for rank in range(size)}
+        plans = {rank: simulated.plan_of(rank, size).to_json() for rank in range(size)}
         began = time.process_time()
-        roll_call.judge_plans(plans, roll_call._PROOF_FIELDS)  # pyright: ignore[reportPrivateUsage]
+        judge_plans(plans)
         judged = time.process_time()
         judge_dp_ranks(plans)
         placed = time.process_time()
-        roll_call._agreed(plans)  # pyright: ignore[reportPrivateUsage]
+        agreed_fields(plans)
         row = {"ranks": size, "equal plans, ms": (judged - began) * 1e3, "dp_ranks, ms": (placed - judged) * 1e3}
-        rows.append(row | {"what all agree on, ms": (time.process_time() - placed) * 1e3})
-    return Table("Scale: rank 0's comparison of the plans, processor time", rows)
+        rows.append(row | {"fields that agree, ms": (time.process_time() - placed) * 1e3})
+    return Table("Scale: rank 0's comparison of the plans, CPU time", rows)

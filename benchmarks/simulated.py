@@ -1,9 +1,13 @@
-"""Many ranks in few processes: the protocol's own code on a real TCPStore, with few connections and no training.
+"""Simulates many ranks in few processes: the real protocol code on a real TCPStore, with few connections, no training.
 
-Each simulated rank has its own `Guard`, `State`, `Speaker` and `RollCall`. What is simulated: the ranks of one process
-share two connections (real ranks have two each), one thread takes the turns of all their speakers (real ranks have a
-thread each), one ear waits in the store for all of them and then makes each one's own `wait` and `get`; eight
-neighbouring ranks say that they are on one host. Everything that goes to the store is what the real code sends.
+Each simulated rank has its own `Guard`, `State`, `Speaker` and `RollCall`. These parts are simulated:
+
+- The ranks of one process share two connections. Real ranks have two each.
+- One thread takes the turns of all their speakers. Real ranks have a thread each.
+- One listener thread waits in the store for all of them, and then makes the `wait` and the `get` of each rank.
+- Eight neighbouring ranks report that they are on the same host.
+
+Everything that is sent to the store is what the real code sends.
 """
 
 import heapq
@@ -17,7 +21,8 @@ from typing import Any
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
+from countoff.core.protocol.records import goodbye_entry
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
@@ -29,17 +34,17 @@ _KINDS = {
     "plan": "roll call",
     "span": "roll call",
     "tick": "tick",
-    "beat": "beat",
+    "heartbeat": "heartbeat",
     "host": "host",
     "data": "data identity",
 }
-_POLL_SECONDS = 0.005  # the speaker's: between two looks, at first
+_POLL_SECONDS = 0.005  # the speaker's first interval between two polls
 Counts = dict[str, list[int]]
 """Operations, bytes sent and bytes received (keys and values, without framing), by kind and operation."""
 
 
 def added(*counts: Counts) -> Counts:
-    """The sum of several counts."""
+    """Returns the sum of several counts."""
     total: Counts = defaultdict(lambda: [0, 0, 0])
     for each in counts:
         for name, values in each.items():
@@ -47,21 +52,29 @@ def added(*counts: Counts) -> Counts:
     return dict(total)
 
 
-def plan_of(rank: int, world_size: int) -> dict[str, Any]:
-    """A plan as an adapter makes it."""
-    plan = {"batches_per_epoch": 100, "batch_size": 32, "gradient_accumulation_steps": 1, "max_epochs": 3}
-    return plan | {"max_steps": -1, "position": [0, 0, 0], "dp_degree": world_size, "dp_rank": rank}
+def plan_of(rank: int, world_size: int) -> FitPlan:
+    """Returns a plan as an adapter makes it."""
+    return FitPlan(
+        batches_per_epoch=100,
+        batch_size=32,
+        gradient_accumulation_steps=1,
+        max_epochs=3,
+        max_steps=-1,
+        position=[0, 0, 0],
+        dp_degree=world_size,
+        dp_rank=rank,
+    )
 
 
 class CountingStore:
-    """A client of the store that counts what goes through it, by the first part of the key."""
+    """A client of the store that counts its operations, by the first part of the key."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self.counts: Counts = defaultdict(lambda: [0, 0, 0])
 
     def take(self) -> Counts:
-        """What has been counted since the last time."""
+        """Returns the counts since the last call."""
         taken, self.counts = self.counts, defaultdict(lambda: [0, 0, 0])
         return dict(taken)
 
@@ -109,194 +122,188 @@ class CountingStore:
 
 
 def counting_channel(port: int) -> tuple[Channel, CountingStore]:
-    """A real channel whose client counts."""
+    """Returns a real channel and its client, which counts."""
     channel = Channel("127.0.0.1", port, PREFIX)
     counting = CountingStore(channel._store)  # pyright: ignore[reportPrivateUsage]
     channel._store = counting  # pyright: ignore[reportPrivateUsage]
     return channel, counting
 
 
-class TurnedSpeaker(Speaker):
-    """A speaker without a thread: whoever has the channel gives it its turns."""
+class ThreadlessSpeaker(Speaker):
+    """A speaker without a thread: `RankGroup` calls its turns."""
 
     def write(self, entry: dict[str, Any], redundant: Callable[[], bool], hold: float) -> None:
-        """Queues the entry; training, of which there is none here, waits for nothing."""
+        """Queues the entry and returns at once: there is no training that must wait."""
         del hold
         self.hand(self.append(entry, redundant))
 
-    def turn(self, channel: Channel, *, beat: bool = False) -> bool:
-        """Does what has been handed over, then looks and beats once; whether something is still awaited."""
-        self._next_beat = 0.0 if beat else time.monotonic() + 3600
+    def turn(self, channel: Channel, *, heartbeat: bool = False) -> bool:
+        """Does all queued jobs, then polls, and sends a heartbeat on request; returns whether it must poll again."""
+        self._next_heartbeat = 0.0 if heartbeat else time.monotonic() + 3600
         self.hand(lambda channel: None)  # a turn waits for a job
-        while not self._jobs.empty():
+        while not self._state.outbox.empty():
             self._turn(channel)
         return bool(self._pending)
 
     def introduce(self, channel: Channel, host: str) -> None:
-        """Says which host it is on, as a speaker does when it starts."""
-        self._host = host
-        self._introduce(channel)
+        """Writes which host this rank is on, as a speaker does when it starts."""
+        self.heartbeats._host = host  # pyright: ignore[reportPrivateUsage]
+        self.heartbeats.introduce(channel)
 
     @property
-    def pause(self) -> float:
-        """Seconds until the next look, as the real thread would have it."""
+    def pause_seconds(self) -> float:
+        """Seconds until the next poll, as in the real thread."""
         return _POLL_SECONDS * 2 ** min(self._polls // 20, 6)
 
 
 @dataclass
-class Unwatched:
-    """What a guard asks of its watch, without threads."""
+class ThreadlessMonitor:
+    """What a guard needs of its monitor, without threads."""
 
-    speaker: TurnedSpeaker
+    speaker: ThreadlessSpeaker
     failure: str = ""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is no thread to end."""
 
 
 class SimulatedRank:
-    """One rank's guard with all that it has, but threads."""
+    """One rank's guard, with everything but its threads."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         settings = Settings(deadline_seconds=600.0)
         self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [0.1])
         self.state = self.guard._state
-        self.speaker = TurnedSpeaker(self.state, connect=_never, lost=_raise)
+        self.speaker = ThreadlessSpeaker(self.state, connect=_never, lost=_raise)
         self.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
-        self.guard._watch = Unwatched(self.speaker)
+        self.guard._monitor = ThreadlessMonitor(self.speaker)
         self.guard._roll_call = RollCall(self.state, self.speaker)
         self.answered = threading.Event()
 
     def count_off(self) -> None:
-        """Hands over a plan as Lightning's adapter makes it."""
+        """Reports a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
-        self.answered = self.guard._roll_call.count_off(
-            {"plan": plan_of(self.state.rank, self.state.world_size), "versions": versions}
-        )
+        plan = plan_of(self.state.rank, self.state.world_size)
+        self.answered = self.guard._roll_call.count_off(plan, versions)
 
-    def listen(self, channel: Channel, index: int) -> None:
-        """What the listener, blocked in its wait for an entry of the log, does when that comes."""
+    def receive(self, channel: Channel, index: int) -> None:
+        """Waits for an entry of the log and receives it, as the listener does."""
         self.state.receive(index, channel.wait(f"log/{index}"))
 
 
 @dataclass
-class Crew:
-    """The simulated ranks of one process, their two connections, and what they are told to do."""
+class RankGroup:
+    """The simulated ranks of one process and their two connections. Its methods are called from another process."""
 
     ranks: list[SimulatedRank]
     port: int
-    mouth: Channel = field(init=False)
-    ear: Channel = field(init=False)
-    _heard_at: float = 0.0
-    _ear_thread: threading.Thread | None = None
+    speaker_channel: Channel = field(init=False)
+    listener_channel: Channel = field(init=False)
+    _received_at: float = 0.0
+    _listener_thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self.mouth, self._said = counting_channel(self.port)
-        self.ear, self._heard = counting_channel(self.port)
+        self.speaker_channel, self._speaker_store = counting_channel(self.port)
+        self.listener_channel, self._listener_store = counting_channel(self.port)
 
     def introduce(self) -> None:
-        """All ranks say where they are."""
+        """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.speaker.introduce(self.mouth, rank.host)
+            rank.speaker.introduce(self.speaker_channel, rank.host)
 
     def count_off(self) -> None:
-        """The roll call of the fit's start, until every rank has its answer."""
+        """Does the roll call of the fit's start; returns when every rank has its answer."""
         for rank in self.ranks:
             rank.count_off()
-        self._turn_until_quiet()
+        self.finish_polling()
         if not all(rank.answered.is_set() for rank in self.ranks):
-            raise RuntimeError("a simulated rank has had no answer to its plan")
+            raise RuntimeError("a simulated rank got no answer to its plan")
 
-    def _turn_until_quiet(self) -> None:
+    def finish_polling(self) -> None:
+        """Takes the turns of all speakers until none has anything left to poll, such as an open roll call."""
         due = [(0.0, place) for place in range(len(self.ranks))]
         while due:
             at, place = heapq.heappop(due)
             time.sleep(max(0.0, at - time.monotonic()))
             speaker = self.ranks[place].speaker
-            if speaker.turn(self.mouth):
-                heapq.heappush(due, (time.monotonic() + speaker.pause, place))
+            if speaker.turn(self.speaker_channel):
+                heapq.heappush(due, (time.monotonic() + speaker.pause_seconds, place))
 
-    def beat(self) -> None:
-        """Every rank beats once."""
+    def heartbeat(self) -> None:
+        """Every rank sends one heartbeat."""
         for rank in self.ranks:
-            rank.speaker.turn(self.mouth, beat=True)
+            rank.speaker.turn(self.speaker_channel, heartbeat=True)
 
-    def listen(self) -> None:
-        """The ear waits in the store for the next entry, then hears it for each rank; returns at once."""
-        index = self.ranks[0].state.ledger.read
-        self._ear_thread = threading.Thread(target=self._listen, args=[index], name="ear")
-        self._ear_thread.start()
+    def start_listener(self) -> None:
+        """Starts a thread that waits in the store for the next entry and receives it for each rank."""
+        index = self.ranks[0].state.log.read
+        self._listener_thread = threading.Thread(target=self._listen, args=[index], name="listener")
+        self._listener_thread.start()
 
     def _listen(self, index: int) -> None:
         for rank in self.ranks:
-            rank.listen(self.ear, index)
-        self._heard_at = time.monotonic()
+            rank.receive(self.listener_channel, index)
+        self._received_at = time.monotonic()
 
-    def heard(self) -> float:
-        """When the last of these ranks knew the entry, by `time.monotonic()`."""
-        if self._ear_thread is not None:
-            self._ear_thread.join()
-        return self._heard_at
+    def join_listener(self) -> float:
+        """Waits for the listener; returns when the last of these ranks received the entry, by `time.monotonic()`."""
+        if self._listener_thread is not None:
+            self._listener_thread.join()
+        return self._received_at
 
     def call(self, method: str, *arguments: Any) -> float:
-        """Every rank passes a mark (calls its guard's method), then says so; returns when the first began to."""
+        """Every rank passes a mark (a method of its guard), then writes it; returns when the first one began."""
         began = time.monotonic()
         for rank in self.ranks:
             getattr(rank.guard, method)(*arguments)
         for rank in self.ranks:
-            rank.speaker.turn(self.mouth)
+            rank.speaker.turn(self.speaker_channel)
         return began
 
-    def lead(self, method: str, *arguments: Any) -> float:
-        """The first rank alone passes a mark; returns when it began to."""
+    def call_first(self, method: str, *arguments: Any) -> float:
+        """Only the first rank passes a mark; returns when it began."""
         began = time.monotonic()
         getattr(self.ranks[0].guard, method)(*arguments)
-        self.ranks[0].speaker.turn(self.mouth)
+        self.ranks[0].speaker.turn(self.speaker_channel)
         return began
 
-    def follow(self, method: str, *arguments: Any) -> None:
-        """All ranks but the first pass the mark that it has passed."""
+    def call_others(self, method: str, *arguments: Any) -> None:
+        """All ranks but the first pass the mark that the first one has passed."""
         for rank in self.ranks[1:]:
             getattr(rank.guard, method)(*arguments)
-            rank.speaker.turn(self.mouth)
-
-    def settle(self) -> None:
-        """Whatever is still gathered behind training, until it is done."""
-        self._turn_until_quiet()
+            rank.speaker.turn(self.speaker_channel)
 
     def batches(self, count: int) -> None:
-        """Every rank starts so many batches, and says what there is to say."""
+        """Every rank starts `count` batches and writes what is due."""
         for rank in self.ranks:
             for _ in range(count):
                 rank.guard.batch()
-            rank.speaker.turn(self.mouth)
+            rank.speaker.turn(self.speaker_channel)
 
-    def leave(self) -> None:
-        """All ranks leave without having ended the fit, so each appends its goodbye to the log."""
+    def exit(self) -> None:
+        """All ranks exit without having ended the fit, so each appends its goodbye to the log."""
         for rank in self.ranks:
-            goodbye = {"type": "goodbye", "rank": rank.state.rank}
-            rank.speaker.hand(rank.speaker.append(goodbye))
-            rank.speaker.turn(self.mouth)
+            rank.speaker.hand(rank.speaker.append(goodbye_entry(rank.state.rank)))
+            rank.speaker.turn(self.speaker_channel)
 
     def take(self) -> Counts:
-        """What this process has sent since the last time."""
-        said, heard = self._said.take(), self._heard.take()
-        return added(said, heard)
+        """Returns what this process has sent and received since the last call."""
+        return added(self._speaker_store.take(), self._listener_store.take())
 
     def verdicts(self) -> list[str]:
-        """What any of these ranks has found; healthy ranks find nothing."""
+        """Returns the verdicts of these ranks; healthy ranks have none."""
         return [rank.state.end.headline for rank in self.ranks if rank.state.end is not None]
 
 
-def crew_process(commands: Connection, ranks: Sequence[int], world_size: int, port: int) -> None:
-    """A process that does what it is told: (method, arguments) in, (result, processor seconds) out; None ends it."""
-    crew = Crew([SimulatedRank(rank, world_size) for rank in ranks], port)
+def group_process(commands: Connection, ranks: Sequence[int], world_size: int, port: int) -> None:
+    """Runs a group of ranks: reads (method, arguments), answers (result, CPU seconds); None ends it."""
+    group = RankGroup([SimulatedRank(rank, world_size) for rank in ranks], port)
     commands.send("ready")
     while (command := commands.recv()) is not None:
         method, *arguments = command
         began = time.process_time()
         try:
-            result = getattr(crew, method)(*arguments)
+            result = getattr(group, method)(*arguments)
         except Exception as error:
             commands.send((error, 0.0))
             return
@@ -304,7 +311,7 @@ def crew_process(commands: Connection, ranks: Sequence[int], world_size: int, po
 
 
 def store_process(commands: Connection) -> None:
-    """The store's host: tells its port, then its processor seconds so far each time it is asked; None ends it."""
+    """Hosts the store: sends its port, then its CPU seconds so far for each message; None ends it."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     commands.send(store.port)
     while commands.recv() is not None:
@@ -312,7 +319,7 @@ def store_process(commands: Connection) -> None:
 
 
 def _never() -> Channel:
-    raise RuntimeError("a simulated speaker is given its channel")
+    raise RuntimeError("a simulated speaker does not connect: it is given a channel")
 
 
 def _raise(error: Exception) -> None:

@@ -1,6 +1,6 @@
-"""One plain DDP loop for the tools that are compared: its model and loaders, and what each tool adds to it.
+"""A plain DDP loop for comparing tools: its model and loaders, and what each tool adds to it.
 
-Imports nothing but torch, countoff and, where it is asked for, nvidia-resiliency-ext.
+Imports only torch, countoff and, if its heartbeat is measured, nvidia-resiliency-ext.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ WIDTH = 128
 
 
 class Batches:
-    """A loader of so many batches, all the same, which cost nothing to make; calls `ended` when it holds no more."""
+    """A loader of `count` equal batches, made once; calls `ended` after the last one."""
 
     def __init__(self, count: int, ended: Callable[[], object] = lambda: None) -> None:
         self._count = count
@@ -40,7 +40,7 @@ class Batches:
 
 @dataclass
 class Training:
-    """What every loop needs, on this rank."""
+    """The model, optimizer and counters of one rank."""
 
     rank: int
     world_size: int
@@ -59,8 +59,8 @@ class Training:
 
 
 def begin(timeout_seconds: float) -> Training:
-    """Makes the process group, with its time-out, and the model."""
-    # torch was imported before this rank got its environment.
+    """Makes the process group, with this timeout, and the model."""
+    # torch read its debug level at import, before this rank got its environment.
     dist.set_debug_level_from_env()  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     torch.manual_seed(7)
@@ -77,17 +77,17 @@ def equipped(
     train: Batches,
     evals: Batches | None = None,
     *,
-    beat: Callable[[], None],
+    send_heartbeat: Callable[[], None],
     attached: Callable[[Attached], object] = lambda handle: None,
 ) -> Iterator[Callable[[], None]]:
-    """Adds a tool to the loop inside; yields what the loop has to call after every batch.
+    """Adds a tool to the loop in the block; yields the function that the loop must call after every batch.
 
     Args:
-        tool: Its name.
+        tool: Name of the tool.
         training: The training that it watches.
-        train: The loop's loader.
-        evals: Its evaluation loader.
-        beat: What `monitored` has yielded.
+        train: The train loader.
+        evals: The evaluation loader.
+        send_heartbeat: What `monitored` yields.
         attached: Called with countoff's handle.
     """
     if tool == COUNTOFF:
@@ -100,13 +100,13 @@ def equipped(
     elif tool == COUNTERS:
         yield lambda: compare_counters(training)
     elif tool == HEARTBEAT:
-        yield beat
+        yield send_heartbeat
     else:
         yield _nothing
 
 
 def compare_counters(training: Training) -> None:
-    """Sums all ranks' counters; equal ones are world_size times one's own."""
+    """Sums the counters over all ranks; raises unless the sum is world_size times this rank's own. Collective."""
     own = torch.tensor([training.batches, training.steps])
     total = own.clone()
     dist.all_reduce(total)
@@ -115,10 +115,11 @@ def compare_counters(training: Training) -> None:
 
 
 @contextlib.contextmanager
-def monitored(tools: Sequence[str], patience_seconds: float) -> Iterator[Callable[[], None]]:
-    """Starts the monitor process of a rank that is to send heartbeats; yields the client's beat.
+def monitored(tools: Sequence[str], timeout_seconds: float) -> Iterator[Callable[[], None]]:
+    """Starts the monitor process of a rank, if the heartbeat is among the tools; yields what sends a heartbeat.
 
-    Before the process group is made: a child that has inherited its sockets would keep them open after its death.
+    Must come before the process group: the monitor would inherit the group's sockets and keep them open after the rank
+    has died.
 
     Raises:
         ImportError: If nvidia-resiliency-ext is not installed.
@@ -129,7 +130,7 @@ def monitored(tools: Sequence[str], patience_seconds: float) -> Iterator[Callabl
     from nvidia_resiliency_ext import fault_tolerance  # pyright: ignore[reportMissingImports]  (optional)
 
     settings = fault_tolerance.FaultToleranceConfig(
-        initial_rank_heartbeat_timeout=patience_seconds, rank_heartbeat_timeout=patience_seconds
+        initial_rank_heartbeat_timeout=timeout_seconds, rank_heartbeat_timeout=timeout_seconds
     )
     with tempfile.TemporaryDirectory() as directory:
         socket = str(Path(directory) / "monitor")
@@ -147,4 +148,4 @@ def monitored(tools: Sequence[str], patience_seconds: float) -> Iterator[Callabl
 
 
 def _nothing() -> None:
-    """A tool that the loop need not call."""
+    """Does nothing: the loop need not call this tool."""

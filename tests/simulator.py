@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from countoff.core import Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.runtime.channel import decode, encode
-from countoff.core.runtime.monitor import Watch
+from countoff.core.runtime.monitor import Monitor
 from countoff.core.runtime.roll_call import RollCall
-from countoff.core.runtime.speaker import with_table
+from countoff.core.runtime.verdict_table import publish_table, with_table
 
 WAITS = "waits"
 _SYNC = "sync"
@@ -90,7 +90,7 @@ class Program:
     """
 
     epochs: tuple[Epoch, ...]
-    plan: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plan: FitPlan = field(default_factory=FitPlan)
     sanity: tuple[int, ...] = ()
     eval_spare: int = 0
     evaluates: bool = True
@@ -140,7 +140,7 @@ class Rank:
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard._state
         self.state.said.set()  # a failure waits for the printed table
-        self.guard._watch = watch = Watch(self.state, 0)  # never started: no thread, no connection
+        self.guard._monitor = watch = Monitor(self.state, 0)  # never started: no thread, no connection
         self.speaker = watch.speaker
         self.speaker.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = cast(Any, store)
@@ -152,7 +152,7 @@ class Rank:
         self._trained = 0
         self._synced = job.synced
         self._script = self._run()
-        self.speaker.hand(self.speaker._introduce)
+        self.speaker.hand(self.speaker.heartbeats.introduce)
 
     def train(self, everybody: Sequence["Rank"]) -> bool:
         """Does the next thing in the training loop, unless an exception would have left it or a collective waits."""
@@ -171,21 +171,21 @@ class Rank:
     def speak(self) -> bool:
         """Lets the speaker have one turn; whether that has got anything on."""
         speaker, pending = self.speaker, len(self.speaker._pending)
-        queued = not speaker._jobs.empty()
+        queued = not self.state.outbox.empty()
         self._turns += 1
         beats = self._turns % _TURNS_PER_BEAT == 1
         if not (queued or pending or beats):
             return False
         if not queued:
             speaker.hand(lambda _: None)  # without a job a turn waits for the next poll or beat
-        speaker._next_beat = 0.0 if beats else time.monotonic() + 1000
+        speaker._next_heartbeat = 0.0 if beats else time.monotonic() + 1000
         speaker._turn(self.store)
         speaker.busy_since = 1.0
         return queued or len(speaker._pending) != pending
 
     def hear(self) -> bool:
         """Reads the next entry of the log."""
-        index = self.state.ledger.read
+        index = self.state.log.read
         if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
         self.state.receive(index, self.store.get(f"log/{index}"))
@@ -220,7 +220,7 @@ class Rank:
 
     def _count_off(self) -> Iterator[str]:
         self.guard._roll_call = RollCall(self.state, self.speaker)
-        answered = self.guard._roll_call.count_off({"plan": dict(self.program.plan), "versions": {"torch": "2"}})
+        answered = self.guard._roll_call.count_off(self.program.plan, {"torch": "2"})
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):
             yield WAITS
@@ -281,6 +281,6 @@ def said(ranks: Sequence[Rank]) -> Verdict:
     """The verdict as it is printed, with the table of what every rank had counted when it heard of it."""
     verdict, store = ranks[0].state.end, ranks[0].store
     assert verdict is not None
-    rows = {rank.state.rank: rank.state.last_words() for rank in ranks}
-    ranks[0].speaker._publish_table(store, verdict, rows, len(rows))
+    rows = {rank.state.rank: rank.state.final_row() for rank in ranks}
+    publish_table(store, verdict, rows, complete=True)
     return with_table(store, verdict, {})

@@ -269,7 +269,7 @@ DEEPSPEED = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps":
             1000,
             1000,
             None,
-            "there is nothing left in which to decay; set scheduler.params.warmup_num_steps below 1,000",
+            "no step is left for the decay; set scheduler.params.warmup_num_steps below 1,000",
         ),
         (999, 1000, None, ""),
         (60, 50, 100, "warmup_num_steps is 60 and scheduler.params.total_num_steps is 50: the learning rate rises "),
@@ -292,7 +292,7 @@ def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
     ("total", "what"),
     [
         (200, "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule ticks once per"),
-        (199, "so that the run ends at 0.503 of it; set scheduler.params.total_num_steps to 100"),
+        (199, "so the run ends at 0.503 of the schedule; set scheduler.params.total_num_steps to 100"),
         (800, "8 times the 100 steps of the run: that counts the batches of all data ranks together"),
         (400, "4 times the 100 steps of the run: that counts the steps of all data ranks together"),
         (300, ""),

@@ -138,7 +138,7 @@ def test_a_ramp_and_a_resumed_run_are_counted_in_whole_batches(run: Run) -> None
     shown = table(said.out)
     assert shown["steps of the ramp"] == ["9"]
     assert shown["samples of the ramp"] == ["120"]
-    assert shown["batches behind each data rank"] == ["128"]
+    assert shown["batches done per data rank"] == ["128"]
     assert json.loads(run([*flags, "--ramp", "8,8,100", "--json"]).out)["ramp_steps"] == 9
 
 
@@ -181,8 +181,8 @@ def test_a_flag_for_the_length_wins_over_a_length_in_another_unit(run: Run, ques
 @pytest.mark.parametrize(
     ("steps", "note"),
     [
-        (100, "378 steps make up 3 epochs, and --steps is 100: --steps ends the run, and --epochs has no effect"),
-        (500, "378 steps make up 3 epochs, and --steps is 500: --epochs ends the run, and --steps has no effect"),
+        (100, "3 epochs are 378 steps, and --steps is 100: --steps ends the run, and --epochs has no effect"),
+        (500, "3 epochs are 378 steps, and --steps is 500: --epochs ends the run, and --steps has no effect"),
         (378, ""),
     ],
 )

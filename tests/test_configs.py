@@ -228,7 +228,7 @@ def test_composers_durations_are_read_in_their_unit(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("max_duration: 3 weeks", r"max_duration must be a time with its unit, as 4800ba"),
+        ("max_duration: 3 weeks", r"max_duration must be a time with a unit, such as 4800ba"),
         ("max_duration: 1.5ba", r"max_duration must be a whole number in its unit, got 1\.5"),
         ("max_seq_len: ${nowhere.to.be}", r"\$\{nowhere\.to\.be\} refers to a field that is not in the file"),
         ("max_seq_len: ${max_seq_len}", r"refer to each other in a circle"),
@@ -310,7 +310,7 @@ def test_a_module_that_needs_another_one_says_which(titan: str, tmp_path: Path) 
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
         ("config.txt", b"a = 1", "must end in .toml, .json, .yaml, .yml, or be module:function"),
-        ("who.yaml", b"colour: blue", "has no field by which its format can be told: give --framework"),
+        ("who.yaml", b"colour: blue", "has no field that shows its format: give --framework"),
         ("half.toml", b"[training]\nsteps = 1.5", "training.steps must be a whole number of at least 1, got 1.5"),
         (
             "minus.toml",
@@ -338,7 +338,7 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_line(
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml does not exist"):
         read_job(str(tmp_path / "gone.toml"))
-    with pytest.raises(ConfigError, match=r"is no file"):
+    with pytest.raises(ConfigError, match=r"is not a file"):
         read_job(str(tmp_path))
 
 

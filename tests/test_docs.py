@@ -1,4 +1,4 @@
-"""What the documentation says of the code is so: its options, its links, its code, the example that it quotes."""
+"""The documentation agrees with the code: its options, verdicts, links, make targets, paths and quoted examples."""
 
 import dataclasses
 import re
@@ -8,12 +8,19 @@ from urllib.parse import unquote
 
 import pytest
 
-from countoff.core import Settings
+from countoff.core import Settings, verdict
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "tests" / "golden" / "README.md",
+    *sorted(DOCS.glob("*.md")),
+]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]*)` \| `(\w+)` \|", re.MULTILINE)
+ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (.+) \| (.+) \|$", re.MULTILINE)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
 
@@ -38,50 +45,116 @@ def is_broken(page: Path, link: str) -> bool:
     return bool(anchor) and anchor not in anchors(target)
 
 
-def test_the_settings_page_lists_every_option_with_its_default_and_variable() -> None:
-    documented = OPTION.findall((ROOT / "docs" / "settings.md").read_text())
+def test_settings_page_lists_every_option() -> None:
+    """The settings page has each option with its default and its environment variable, in the order of the code."""
+    documented = OPTION.findall((DOCS / "settings.md").read_text())
     options = [(field.name, repr(field.default)) for field in dataclasses.fields(Settings)]
     assert [(name, default) for name, default, _ in documented] == options
     for name, _, variable in documented:
         assert variable == ("COUNTOFF" if name == "enabled" else f"COUNTOFF_{name.upper()}")
 
 
-def test_the_readme_shows_the_defaults_that_hold() -> None:
+def test_readme_shows_the_defaults() -> None:
+    """README's table of options has the defaults of the code."""
     shown = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| [^`|]*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert dict(shown) == {field.name: repr(field.default) for field in dataclasses.fields(Settings)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    """Each relative link of a page leads to a file of the repository, and to a heading in it."""
     relative = [link for link in LINK.findall(FENCE.sub("", page.read_text())) if "://" not in link]
     assert [link for link in relative if is_broken(page, link)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_compile(page: Path) -> None:
+    """Each Python block of a page compiles."""
     for block in blocks(page, "python"):
         compile(block, page.name, "exec")
 
 
-def test_the_adapter_of_the_docs_is_the_one_that_runs() -> None:
-    quoted = blocks(ROOT / "docs" / "write-an-adapter.md", "python")[0]
+def test_quoted_adapter_is_the_example() -> None:
+    """The adapter that the page shows is the one of the example, which tests run."""
+    quoted = blocks(DOCS / "write-an-adapter.md", "python")[0]
     adapter = quoted[quoted.index("class Countoff") :].strip()
     assert adapter in (ROOT / "examples" / "own_trainer.py").read_text()
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda example: example.name)
-def test_an_example_says_how_to_run_it(example: Path) -> None:
+def test_examples_show_their_command(example: Path) -> None:
+    """Each example's docstring has the command that runs it."""
     docstring = example.read_text().split('"""')[1]
     assert f"torchrun --standalone --nproc-per-node 2 examples/{example.name}\n" in docstring
 
 
-def test_nothing_in_the_documentation_depends_on_the_machine_on_which_it_was_written() -> None:
+def test_pages_name_no_path_of_a_machine() -> None:
+    """No page and no example names a path of the machine on which it was written."""
     texts = "\n".join(page.read_text() for page in [*PAGES, *sorted((ROOT / "examples").glob("*.py"))])
     assert re.findall(r"(?<![\w.])/(?:work|tmp|home|root|shared)\b", texts) == []
 
 
-def test_the_make_targets_of_the_readme_exist() -> None:
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_make_targets_exist(page: str) -> None:
+    """Each `make` target that a page names is one of the Makefile's."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"`make ([a-z-]+)`", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"`make ([a-z-]+)", (ROOT / page).read_text()))
     assert named
     assert named <= targets
+
+
+def section(page: Path, heading: str) -> str:
+    """The text of one section of a page, up to the next heading of its level."""
+    return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_readme_has_the_table_of_verdicts() -> None:
+    """README's table of verdicts is that of the code, cell by cell and in its order."""
+    rows = ROW.findall(section(ROOT / "README.md", "What it checks"))
+    assert [(kind.strip("`"), meaning, default) for kind, meaning, default in rows] == [
+        (kind, *info) for kind, info in verdict.VERDICTS.items()
+    ]
+
+
+def test_docs_list_every_verdict_once() -> None:
+    """How it works has every kind of verdict once, in the order of the code, and says of each whether it raises."""
+    rows = ROW.findall(section(DOCS / "how-it-works.md", "The verdicts"))
+    listed = [(kind, default.split()[0]) for kinds, _, default in rows for kind in re.findall(r"\w+", kinds)]
+    assert listed == [(kind, info.default.split()[0].strip(",;")) for kind, info in verdict.VERDICTS.items()]
+
+
+def test_glossary_is_alphabetical() -> None:
+    """The glossary has each term once, in alphabetical order, with a text below it."""
+    terms = re.findall(r"^## (.+)\n\n\S", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    assert len(terms) == (DOCS / "glossary.md").read_text().count("\n## ")
+    assert terms == sorted(set(terms), key=lambda term: term.lower().replace("_", " "))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md", "docs/architecture.md", "CONTRIBUTING.md"])
+def test_main_pages_link_to_the_glossary(page: str) -> None:
+    """A reader of a main page finds the glossary."""
+    assert re.search(r"\((docs/)?glossary\.md[#)]", (ROOT / page).read_text())
+
+
+def test_site_has_every_page() -> None:
+    """Each page of docs/ is in the site's table of contents, once."""
+    trees = re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
+    listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
+
+
+def test_api_reference_has_every_public_module() -> None:
+    """The API reference names each public module of the core and of the adapters."""
+    core = {f"countoff.core.{path.stem}" for path in (ROOT / "core" / "countoff" / "core").glob("[a-z]*.py")}
+    adapters = {f"countoff.{path.stem}" for path in (ROOT / "plugins" / "countoff").glob("[a-z]*.py")}
+    named = set(re.findall(r"automodule:: (\S+)", (DOCS / "api.md").read_text()))
+    assert core | adapters <= named
+
+
+def test_paths_of_the_architecture_exist() -> None:
+    """Each file that the map of the source tree names is in the repository, below its root or its room."""
+    core = ROOT / "core" / "countoff" / "core"
+    roots = [ROOT, core, ROOT / "plugins" / "countoff", *(room for room in core.iterdir() if room.is_dir())]
+    named = re.findall(r"`([\w/*]+\.(?:py|md))`", FENCE.sub("", (DOCS / "architecture.md").read_text()))
+    assert named
+    assert [name for name in named if not any(list(root.glob(name)) for root in roots)] == []

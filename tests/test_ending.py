@@ -19,8 +19,7 @@ VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), why="It was killed — or
 
 
 def state_of(rank: int = 0, policy: Literal["raise", "warn"] = "raise") -> State:
-    sent: list[Any] = []
-    return State(rank, 4, Settings(on_divergence=policy), {}, sent.append, lambda _: None)
+    return State(rank, 4, Settings(on_divergence=policy), {})
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from countoff.core.data.fingerprint import LEAF_BYTES, Fingerprint, distinct_bytes, fingerprint
 from countoff.core.data.identity import ENOUGH_BYTES, judge_data
+from countoff.core.protocol.records import verdict_to_json
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -279,4 +280,4 @@ def test_dp_ranks_are_named_where_they_are_not_the_ranks():
 def test_the_longest_sentence_fits_into_a_record():
     many = {rank: record(rank, str(rank % 64), "x") for rank in range(4096)}
     (verdict,) = judge_data("train epoch 100000", many)
-    assert verdict.to_json()["sentence"] == verdict.sentence
+    assert verdict_to_json(verdict)["sentence"] == verdict.sentence

@@ -11,14 +11,16 @@ import numpy
 import pytest
 
 import countoff.core
-from countoff.core import Guard, Settings, Verdict
-from countoff.core.protocol.counters import SpanCounters, chain
-from countoff.core.protocol.log import Mark
+from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.protocol.counters import SpanCounters, hash_step
+from countoff.core.protocol.judgement import row
+from countoff.core.protocol.plan_comparison import first_difference, group_ranks_by_value, judge_plans
+from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
 from countoff.core.protocol.state import NEVER, State
-from countoff.core.protocol.ticks import compare_ticks, tick
-from countoff.core.runtime.roll_call import Awaiting, Gathering, compare_plans, group_ranks_by_value, judge_plans
+from countoff.core.protocol.ticks import Tick
+from countoff.core.runtime.gathering import Awaiting, Gathering
 from countoff.core.runtime.stall import Stall, judge_stall
-from countoff.core.verdict import row
+from tests.outbox import printed, written
 
 EPOCH = "train epoch 0"
 
@@ -26,7 +28,7 @@ EPOCH = "train epoch 0"
 @pytest.fixture
 def guard() -> Guard:
     guard = Guard(Settings(tick_batches=2), rank=0, world_size=1)
-    guard.fit_start({"batches_per_epoch": 4})
+    guard.fit_start(FitPlan(batches_per_epoch=4))
     return guard
 
 
@@ -42,7 +44,7 @@ def train(guard: Guard, batches: int, *, epoch: int = 0, step_every: int = 1) ->
 def chained(*batches: int) -> int:
     value = 0
     for batch in batches:
-        value = chain(value, batch)
+        value = hash_step(value, batch)
     return value
 
 
@@ -52,9 +54,9 @@ def chained(*batches: int) -> int:
 def test_a_single_process_starts_no_thread_and_imports_no_torch() -> None:
     script = """
 import sys, threading
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 guard = Guard(Settings(), rank=0, world_size=1)
-guard.fit_start({})
+guard.fit_start(FitPlan())
 guard.train_start(0)
 guard.batch(last=True)
 guard.step()
@@ -121,7 +123,7 @@ def test_a_moment_is_one_step_however_many_optimizers_take_part(guard: Guard) ->
         guard.batch()
         guard.step()
         guard.step()
-    assert (guard.steps, guard._state.chain) == (2, chained(1, 2))
+    assert (guard.steps, guard._state.step_hash) == (2, chained(1, 2))
 
 
 def test_the_same_batch_of_the_next_epoch_is_another_moment(guard: Guard) -> None:
@@ -137,7 +139,7 @@ def test_a_step_within_an_evaluation_belongs_to_the_train_batch_before_it(guard:
     guard.batch()
     guard.batch()
     guard.step()
-    assert guard._state.chain == chained(1)
+    assert guard._state.step_hash == chained(1)
 
 
 def test_a_step_outside_any_train_span_is_none(guard: Guard) -> None:
@@ -164,10 +166,10 @@ def test_a_resumed_epoch_goes_on_at_its_position(guard: Guard) -> None:
 def test_what_is_fetched_ahead_is_in_hand_and_not_started(guard: Guard) -> None:
     guard.train_start(0)
     guard.batch(2)
-    assert (guard.batches, guard._tally.fetched) == (1, 2)
+    assert (guard.batches, guard._span.fetched) == (1, 2)
     guard.batch()
     guard.batch()
-    assert (guard.batches, guard._tally.fetched) == (3, 3)
+    assert (guard.batches, guard._span.fetched) == (3, 3)
 
 
 def test_batches_count_in_the_innermost_span_and_go_on_in_the_outer_one(guard: Guard) -> None:
@@ -194,7 +196,7 @@ def test_asking_counts_in_a_train_epoch_and_not_in_an_evaluation(guard: Guard) -
 
 def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> None:
     guard.eval_start("validation")
-    tally = guard._tally
+    tally = guard._span
     for loader, batches in enumerate((2, 0, 3)):
         guard.eval_loader(loader)
         for _ in range(batches):
@@ -207,7 +209,7 @@ def test_several_loaders_of_one_evaluation_are_counted_apart(guard: Guard) -> No
 
 def test_a_skipped_loader_is_an_empty_one(guard: Guard) -> None:
     guard.eval_start("validation")
-    tally = guard._tally
+    tally = guard._span
     guard.batch()
     guard.eval_loader(2)
     guard.batch()
@@ -219,7 +221,7 @@ def test_time_spent_waiting_adds_up_in_the_span(guard: Guard) -> None:
     guard.train_start(0)
     guard.waited(0.25)
     guard.waited(0.5)
-    assert guard._tally.loader_seconds == 0.75
+    assert guard._span.loader_seconds == 0.75
 
 
 def test_a_single_process_never_takes_the_slow_path(guard: Guard) -> None:
@@ -228,7 +230,7 @@ def test_a_single_process_never_takes_the_slow_path(guard: Guard) -> None:
 
 
 def marks_of(guard: Guard) -> list[Mark]:
-    return list(guard._state.ledger._pending.values())  # of a single process, nobody's mark is ever settled
+    return list(guard._state.log._pending.values())  # of a single process, nobody's mark is ever settled
 
 
 def test_every_mark_carries_the_counts_of_the_span_in_which_it_stands(guard: Guard) -> None:
@@ -268,16 +270,16 @@ def test_where_not_every_rank_evaluates_evaluations_leave_no_marks() -> None:
 # State: what any interleaving of its threads leaves ----------------------------------------------------------------
 
 
-def state_of(sent: list[dict[str, Any]], **chosen: Any) -> State:
-    return State(0, 2, Settings(**chosen), {"LostRank": "Mend it."}, sent.append, lambda _: None)
+def state_of(**chosen: Any) -> State:
+    return State(0, 2, Settings(**chosen), {"LostRank": "Mend it."})
 
 
 def end_entry(sentence: str) -> dict[str, Any]:
-    return {"type": "end", "verdict": Verdict("LostRank", sentence).to_json()}
+    return verdict_entry("end", Verdict("LostRank", sentence))
 
 
 def test_only_the_first_end_in_the_log_counts() -> None:
-    state = state_of([])
+    state = state_of()
     state.receive(0, end_entry("first."))
     state.receive(1, end_entry("second."))
     assert state.end == Verdict("LostRank", "first.", remedy="Mend it.")
@@ -285,50 +287,49 @@ def test_only_the_first_end_in_the_log_counts() -> None:
 
 
 def test_an_end_is_proposed_once() -> None:
-    sent: list[dict[str, Any]] = []
-    state = state_of(sent)
+    state = state_of()
     state.propose(Verdict("LostRank", "first."))
     state.propose(Verdict("LostRank", "second."))
-    assert [entry["verdict"]["sentence"] for entry in sent] == ["first."]
+    assert [entry["verdict"]["sentence"] for entry in written(state)] == ["first."]
     assert state.end is None
 
 
 def test_an_entry_that_both_threads_meet_counts_once() -> None:
-    state = state_of([])
+    state = state_of()
     state.receive(0, {"type": "goodbye", "rank": 1})
     state.receive(0, end_entry("too late."))
-    assert (state.ledger.read, state.end) == (1, None)
+    assert (state.log.read, state.end) == (1, None)
 
 
 def test_an_entry_of_an_unknown_type_is_passed_over() -> None:
-    state = state_of([])
+    state = state_of()
     state.receive(0, {"type": "of a later version"})
-    assert (state.ledger.read, state.end) == (1, None)
+    assert (state.log.read, state.end) == (1, None)
 
 
 @pytest.mark.parametrize(
     "entry", [{}, {"type": "mark"}, {"type": "mark", "number": "x"}, {"type": "end", "verdict": 3}]
 )
 def test_an_entry_that_is_not_ours_is_refused_and_not_met_again(entry: dict[str, Any]) -> None:
-    state = state_of([])
+    state = state_of()
     with pytest.raises((KeyError, TypeError, ValueError)):
         state.receive(0, entry)
-    assert state.ledger.read == 1
+    assert state.log.read == 1
 
 
 def test_once_others_are_ahead_every_batch_is_looked_at() -> None:
-    state = state_of([])
+    state = state_of()
     start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
     state.reach(start, opens=SpanCounters(EPOCH))
-    state.receive(0, {"type": "mark", "number": 0, "mark": start.to_json()})
+    state.receive(0, mark_entry(0, start))
     assert state.alarm == NEVER
-    state.receive(1, {"type": "mark", "number": 1, "mark": closing.to_json()})
+    state.receive(1, mark_entry(1, closing))
     assert state.alarm == 0
 
 
 def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
-    state = state_of([])
-    state.receive(0, {"type": "mark", "number": 9, "mark": Mark("fit_end", "the fit").to_json()})
+    state = state_of()
+    state.receive(0, mark_entry(9, Mark("fit_end", "the fit")))
     assert state.finished
 
 
@@ -340,34 +341,33 @@ def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
 def test_an_uneven_evaluation_is_what_the_user_says_it_is(
     policy: Literal["raise", "warn", "allow"], sent: list[str]
 ) -> None:
-    entries: list[dict[str, Any]] = []
-    state = state_of(entries, uneven_eval=policy)
+    state = state_of(uneven_eval=policy)
     evaluation = SpanCounters("validation", evaluation=True)
     state.reach(Mark("eval_start", "validation"), opens=evaluation)
     evaluation.started = 4
     closing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
-    state.receive(0, {"type": "mark", "number": 1, "mark": closing.to_json()})
+    state.receive(0, mark_entry(1, closing))
     state.look()
     state.reach(Mark("eval_end", "validation", at=4, reason="exhausted"))
-    assert [entry["type"] for entry in entries] == sent
+    assert [entry["type"] for entry in written(state)] == sent
 
 
 def test_the_row_of_a_rank_between_spans_is_that_of_the_span_it_has_closed() -> None:
-    state = state_of([])
+    state = state_of()
     assert state.own_row()["state"] == "between spans"
-    state.reach(Mark("train_start", EPOCH), opens=(tally := SpanCounters(EPOCH)))
-    tally.started = 4
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    span.started = 4
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
     state.reach(Mark("train_end", EPOCH, at=4, reason="exhausted"))
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
 
 
 def test_progress_changes_with_every_batch_step_and_mark() -> None:
-    state = state_of([])
+    state = state_of()
     seen = [state.progress()]
-    state.reach(Mark("train_start", EPOCH), opens=(tally := SpanCounters(EPOCH)))
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
     seen.append(state.progress())
-    tally.started += 1
+    span.started += 1
     seen.append(state.progress())
     state.steps += 1
     seen.append(state.progress())
@@ -385,23 +385,23 @@ def test_the_smallest_party_comes_first() -> None:
 
 def test_plans_that_agree_or_say_nothing_are_no_mismatch() -> None:
     records = {0: {"batch_size": 8, "note": "a"}, 1: {"batch_size": 8, "note": "b"}}
-    assert judge_plans(records, ["batch_size", "max_steps"]) is None
+    assert judge_plans(records) is None
 
 
 def test_the_first_field_in_which_plans_differ_is_named() -> None:
     records = {0: {"batch_size": 8, "max_steps": 5}, 1: {"batch_size": 8, "max_steps": 6}, 2: {"batch_size": 8}}
-    sentence, ranks = compare_plans(records, ["batch_size", "max_steps"]) or ("", ())
+    sentence, ranks = first_difference(records, ["batch_size", "max_steps"]) or ("", ())
     assert sentence == "max_steps is 5 on rank 0, 6 on rank 1, unknown on rank 2"
     assert ranks == (0, 1, 2)
 
 
 def test_with_two_parties_of_one_size_no_rank_is_the_odd_one() -> None:
-    found = judge_plans({rank: {"batch_size": 8 + rank % 2} for rank in range(4)}, ["batch_size"])
+    found = judge_plans({rank: {"batch_size": 8 + rank % 2} for rank in range(4)})
     assert found is not None
     assert found.ranks == (0, 1, 2, 3)
 
 
-TICK = {"rank": 0, "steps": 8, "chain": 5, "rates": [0.1, 0.2]}
+TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
 
 
 @pytest.mark.parametrize(
@@ -409,19 +409,19 @@ TICK = {"rank": 0, "steps": 8, "chain": 5, "rates": [0.1, 0.2]}
     [
         ({}, None),
         ({"steps": 7}, "StepMismatch"),
-        ({"chain": 6}, "StepMismatch"),
+        ({"step_hash": 6}, "StepMismatch"),
         ({"rates": [0.1]}, "LearningRateMismatch"),
         ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
     ],
 )
 def test_ticks_are_compared_steps_first(difference: dict[str, Any], kind: str | None) -> None:
-    found = compare_ticks(TICK, {**TICK, "rank": 1, **difference}, "batch 64 of train epoch 0")
+    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, **difference}).compare(TICK)
     assert (found and found.kind) == kind
     assert found is None or found.ranks == (0, 1)
 
 
 def test_a_tick_says_where_and_what_both_ranks_had() -> None:
-    found = compare_ticks(TICK, {**TICK, "rank": 1, "chain": 6}, "batch 64 of train epoch 0")
+    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, "step_hash": 6}).compare(TICK)
     said = "at batch 64 of train epoch 0, rank 0 had applied 8 optimizer steps and rank 1 8, but after other batches."
     assert found is not None
     assert found.sentence == said
@@ -494,7 +494,7 @@ def test_awaiting_goes_on_without_it() -> None:
 
 
 def test_rank_0_may_take_the_store_with_it_once_it_has_said_goodbye() -> None:
-    state = state_of([])
+    state = state_of()
     state.receive(0, {"type": "goodbye", "rank": 1})
     assert not state.finished
     state.receive(1, {"type": "goodbye", "rank": 0})
@@ -502,17 +502,12 @@ def test_rank_0_may_take_the_store_with_it_once_it_has_said_goodbye() -> None:
 
 
 def test_numbers_of_numpy_are_the_same_learning_rate_on_every_rank() -> None:
-    claimed: dict[str, Any] = {}
-
-    class Store:
-        def claim(self, key: str, record: Any) -> Any:
-            return claimed.setdefault(key, json.loads(json.dumps(record)))
-
-    state = state_of([])
-    for rates in ([0.5], [numpy.float32(0.5)]):
-        tick(state, SpanCounters(EPOCH), cast(Any, rates))(cast(Any, Store()))
-    assert len(claimed) == 1
-    assert state.proposed is None
+    ticks = [
+        Tick.of(rank, SpanCounters(EPOCH), steps=0, step_hash=0, rates=cast(Any, rates))
+        for rank, rates in enumerate(([0.5], [numpy.float32(0.5)]))
+    ]
+    assert ticks[0].key == ticks[1].key
+    assert ticks[1].compare(json.loads(json.dumps(ticks[0].record))) is None
 
 
 class Speaker:
@@ -543,8 +538,7 @@ class Speaker:
 def test_a_pause_outside_of_an_uneven_evaluation_is_not_put_down_to_it(
     batches: Any, evaluates: bool, said: str | None
 ) -> None:
-    spoken = list[Verdict]()
-    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[0, 1])
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, present=[0, 1])
     state.notices.append(Verdict("UnevenBatches", "rank 1 ran out of data after 2 batches of validation."))
     stall = Stall(state, cast(Any, Speaker()))
     stall.look()
@@ -561,14 +555,14 @@ def test_a_pause_outside_of_an_uneven_evaluation_is_not_put_down_to_it(
         for rank, count in enumerate(batches)
     }
     stall._report(records, [])
-    assert [verdict.kind for verdict in spoken] == ([said] if said else [])
+    assert [verdict.kind for verdict in printed(state)] == ([said] if said else [])
     assert (state.proposed is None) == (said is not None)
 
 
 def test_a_rank_that_has_left_is_not_asked_where_it_stands() -> None:
     speaker = Speaker()
     speaker.written["bye/1"] = {"bye": True}
-    state = State(0, 3, Settings(stall_seconds=0.001), {}, lambda entry: None, lambda _: None, present=[0, 1, 2])
+    state = State(0, 3, Settings(stall_seconds=0.001), {}, present=[0, 1, 2])
     stall = Stall(state, cast(Any, speaker))
     stall.look()
     stall.moved_at -= 1
@@ -577,27 +571,27 @@ def test_a_rank_that_has_left_is_not_asked_where_it_stands() -> None:
 
 
 def test_a_roll_call_that_takes_longer_than_a_stall_is_none() -> None:
-    spoken, speaker = list[Verdict](), Speaker()
-    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[])
+    speaker = Speaker()
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, present=[])
     stall = Stall(state, cast(Any, speaker))
     stall.look()
     stall.moved_at -= 1
     stall.look()
     assert speaker.polled[0].poll(speaker)
-    assert spoken == []
+    assert printed(state) == []
     assert state.proposed is None
 
 
 def test_a_rank_that_moved_in_the_meantime_makes_it_no_stall() -> None:
-    spoken, speaker = list[Verdict](), Speaker()
-    state = State(0, 2, Settings(stall_seconds=0.001), {}, lambda entry: None, spoken.append, present=[0, 1])
+    speaker = Speaker()
+    state = State(0, 2, Settings(stall_seconds=0.001), {}, present=[0, 1])
     stall = Stall(state, cast(Any, speaker))
     stall.look()
     stall.moved_at -= 1
     stall.look()
     assert len(speaker.polled) == 1
     stall._report({0: dict(speaker.written["stall/0"]), 1: {"moved": True}}, [])
-    assert spoken == []
+    assert printed(state) == []
     state.steps += 1
     stall._posted = True
     stall.look()

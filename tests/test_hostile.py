@@ -15,10 +15,10 @@ from typing import Any, Literal
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 from countoff.core.protocol.log import Mark
 from countoff.core.runtime.processes import host_id
-from integration_tests.relay import Relay
+from tests.relay import Relay
 
 NUMBER = 7_000
 MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()
@@ -57,7 +57,7 @@ class Pair:
             assert not thread.is_alive(), "a rank hangs"
 
     def start(self) -> None:
-        self.both(lambda guard: guard.fit_start({"batch_size": 4}))
+        self.both(lambda guard: guard.fit_start(FitPlan(batch_size=4)))
 
     def prefix(self) -> str:
         """What the keys of this meeting begin with."""
@@ -161,8 +161,8 @@ def test_garbage_in_the_log_makes_the_guard_blind_and_harms_nothing(
 ) -> None:
     job = pair()
     job.start()
-    assert soon(lambda: all(guard._watch.state.ledger.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
-    watches: list[Any] = [guard._watch for guard in job.guards]
+    assert soon(lambda: all(guard._monitor.state.log.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    watches: list[Any] = [guard._monitor for guard in job.guards]
     value = BROKEN[what] if what in BROKEN else json.dumps(WRONG[what])
     client(job.port).set(job.prefix() + "log/1", value)
     assert soon(lambda: all(watch.failure for watch in watches))
@@ -186,7 +186,7 @@ def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(
     job.train()
     job.assert_unharmed()
     assert capsys.readouterr().err == ""
-    assert not any(guard._watch is None for guard in job.guards)
+    assert not any(guard._monitor is None for guard in job.guards)
 
 
 @pytest.mark.parametrize("value", ["junk", "[]", "{}", '{"beat": [], "read": "x"}', '{"rank": 1}', "x" * (9 << 20)])
@@ -272,7 +272,7 @@ def test_ranks_that_look_after_different_batches_are_warned(pair: Callable[..., 
 def test_a_closed_guard_keeps_no_hold_of_the_jobs_store(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
-    watches: list[Any] = [guard._watch for guard in job.guards]
+    watches: list[Any] = [guard._monitor for guard in job.guards]
     assert all(isinstance(watch._kept[0], TCPStore) for watch in watches)
     job.train()
     assert [watch._kept for watch in watches] == [(None,), (None,)]

@@ -382,7 +382,7 @@ def test_where_a_run_stands_is_what_its_ranks_have_read(
 def test_a_position_beyond_the_epoch_is_refused() -> None:
     plan = RunPlan.of(Job(batch_size=4, dataset_size=30, epochs=2), world_size=2).batches
     assert plan.resumed_batches(30) == 4
-    with pytest.raises(ValueError, match="an epoch has 30 samples, and 31 have been seen of it: count from its start"):
+    with pytest.raises(ValueError, match="an epoch has 30 samples, got 31: count samples from its start"):
         plan.resumed_batches(31)
 
 

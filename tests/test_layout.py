@@ -1,5 +1,10 @@
+"""The house: which module may import which, and what an import must not load."""
+
+import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,69 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
+
+CORE_LADDER = [
+    {"settings", "verdict"},
+    {"arithmetic"},
+    {"plan", "totals", "ranks"},
+    {"configs"},
+    {"job"},
+    {"cli"},
+]
+PROTOCOL_LADDER = [{"settings", "verdict"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]
+"""Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
+
+OWNERS = {
+    "_lightning": {"lightning", "pytorch_lightning"},
+    "_composer": {"composer"},
+    "_accelerate": {"accelerate"},
+    "_transformers": {"transformers"},
+}
+"""The private package of each framework, and the public modules that may import it."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of countoff by its dotted name."""
+    found: dict[str, Path] = {}
+    for root in ROOTS:
+        for path in sorted((root / "countoff").rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def is_lazy_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imported(path: Path, known: set[str]) -> set[str]:
+    """The modules of countoff that a module imports, wherever in it; what serves types alone is left out."""
+
+    def statements(tree: ast.AST) -> Iterator[ast.AST]:
+        for node in ast.iter_child_nodes(tree):
+            if not is_lazy_type(node):
+                yield node
+                yield from statements(node)
+
+    names: set[str] = set()
+    for node in statements(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names.update(inner & known or {node.module})
+    return names & known
+
+
+def graph() -> dict[str, set[str]]:
+    known = modules()
+    return {name: imported(path, set(known)) - {name} for name, path in known.items()}
+
+
+def room(name: str) -> str:
+    """The room of core in which a module lies: ``protocol`` for ``countoff.core.protocol.log``."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["countoff", "core"] and len(parts) > 2 else ""
 
 
 def packages_imported_by(statement: str) -> set[str]:
@@ -17,10 +85,11 @@ def packages_imported_by(statement: str) -> set[str]:
     return set(run.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("root", ROOTS, ids=lambda root: root.name)
-def test_no_source_root_has_an_init_that_would_close_the_namespace(root: Path) -> None:
-    assert (root / "countoff").is_dir()
-    assert not (root / "countoff" / "__init__.py").exists()
+def test_no_source_root_has_an_init() -> None:
+    """An `__init__.py` directly under `countoff/` would close the namespace that both roots share."""
+    for root in ROOTS:
+        assert (root / "countoff").is_dir()
+        assert not (root / "countoff" / "__init__.py").exists()
 
 
 def test_no_module_lies_in_both_source_roots() -> None:
@@ -28,7 +97,62 @@ def test_no_module_lies_in_both_source_roots() -> None:
     assert core & plugins <= {"__pycache__"}
 
 
-def test_importing_the_core_imports_no_torch_and_no_framework() -> None:
+def test_no_circle_of_imports() -> None:
+    """A module that imports another is never imported by it, not even through others or inside a function."""
+    list(graphlib.TopologicalSorter(graph()).static_order())
+
+
+@pytest.mark.parametrize("ladder", [CORE_LADDER, PROTOCOL_LADDER], ids=["arithmetic", "protocol"])
+def test_rooms_of_core_import_only_what_lies_below(ladder: list[set[str]]) -> None:
+    """Arithmetic knows nothing of the protocol, the protocol nothing of threads, and a verdict nothing at all."""
+    level = {name: number for number, rooms in enumerate(ladder) for name in rooms}
+    for name, targets in graph().items():
+        if room(name) not in level:
+            continue
+        for target in (target for target in targets if room(target)):
+            other = room(target)
+            assert other == room(name) or level.get(other, len(ladder)) < level[room(name)], f"{name} imports {target}"
+
+
+def test_every_room_of_core_stands_on_a_ladder() -> None:
+    placed = {name for ladder in (CORE_LADDER, PROTOCOL_LADDER) for rooms in ladder for name in rooms}
+    assert {room(name) for name in modules()} - {""} == placed
+
+
+def test_core_imports_no_adapter() -> None:
+    """The command line starts the demo, which is a plugin, when it is asked to; nothing else of core knows plugins."""
+    for name, targets in graph().items():
+        if name.startswith("countoff.core"):
+            strangers = {target for target in targets if not target.startswith("countoff.core")}
+            assert strangers <= ({"countoff.demo"} if room(name) == "cli" else set()), name
+
+
+def test_core_names_no_file_of_a_plugin() -> None:
+    """A file that moves must not change what core reports: adapters register their frames."""
+    plugins = {path.relative_to(ROOTS[1]).as_posix() for path in (ROOTS[1] / "countoff").rglob("*.py")}
+    for path in (ROOTS[0] / "countoff").rglob("*.py"):
+        text = path.read_text("utf-8")
+        assert [name for name in plugins if name in text or name.removeprefix("countoff/_") in text] == [], path
+
+
+def test_adapters_keep_to_their_own_private_package() -> None:
+    """A private package is imported by itself and its public modules, `_adapter` by all, and no adapter by another."""
+    for name, targets in graph().items():
+        parts = name.split(".")
+        if parts[1] in ("core", "demo", "_entry_points"):
+            continue
+        allowed = {"core", "_adapter", parts[1]} | {private for private, owners in OWNERS.items() if parts[1] in owners}
+        assert {target.split(".")[1] for target in targets} <= allowed, name
+
+
+def test_unit_tests_need_nothing_of_the_integration_tests() -> None:
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not [name for name in names if name.startswith("integration_tests")], path
+
+
+def test_importing_core_imports_no_torch_and_no_framework() -> None:
     packages = packages_imported_by(
         "from countoff.core import *; import countoff.core.job, countoff.core.ranks, countoff.core.totals"
     )

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from countoff.core import FitPlan
 from tests.simulator import Epoch, Job, Program, Rank, play, said
 
 seeds = st.integers(0, 2**32 - 1)
@@ -51,7 +52,7 @@ def programs(draw: st.DrawFn) -> Program:
     epochs[0] = dataclasses.replace(epochs[0], position=position)
     return Program(
         tuple(epochs),
-        plan={"batches_per_epoch": epochs[0].batches, "batch_size": 8, "position": position},
+        plan=FitPlan(batches_per_epoch=epochs[0].batches, batch_size=8, position=[position]),
         sanity=draw(st.sampled_from([(), loaders])),
         eval_spare=draw(st.sampled_from([0, 0, 2])),
     )
@@ -206,7 +207,7 @@ def resumes_elsewhere(draw: st.DrawFn, job: Job, program: Program) -> Program:
     first, *rest = program.epochs
     position = draw(st.integers(0, first.batches).filter(lambda position: position != first.position))
     epochs = (dataclasses.replace(first, position=position), *rest)
-    return dataclasses.replace(program, epochs=epochs, plan={**program.plan, "position": position})
+    return dataclasses.replace(program, epochs=epochs, plan=dataclasses.replace(program.plan, position=[position]))
 
 
 def trains_other_epochs(draw: st.DrawFn, job: Job, program: Program) -> Program:
@@ -222,7 +223,8 @@ def other_rate(draw: st.DrawFn, job: Job, program: Program) -> Program:
 
 
 def other_batch_size(draw: st.DrawFn, job: Job, program: Program) -> Program:
-    return dataclasses.replace(program, plan={**program.plan, "batch_size": draw(st.sampled_from([4, None]))})
+    plan = dataclasses.replace(program.plan, batch_size=draw(st.sampled_from([4, None])))
+    return dataclasses.replace(program, plan=plan)
 
 
 def train_batches(program: Program) -> int:

@@ -131,8 +131,8 @@ def test_a_rank_outside_the_job_is_refused(rank: object) -> None:
 @pytest.mark.parametrize(
     ("names", "sizes", "data_dims", "message"),
     [
-        ((), (), (), "equally many and at least 1"),
-        (("dp",), (2, 2), ("dp",), "equally many and at least 1"),
+        ((), (), (), "the same length of at least 1"),
+        (("dp",), (2, 2), ("dp",), "the same length of at least 1"),
         (("dp", "dp"), (2, 2), ("dp",), "different and not empty"),
         (("",), (2,), (), "different and not empty"),
         (("dp",), (0,), ("dp",), "the size of dim 'dp' must be an integer of at least 1, got 0"),

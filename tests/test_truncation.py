@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import pytest
 
-from countoff.core import Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches, truncated
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
+from tests.outbox import written
 
 EPOCH = "train epoch 0"
 
@@ -89,6 +91,7 @@ class Desk:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.polls: list[Any] = []
+        self.heartbeats = self
 
     def hand(self, act: Callable[[Any], None]) -> None:
         act(self)
@@ -96,7 +99,7 @@ class Desk:
     def poll(self, poll: Any) -> None:
         self.polls.append(poll)
 
-    def look_around(self, channel: Any, *, complete: bool) -> None:
+    def find_neighbours(self, channel: Any, *, complete: bool) -> None:
         pass
 
     def set(self, key: str, value: Any) -> None:
@@ -125,37 +128,34 @@ class Ranks:
 
     def __init__(self, world_size: int, **chosen: Any) -> None:
         self.desk = Desk()
-        self.sent: list[dict[str, Any]] = []
-        self.calls = [
-            RollCall(
-                State(rank, world_size, Settings(**chosen), {}, self.sent.append, lambda _: None),
-                cast("Speaker", self.desk),
-            )
-            for rank in range(world_size)
-        ]
+        self.states = [State(rank, world_size, Settings(**chosen), {}) for rank in range(world_size)]
+        self.calls = [RollCall(state, cast("Speaker", self.desk)) for state in self.states]
 
-    def count_off(self, *plans: dict[str, Any]) -> None:
+    def count_off(self, *plans: FitPlan) -> None:
         """Has as many ranks count off as there are plans, the last ones first, and waits for those that do not."""
         calls = list(zip(self.calls, plans, strict=False))
         for call, plan in reversed(calls):
-            call.count_off({"plan": plan, "versions": {}})
+            call.count_off(plan, {})
         while not self.desk.run():
             pass
 
-    def close(self, span: str, *left: UnusedBatches | None, evaluation: bool = False) -> list[dict[str, Any]]:
+    def close(self, span: str, *unused: UnusedBatches | None, evaluation: bool = False) -> list[dict[str, Any]]:
         """Has every rank close a span after 4 batches with what it has left; returns what rank 0 sends."""
         for rank, call in reversed(list(enumerate(self.calls))):
-            tally = SpanCounters(span, evaluation=evaluation, opened=1, started=4, left=left[rank])
-            call.span_closed(tally, 0.0, Verdict("WrongLength", "there are 4.") if rank == 0 else None)
+            closed = SpanCounters(span, evaluation=evaluation, opened=1, started=4, unused=unused[rank])
+            call.span_closed(closed, 0.0, Verdict("WrongLength", "there are 4.") if rank == 0 else None)
         assert self.desk.run()
-        sent, self.sent = self.sent, []
-        return [{"type": each["type"], **each["verdict"]} for each in sent]
+        return [{"type": each["type"], **each["verdict"]} for each in self.sent()]
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What all ranks have written since the last call."""
+        return [entry for state in self.states for entry in written(state)]
 
 
 @pytest.fixture
 def ranks() -> Ranks:
     ranks = Ranks(2)
-    ranks.count_off({}, {})
+    ranks.count_off(FitPlan(), FitPlan())
     return ranks
 
 
@@ -173,7 +173,7 @@ def test_an_even_epoch_leaves_the_adapters_notice_alone(ranks: Ranks) -> None:
 
 def test_nothing_is_claimed_while_a_rank_does_not_know_what_it_had_left() -> None:
     ranks = Ranks(3)
-    ranks.count_off({}, {}, {})
+    ranks.count_off(FitPlan(), FitPlan(), FitPlan())
     assert [each["kind"] for each in ranks.close(EPOCH, UnusedBatches(1), UnusedBatches(0), None)] == ["WrongLength"]
 
 
@@ -188,22 +188,23 @@ def test_a_truncated_epoch_is_noted_once(ranks: Ranks) -> None:
 )
 def test_a_truncated_evaluation_is_what_the_user_wants_it_to_be(policy: str, entries: list[tuple[str, str]]) -> None:
     ranks = Ranks(2, uneven_eval=policy)
-    ranks.count_off({}, {})
+    ranks.count_off(FitPlan(), FitPlan())
     sent = ranks.close("evaluation digits", UnusedBatches(0), UnusedBatches(2), evaluation=True)
     assert [(each["type"], each["kind"]) for each in sent] == entries
 
 
 def test_ranks_agree_on_the_values_of_the_plan_that_all_of_them_have() -> None:
     ranks = Ranks(3)
-    same = {"batches_per_epoch": 8, "evaluations": 5}
-    ranks.count_off({**same, "mine": 0}, {**same, "mine": 1}, {**same, "mine": 0, "only_here": 1})
-    assert [call.agreed for call in ranks.calls] == [{"batches_per_epoch", "evaluations"}] * 3
-    assert ranks.sent == []
+    same = FitPlan(batches_per_epoch=8, evaluations=5)
+    ranks.count_off(same, replace(same, dp_rank=1), replace(same, loader_position=[0, 2]))
+    names = {field.name for field in fields(FitPlan)}
+    assert [call.agreed for call in ranks.calls] == [names - {"dp_rank", "loader_position"}] * 3
+    assert ranks.sent() == []
 
 
 def test_ranks_agree_on_nothing_while_one_has_not_counted_off(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = Ranks(3, deadline_seconds=0.001)
-    ranks.count_off({"batches_per_epoch": 8}, {"batches_per_epoch": 8})
+    ranks.count_off(FitPlan(batches_per_epoch=8), FitPlan(batches_per_epoch=8))
     assert [call.agreed for call in ranks.calls] == [frozenset()] * 3
     assert "LateRank: rank 2 has not counted off" in capsys.readouterr().err
 
@@ -213,19 +214,19 @@ def test_ranks_agree_on_nothing_while_one_has_not_counted_off(capsys: pytest.Cap
 
 def test_what_is_left_over_belongs_to_the_innermost_span() -> None:
     guard = Guard(Settings(), rank=0, world_size=1)
-    guard.fit_start({"batches_per_epoch": 4})
+    guard.fit_start(FitPlan(batches_per_epoch=4))
     guard.train_start(0)
-    train = guard._tally
+    train = guard._span
     guard.eval_start("validation")
-    evaluation = guard._tally
+    evaluation = guard._span
     guard.report_unused(UnusedBatches(2, 8))
     guard.eval_end("stopped")
     guard.train_end("exhausted")
-    assert (train.left, evaluation.left) == (None, (2, 8, True))
+    assert (train.unused, evaluation.unused) == (None, (2, 8, True))
     assert guard.notices == ()
 
 
 def test_a_single_process_has_nobody_to_agree_with() -> None:
     guard = Guard(Settings(), rank=0, world_size=1)
-    guard.fit_start({"batches_per_epoch": 4})
+    guard.fit_start(FitPlan(batches_per_epoch=4))
     assert guard.agreed == frozenset()

@@ -13,29 +13,22 @@ from hypothesis import strategies as st
 from countoff.core import verdict
 from countoff.core.guard import Guard
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.log import Divergence, Mark
+from countoff.core.protocol.judgement import judge, lost_rank, odd_ranks, row
+from countoff.core.protocol.plan_comparison import judge_plans
+from countoff.core.protocol.records import Mark, mark_entry, verdict_entry, verdict_from_json, verdict_to_json
+from countoff.core.protocol.rule import Divergence
 from countoff.core.protocol.state import State
-from countoff.core.protocol.ticks import compare_ticks
+from countoff.core.protocol.ticks import Tick
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.channel import RECORD_BYTES, encode
-from countoff.core.runtime.roll_call import judge_plans
-from countoff.core.runtime.speaker import with_table
 from countoff.core.runtime.stall import judge_stall
+from countoff.core.runtime.verdict_table import with_table
 from countoff.core.settings import Settings
-from countoff.core.verdict import (
-    TABLE_ROWS,
-    DivergenceError,
-    Verdict,
-    error_for,
-    judge,
-    lost_rank,
-    odd_ranks,
-    row,
-    table,
-)
+from countoff.core.verdict import TABLE_ROWS, VERDICTS, DivergenceError, Kind, Verdict, error_for, table
+from tests.outbox import written
 
 EPOCH = "train epoch 0"
-REMEDIES = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}
+REMEDIES: dict[Kind, str] = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}
 LOADERS = (
     "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
     "places, until a collective without a partner hangs."
@@ -50,6 +43,14 @@ def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any)
 def uneven(standing: Mark, count: int, own: Mark | None = None, *, evaluation: bool = False) -> Verdict:
     """What rank 0 says when it finds that it cannot follow rank 1's mark."""
     return judge(Divergence("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
+
+
+def received(verdict: Verdict) -> Verdict:
+    """What another rank makes of a verdict that it reads from the log."""
+    state = State(0, 100_000, Settings(), REMEDIES)
+    state.receive(0, json.loads(json.dumps(verdict_entry("end", verdict))))
+    assert state.end is not None
+    return state.end
 
 
 def message(text: str) -> str:
@@ -119,7 +120,7 @@ def test_as_many_steps_after_other_batches() -> None:
 
 
 def test_a_plan_of_one_rank_alone() -> None:
-    found = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}}, ["batch_size"])
+    found = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     assert found is not None
     assert found.render() == message("""
         countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2.
@@ -136,7 +137,7 @@ def test_a_lost_rank() -> None:
 
 
 def test_the_whole_message_of_two_ranks() -> None:
-    found = Verdict.from_json(uneven(closing("exhausted"), 5).to_json(), REMEDIES)
+    found = received(uneven(closing("exhausted"), 5))
     last = {**row(1, SpanCounters(EPOCH, started=4), 2, "ran out")}
     rows = (last, row(0, SpanCounters(EPOCH, started=4, prefetched=5), 2, "in batch 4"))
     said = Verdict(found.kind, found.sentence, (1, 0), found.why, found.remedy, rows, spread_seconds=0.00123)
@@ -214,7 +215,7 @@ def test_a_rank_that_left_is_named_and_not_those_that_go_on() -> None:
 
 def test_after_a_break_of_one_rank_the_remedy_speaks_of_that_first() -> None:
     stopped = uneven(closing("stopped"), 5)
-    remedy = Verdict.from_json(stopped.to_json(), REMEDIES).remedy
+    remedy = received(stopped).remedy
     assert remedy.startswith("look for a break")
     assert remedy.endswith(REMEDIES["UnevenBatches"])
 
@@ -268,21 +269,24 @@ def test_a_message_about_many_ranks_says_how_many_they_are() -> None:
 
 def test_a_verdict_survives_the_wire_and_takes_the_reader_s_remedy() -> None:
     found = Verdict("UnevenBatches", "they differ.", (1, 0), why="They do.", gone=True, time=1700000000.25)
-    heard = Verdict.from_json(json.loads(json.dumps(found.to_json())), REMEDIES)
-    assert heard == Verdict(found.kind, found.sentence, (1, 0), found.why, REMEDIES[found.kind], (), True, found.time)
+    assert received(found) == Verdict(
+        found.kind, found.sentence, (1, 0), found.why, REMEDIES[found.kind], (), True, found.time
+    )
 
 
-@pytest.mark.parametrize("record", [{}, {"kind": "LostRank"}, {**Verdict("LostRank", "it is.").to_json(), "ranks": 3}])
+@pytest.mark.parametrize(
+    "record", [{}, {"kind": "LostRank"}, {**verdict_to_json(Verdict("LostRank", "it is.")), "ranks": 3}]
+)
 def test_what_is_no_verdict_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Verdict.from_json(record, {})
+        verdict_from_json(record)
 
 
-KINDS = ["PlanMismatch", "UnevenBatches", "StepMismatch", "LearningRateMismatch", "LostRank"]
+KINDS: list[Kind] = [kind for kind, info in VERDICTS.items() if info.default.startswith("raises")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_raised_as_the_error_of_its_name(kind: str) -> None:
+def test_each_kind_is_raised_as_the_error_of_its_name(kind: Kind) -> None:
     error = error_for(Verdict(kind, "they differ."))
     assert type(error) is getattr(verdict, kind)
     assert isinstance(error, DivergenceError)
@@ -294,7 +298,7 @@ def test_a_kind_without_an_error_of_its_own_is_raised_as_the_base() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "Stalled"])
-def test_an_error_survives_pickling(kind: str) -> None:
+def test_an_error_survives_pickling(kind: Kind) -> None:
     error = error_for(Verdict(kind, "they differ.", (1, 0), rows=tuple(ranks_with([4, 5]))))
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.verdict) == (type(error), str(error), error.verdict)
@@ -302,12 +306,6 @@ def test_an_error_survives_pickling(kind: str) -> None:
 
 
 # Whatever happens, a record fits -----------------------------------------------------------------------------------
-
-
-def state_that_sends_to(sent: list[dict[str, Any]]) -> State:
-    state = State(99_999, 100_000, Settings(), {}, sent.append, lambda _: None)
-    state.said.set()
-    return state
 
 
 words = st.text(st.characters(exclude_categories=[]), max_size=400) | st.sampled_from(
@@ -318,13 +316,13 @@ words = st.text(st.characters(exclude_categories=[]), max_size=400) | st.sampled
 @settings(deadline=None)
 @given(words, words)
 def test_the_words_of_any_exception_fit_into_a_record(error: str, name: str) -> None:
-    sent: list[dict[str, Any]] = []
-    state = state_that_sends_to(sent)
+    state = State(99_999, 100_000, Settings(), {})
+    state.said.set()
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.eval_start(name)  # as a user would name a validation set
     shutdown.report_failure(state, ValueError(error), f"in batch {10**9} of {guard.open_span}")
-    line = row(state.rank, guard._tally, 10**9, "in batch 1000000000")
-    encode(sent[0])
+    line = row(state.rank, guard._span, 10**9, "in batch 1000000000")
+    encode(written(state)[0])
     encode({**line, "known": 1700000000.123456, "failure": state.failure})
     encode({"rows": 16, "odd": [99_999] * 8, "spread": 29.123456789, "failed": [state.rank, state.failure]})
 
@@ -336,21 +334,22 @@ def test_a_mark_in_a_span_of_any_name_fits_into_a_record(name: str) -> None:
     guard.eval_start(name)
     span = guard.open_span or ""
     mark = Mark("eval_end", span, 10**9, "exhausted", 10**9, 2**48 - 1, (10**6,) * 32, 99_999, 1700000000.123456)
-    encode({"type": "mark", "number": 10**9, "mark": mark.to_json()})
-    encode({"type": "end", "verdict": uneven(mark, 10**9, mark, evaluation=True).to_json()})
+    encode(mark_entry(10**9, mark))
+    encode(verdict_entry("end", uneven(mark, 10**9, mark, evaluation=True)))
 
 
 @pytest.mark.parametrize(("value", "ranks"), [(5, 100_000), ("x" * 2000, 9), ("会" * 2000, 9), ([1] * 2000, 9)])
 def test_a_plan_mismatch_of_very_many_ranks_or_very_long_values_fits_into_a_record(value: Any, ranks: int) -> None:
     plans = {rank: {"batch_size": [value, rank % 3]} for rank in range(ranks)}
-    found = judge_plans(plans, ["batch_size"])
+    found = judge_plans(plans)
     assert found is not None
-    encode({"type": "end", "verdict": found.to_json()})
+    encode(verdict_entry("end", found))
 
 
 def test_a_tick_with_many_learning_rates_fits_into_a_record() -> None:
-    tick = {"rank": 99_999, "steps": 10**9, "chain": 2**48 - 1, "rates": [-1.2345678901234567e-300] * 8}
+    tick = {"rank": 99_999, "steps": 10**9, "step_hash": 2**48 - 1, "rates": [-1.2345678901234567e-300] * 8}
     encode(tick)
-    found = compare_ticks(tick, {**tick, "rates": [0.1] * 8}, f"batch {10**9} of train epoch 1000")
+    own = Tick("", f"batch {10**9} of train epoch 1000", {**tick, "rates": [0.1] * 8})
+    found = own.compare(tick)
     assert found is not None
-    assert len(encode({"type": "end", "verdict": found.to_json()})) <= RECORD_BYTES
+    assert len(encode(verdict_entry("end", found))) <= RECORD_BYTES

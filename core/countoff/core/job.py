@@ -1,4 +1,4 @@
-"""The job that a configuration describes, and what it amounts to at a number of ranks."""
+"""A training run as a configuration describes it, and its numbers on a number of ranks."""
 
 from __future__ import annotations
 

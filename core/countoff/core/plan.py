@@ -1,8 +1,8 @@
-"""What an epoch and a run really hold, worked out from what an adapter reads off one loader.
+"""The true numbers of an epoch and of a run, computed from what an adapter reads off one loader.
 
-An adapter fills in ``LoaderFacts`` and does no arithmetic; ``BatchPlan.of`` does it all, on plain integers, so that the
-command line can do the same without torch. A number that cannot be known is None, never a guess, and the plan says
-why. All numbers hold if every dp_rank has a loader like this one, which is what the roll call checks.
+An adapter fills in ``LoaderFacts`` and does no arithmetic. ``BatchPlan.of`` does all of it on plain integers, so that
+the command line can use it without torch. A number that cannot be known is None, never a guess, and the plan holds the
+reason. All numbers assume that every dp_rank has a loader like this one; the roll call checks that.
 """
 
 from __future__ import annotations
@@ -71,27 +71,26 @@ class BatchPlan:
 
     Attributes:
         dp_degree: Shares into which the data is cut.
-        loader_batches: Batches of one pass over the loader on one rank, no limit applied.
-        batches_per_epoch: Batches that an epoch takes on one rank, with every limit that the framework enforces.
-        reported_batches: What ``len(loader)`` says, no limit applied.
-        reported_batches_per_epoch: What the framework believes that an epoch takes on one rank.
-        steps_per_epoch: Optimizer steps of an epoch; None also where they differ from epoch to epoch.
+        loader_batches: Batches of one pass over the loader on one rank, before any limit.
+        batches_per_epoch: Batches per epoch on one rank, after every limit that the framework enforces.
+        reported_batches: ``len(loader)``, before any limit.
+        reported_batches_per_epoch: Batches per epoch on one rank that the framework expects.
+        steps_per_epoch: Optimizer steps per epoch; None also if epochs differ.
         total_steps: Optimizer steps of the run.
         total_batches: Batches of the run on one rank.
-        global_batch_size: Samples of one full optimizer step over all dp_ranks.
-        samples_per_epoch: Samples processed in an epoch over all dp_ranks, repeats included.
+        global_batch_size: Samples per full optimizer step over all dp_ranks.
+        samples_per_epoch: Samples processed per epoch over all dp_ranks, repeats included.
         samples_unique: Different samples among them.
         samples_repeated: Samples processed again within the epoch.
         samples_dropped: Samples of the dataset that the epoch does not process.
-        tokens_per_step: Tokens of one full optimizer step over all dp_ranks.
+        tokens_per_step: Tokens per full optimizer step over all dp_ranks.
         proven: Whether batches_per_epoch follows from the sampler and the loader alone, and holds on every rank.
-        unknown_because: Why batches_per_epoch is None; empty if it is not.
-        uneven_batches: Fewest and most batches of one pass over all dp_ranks, no limit applied, where the loader is
-            known to give ranks different numbers; None otherwise. loader_batches is this rank's number.
-        samples_per_rank: Fewest and most samples that one dp_rank processes in an epoch, repeats included; equal where
-            the ranks have equally many.
+        unknown_because: The reason why batches_per_epoch is None; empty if it is not.
+        uneven_batches: Fewest and most batches of one pass over all dp_ranks, before any limit, if the loader is known
+            to give ranks different numbers; else None. loader_batches is this rank's number.
+        samples_per_rank: Fewest and most samples that one dp_rank processes per epoch, repeats included.
         total_samples: Samples of the run over all dp_ranks, repeats included.
-        facts: What all of this follows from.
+        facts: The facts from which all numbers follow.
     """
 
     dp_degree: int
@@ -120,7 +119,7 @@ class BatchPlan:
         """Returns the plan that follows from the facts of one loader.
 
         Args:
-            facts: What was read off the loader on this rank.
+            facts: What the adapter read off the loader of this rank.
             dp_degree: Shares into which the data is cut, at least 1.
 
         Raises:
@@ -175,7 +174,7 @@ class BatchPlan:
 
     @property
     def wrong_length_factor(self) -> float | None:
-        """How many times too long the reported length is, no limit applied; None if it is right or cannot be judged."""
+        """The reported length divided by the true one, before any limit; None if they are equal or one is unknown."""
         if self.reported_batches is None or not self.loader_batches or self.reported_batches == self.loader_batches:
             return None
         return self.reported_batches / self.loader_batches
@@ -198,13 +197,13 @@ class BatchPlan:
         return product(self.total_samples, self.facts.sequence_length)
 
     def samples_after(self, batches: int) -> int | None:
-        """Returns the samples that all dp_ranks together have seen after so many batches of each: where a run stands.
+        """Returns the samples that all dp_ranks together have seen after the given number of batches of each.
 
         Args:
-            batches: Batches behind each dp_rank from the start of training, at least 0.
+            batches: Batches that each dp_rank has done since the start of training, at least 0.
 
         Returns:
-            Samples, the one count that holds at another dp_degree as well; None if they cannot be known.
+            Samples: the position of a run that is also valid at another dp_degree. None if it cannot be known.
 
         Raises:
             ValueError: If batches is not an integer of at least 0.
@@ -218,15 +217,15 @@ class BatchPlan:
         )
 
     def resumed_batches(self, samples: int) -> int:
-        """Returns the batches that each dp_rank has behind it where a run goes on after so many samples.
+        """Returns the batches that each dp_rank has done when a run resumes after the given number of samples.
 
         Args:
-            samples: Samples seen over all dp_ranks, at least 0: in the epoch under way, or, where no epoch ends, from
-                the start. The run may have seen them at another dp_degree or batch size.
+            samples: Samples seen over all dp_ranks, at least 0: in the current epoch, or, if epochs have no end, since
+                the start of training. The run may have seen them at another dp_degree or batch size.
 
         Raises:
-            ValueError: If the batch size is not known, samples is not an integer of at least 0, it falls into the
-                middle of a batch, or the epoch has not as many.
+            ValueError: If the batch size is not known, samples is not an integer of at least 0, it lies in the middle
+                of a batch, or the epoch has fewer samples.
 
         Example:
             >>> facts = LoaderFacts(reported_batches=None, batch_size=4, drop_last=True, samples_per_rank=None)
@@ -235,29 +234,31 @@ class BatchPlan:
             50
         """
         if self.facts.batch_size is None:
-            raise ValueError("where a run goes on cannot be known without the batch size")
+            raise ValueError("the batches of a resumed run cannot be counted without the batch size")
         epoch = self.samples_per_epoch
         if epoch is not None and samples >= epoch:
             if samples == epoch and self.batches_per_epoch is not None:
                 return self.batches_per_epoch
-            raise ValueError(f"an epoch has {epoch} samples, and {samples} have been seen of it: count from its start")
+            raise ValueError(
+                f"an epoch has {epoch} samples, got {samples}: count the samples from the start of the epoch"
+            )
         return resumed_batches(samples, batch_size=self.facts.batch_size, dp_degree=self.dp_degree)
 
     def ramp_up(self, *, start: int, increment: int, samples: int) -> list[tuple[int, int]]:
-        """Returns the run with a global batch that grows, piece by piece: each global batch and the steps with it.
+        """Returns the run with a global batch that grows: each global batch with its number of optimizer steps.
 
         Args:
-            start: The first global batch, at least 1.
-            increment: By how much it grows, at least 1, until it is global_batch_size.
+            start: Samples of the first global batch, at least 1.
+            increment: Samples by which the global batch grows each time until it is global_batch_size, at least 1.
             samples: Samples over which it grows, at least 1.
 
         Returns:
             Pairs of global batch and optimizer steps, in order, up to total_steps; without total_steps up to, but not
-            including, the full global batch, which goes on for ever.
+            including, the full global batch.
 
         Raises:
-            ValueError: If a number is outside its domain, a global batch on the way does not divide by batch_size and
-                dp_degree, or the data ends: a ramp counts samples, not epochs.
+            ValueError: If a number is outside its domain, a global batch of the ramp does not divide by batch_size ×
+                dp_degree, the batch size is not known, or epochs end: a ramp counts samples, not epochs.
         """
         total, divisor = self.global_batch_size, product(self.facts.batch_size, self.dp_degree)
         if total is None or divisor is None:
@@ -274,7 +275,7 @@ class BatchPlan:
 
         Args:
             learning_rate: The rate that was tuned, above 0.
-            tuned_batch_size: The global batch size for which it was, at least 1.
+            tuned_batch_size: The global batch size for which it was tuned, at least 1.
             rule: ``linear`` for SGD (Goyal et al. 2017), ``square root`` for Adam (Malladi et al. 2022).
 
         Raises:
@@ -286,7 +287,7 @@ class BatchPlan:
         return scaled(learning_rate, tuned_batch_size=tuned_batch_size, global_batch_size=self.global_batch_size)
 
     def metrics(self) -> dict[str, int]:
-        """Returns the numbers of the plan that are known, under the names by which every adapter logs them.
+        """Returns the known numbers of the plan under the names with which every adapter logs them.
 
         Example:
             >>> facts = LoaderFacts(reported_batches=None, batch_size=4, drop_last=False, samples_per_rank=None)
@@ -312,7 +313,7 @@ _METRICS = (
 
 
 def _true_batches(facts: LoaderFacts) -> tuple[int | None, str]:
-    """Returns the batches of one pass over the loader, or None and the reason."""
+    """Returns the batches of one pass over the loader and an empty text, or None and the reason."""
     if facts.one_pass is not None and (facts.one_pass.batches is not None or facts.known_batches is None):
         return facts.one_pass.batches, facts.one_pass.unknown_because
     if facts.samples_per_rank is not None and facts.batch_size is not None:
@@ -326,7 +327,7 @@ def _true_batches(facts: LoaderFacts) -> tuple[int | None, str]:
 
 
 def _is_proven(facts: LoaderFacts) -> bool:
-    """Returns whether the arithmetic gives the batches, and as many on every rank."""
+    """Returns whether the arithmetic gives the batches, and the same number on every rank."""
     if facts.one_pass is not None:
         return facts.one_pass.batches is not None and not facts.one_pass.uneven
     return facts.samples_per_rank is not None and facts.batch_size is not None
@@ -334,9 +335,9 @@ def _is_proven(facts: LoaderFacts) -> bool:
 
 def _epoch(facts: LoaderFacts, true_batches: int | None, reported: int | None) -> tuple[int | None, int | None]:
     """Returns the batches and the optimizer steps of an epoch on one rank."""
-    # A fraction is taken of the reported length, right or wrong; a number of batches needs no length.
-    believed = facts.reported_is_cap or isinstance(facts.limit_batches, float)
-    cap = reported if believed else limited_batches(None, facts.limit_batches)
+    # A fraction is one of the reported length, right or wrong; a number of batches needs no length.
+    uses_reported = facts.reported_is_cap or isinstance(facts.limit_batches, float)
+    cap = reported if uses_reported else limited_batches(None, facts.limit_batches)
     if true_batches is None:
         return None, None
     batches = true_batches if cap is None else min(true_batches, cap)
@@ -352,12 +353,12 @@ def _epoch(facts: LoaderFacts, true_batches: int | None, reported: int | None) -
 
 
 def _limit(value: int | None) -> int | None:
-    """Returns a number of epochs or steps, None if it is unlimited."""
+    """Returns a limit on epochs or steps; None if there is none."""
     return None if value == -1 else value
 
 
 def _total_steps(facts: LoaderFacts, batches_per_epoch: int | None, steps_per_epoch: int | None) -> int | None:
-    """Returns the optimizer steps of the run, None if nothing known ends it."""
+    """Returns the optimizer steps of the run; None if nothing known ends it."""
     epochs, max_steps = _limit(facts.max_epochs), _limit(facts.max_steps)
     if steps_per_epoch == 0 or max_steps == 0:
         return 0
@@ -374,7 +375,7 @@ def _total_steps(facts: LoaderFacts, batches_per_epoch: int | None, steps_per_ep
 def _total_batches(
     facts: LoaderFacts, batches_per_epoch: int | None, steps_per_epoch: int | None, total_steps: int | None
 ) -> int | None:
-    """Returns the batches of the run on one rank, None if nothing known ends it."""
+    """Returns the batches of the run on one rank; None if nothing known ends it."""
     if facts.max_steps == 0:
         return 0
     if facts.partial_step == "carried" and total_steps is not None and total_steps == _limit(facts.max_steps):

@@ -1,11 +1,11 @@
-"""Which rank reads which share of the data: named mesh dimensions, and the position along the data dims alone.
+"""Which rank reads which share of the data: named mesh dims, and the position of a rank along the data dims.
 
-The one thing that goes wrong here is the factor. With dp_replicate R and dp_shard S the position is ``r * S + s``;
-``r * R + s`` is right by luck when R = S, runs out of range when R > S, and when R < S lets ranks read each other's
-data without an error (facebookresearch/lingua #58). So no caller multiplies: the sizes are given once, by name.
+The usual mistake here is the factor. With dp_replicate R and dp_shard S the position is ``r * S + s``. The formula
+``r * R + s`` is right by chance if R = S, is out of range if R > S, and if R < S ranks read each other's data without
+an error (facebookresearch/lingua #58). So no caller multiplies: sizes are given once, by name.
 
-Names do not imply semantics: frameworks drop dims of size 1 and call the data dims differently, so the data dims are
-always said. Needs neither torch nor a running job; a real mesh is translated to a ``RankMap`` by an adapter.
+Names do not imply semantics: frameworks drop dims of size 1 and have different names for data dims, so the data dims
+are always given. Needs neither torch nor a running job; an adapter translates a real mesh to a ``RankMap``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ INFERRED = -1
 
 @dataclass(frozen=True)
 class RankMap:
-    """Ranks laid out row-major over named dims, the last one varying fastest, as torch's DeviceMesh lays them out.
+    """Ranks in row-major order over named dims, the last dim varying fastest, as in torch's DeviceMesh.
 
     Attributes:
         names: The dims, outermost first; none twice.
-        sizes: The ranks along each dim, in the same order, each at least 1; their product is the world size.
+        sizes: Ranks along each dim, in the same order, each at least 1; their product is the world size.
         data_dims: The dims along which different data is read, in any order. Ranks that differ only in other dims
             share a dp_rank and must read the same data.
 
@@ -50,9 +50,11 @@ class RankMap:
 
     def __post_init__(self) -> None:
         if not self.names or len(self.names) != len(self.sizes):
-            raise ValueError(f"names and sizes must be equally many and at least 1, got {self.names} and {self.sizes}")
+            raise ValueError(
+                f"names and sizes must have the same length of at least 1, got {self.names} and {self.sizes}"
+            )
         if "" in self.names or len(set(self.names)) != len(self.names):
-            raise ValueError(f"names of dims must be different and not empty, got {self.names}")
+            raise ValueError(f"the names of dims must be different and not empty, got {self.names}")
         for name, size in zip(self.names, self.sizes, strict=True):
             if type(size) is not int or size < 1:
                 raise ValueError(f"the size of dim {name!r} must be an integer of at least 1, got {size!r}")
@@ -61,10 +63,10 @@ class RankMap:
 
     @classmethod
     def data_parallel(cls, world_size: int) -> RankMap:
-        """Returns the map of plain data parallel: one dim, and every rank reads its own share.
+        """Returns the map of plain data parallel: one dim, and every rank reads a share of its own.
 
         Args:
-            world_size: The ranks of the job, at least 1.
+            world_size: Ranks of the job, at least 1.
 
         Raises:
             ValueError: If world_size is not an integer of at least 1.
@@ -81,9 +83,10 @@ class RankMap:
 
         Args:
             names: The dims, outermost first.
-            sizes: The ranks along each, at least 1; at most one of them -1: whatever the others leave over.
+            sizes: Ranks along each dim, at least 1; at most one is -1, which takes the ranks that the others leave
+                over.
             data_dims: The dims along which different data is read.
-            world_size: The ranks of the job, at least 1.
+            world_size: Ranks of the job, at least 1.
 
         Raises:
             ValueError: If the sizes do not multiply to world_size, if more than one is -1, if the others do not divide
@@ -97,7 +100,7 @@ class RankMap:
         if type(world_size) is not int or world_size < 1:
             raise ValueError(f"world_size must be an integer of at least 1, got {world_size!r}")
         given = {name: size for name, size in zip(names, sizes, strict=True) if size != INFERRED}
-        # The known sizes are checked before any of them divides anything.
+        # Checks the known sizes before one of them is a divisor.
         if given:
             cls(tuple(given), tuple(given.values()), ())
         open_names = [name for name in names if name not in given]
@@ -116,14 +119,14 @@ class RankMap:
 
     @classmethod
     def of(cls, order: str, *, world_size: int, **sizes: int) -> RankMap:
-        """Returns the map of a framework's own order of dims.
+        """Returns the map with a framework's own order of dims.
 
         Args:
-            order: A name out of ``ORDERS`` (``torchtitan``, ``lingua``, ``accelerate``, ``composer``, ``lightning``,
-                ``megatron``, ``deepspeed``), or Megatron's own notation, fastest first: ``tp-cp-ep-dp-pp``.
-            world_size: The ranks of the job, at least 1.
-            **sizes: Ranks along the dims by name. A dim that is not given has size 1, except the last data dim, which
-                is inferred; -1 infers another.
+            order: A name in ``ORDERS`` (``torchtitan``, ``lingua``, ``accelerate``, ``composer``, ``lightning``,
+                ``megatron``, ``deepspeed``), or Megatron's notation, fastest dim first: ``tp-cp-ep-dp-pp``.
+            world_size: Ranks of the job, at least 1.
+            **sizes: Ranks along each dim, by name. A dim that is not given has size 1, except the one that the order
+                infers; a -1 here infers that dim instead.
 
         Raises:
             ValueError: If the order is unknown, it has no such dim, or the sizes do not fit world_size.
@@ -143,12 +146,12 @@ class RankMap:
 
     @property
     def world_size(self) -> int:
-        """The ranks of the job: the product of all sizes."""
+        """Ranks of the job: the product of all sizes."""
         return math.prod(self.sizes)
 
     @property
     def dp_degree(self) -> int:
-        """The shares into which the data is cut: the product of the sizes of the data dims, 1 if there are none."""
+        """Shares into which the data is cut: the product of the sizes of the data dims; 1 if there are none."""
         return math.prod(size for name, size in zip(self.names, self.sizes, strict=True) if name in self.data_dims)
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -175,8 +178,8 @@ class RankMap:
     def dp_rank(self, rank: int) -> int:
         """Returns the share of the data that a rank reads, from 0 up to, but not including, dp_degree.
 
-        Mixed radix over the data dims in the order of the mesh. For the order (pp, dp_replicate, dp_shard, cp, tp) this
-        is torchtitan's ``(rank // (cp * tp)) % (dp_replicate * dp_shard)``.
+        A mixed-radix number over the data dims, in the order of the mesh. For the order (pp, dp_replicate, dp_shard,
+        cp, tp) this is torchtitan's ``(rank // (cp * tp)) % (dp_replicate * dp_shard)``.
 
         Args:
             rank: A rank of the job, from 0 up to, but not including, world_size.
@@ -196,7 +199,7 @@ class RankMap:
         return share
 
     def dp_ranks(self) -> list[int]:
-        """Returns the dp_rank of every rank, in the order of ranks; for many ranks far faster than one by one.
+        """Returns the dp_rank of every rank, in the order of ranks; much faster than a call of ``dp_rank`` for each.
 
         Example:
             >>> RankMap(("pp", "dp", "tp"), (2, 2, 2), data_dims=("dp",)).dp_ranks()
@@ -211,7 +214,7 @@ class RankMap:
         return shares
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """Returns the ranks that share the dp_rank of this one, itself among them, ascending.
+        """Returns the ranks with the dp_rank of this rank, including itself, ascending.
 
         Args:
             rank: A rank of the job, from 0 up to, but not including, world_size.
@@ -238,13 +241,16 @@ class RankMap:
         return tuple(first + sum(offsets) for offsets in itertools.product(*steps))
 
     def check_dp_ranks(self, values: Sequence[int] | Mapping[int, int]) -> Verdict | None:
-        """Returns what is wrong with the dp_ranks that somebody's own code computed, if anything is.
+        """Returns what is wrong with dp_ranks that the user's own code computed.
 
-        Any numbering of the shares is fine, as long as ranks that share their data have the same number, others have
-        different ones, and the numbers are 0 up to, but not including, dp_degree.
+        Shares can be numbered in any way, as long as ranks that share their data have the same number, other ranks have
+        different numbers, and the numbers are 0 up to, but not including, dp_degree.
 
         Args:
             values: The dp_rank of each rank, in the order of ranks, or by rank; one for every rank of the job.
+
+        Returns:
+            A `RankMapError`; None if every share is read and none is read twice.
 
         Raises:
             ValueError: If there is not exactly one value for each rank.

@@ -1,12 +1,12 @@
-"""The options of countoff: their defaults, their environment variables, and the one place that refuses a bad value.
+"""The options of countoff: their defaults, their environment variables, and the check of every value.
 
-Four requirements shaped this module. Every adapter has the same options under the same names. A job is started by a
-script that somebody else wrote, so every option can be set from outside. A misspelt option must not pass for a guard
-that is on, so unknown names are refused, in code and in the environment alike. And the refusal is one line, because a
-hundred ranks print it.
+Four requirements shaped this module. Every adapter has the same options under the same names. Jobs are often started by
+scripts that the user cannot change, so every option has an environment variable. A misspelt option must not look as if
+it were set, so unknown names are refused in code and in the environment. An error is one line, because hundreds of
+ranks print it.
 
-Who wins: an argument given in code, then ``COUNTOFF_<NAME>`` in the environment, then the default. An argument of None
-means "not given", an empty variable means "not set". ``enabled`` has the short name ``COUNTOFF`` and no other.
+Precedence: an argument in code, then ``COUNTOFF_<NAME>`` in the environment, then the default. An argument of None
+means "not given"; an empty variable means "not set". The only variable of ``enabled`` is ``COUNTOFF``.
 """
 
 from __future__ import annotations
@@ -23,38 +23,44 @@ from typing import Literal, NamedTuple, cast
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 
 _PREFIX = "COUNTOFF"
-# What Kubernetes sets in every pod beside a Service that is called countoff: no options, and nobody's mistake.
+# Kubernetes sets these in every pod if a Service is named countoff; they are not options.
 _OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
 _FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
 class SettingsError(ValueError):
-    """An option has an unknown name or a bad value; the message is one line and says where it came from."""
+    """An option has an unknown name or a bad value; the message is one line and names the argument or variable."""
 
 
 class _Rule(NamedTuple):
-    """What one option accepts: in words, from code, and from the text of an environment variable."""
+    """The values that one option accepts.
+
+    Attributes:
+        good: The accepted values, in words.
+        check: Returns a value in the form that the option keeps; raises ValueError if it is not accepted.
+        parse: Returns the value of an environment variable's text; raises ValueError if there is none.
+    """
 
     good: str
     check: Callable[[object], object]
     parse: Callable[[str], object]
 
 
-def _flag(value: object) -> bool:
+def _check_flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError
     return value
 
 
-def _flag_of_text(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     try:
         return _FLAG_TEXTS[text.strip().lower()]
     except KeyError:
         raise ValueError from None
 
 
-def _seconds(value: object) -> float:
-    # bool is a subclass of int, and a flag that slipped into a duration is a mistake.
+def _check_seconds(value: object) -> float:
+    # bool is a subclass of int, but True is not a duration.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError
     try:
@@ -66,32 +72,32 @@ def _seconds(value: object) -> float:
     return seconds
 
 
-def _at_least(minimum: int, value: object) -> int:
+def _check_count(minimum: int, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ValueError
     return value
 
 
-def _some_batches(value: object) -> int:
-    # One batch proves nothing; the fingerprints of more do not fit into a record.
-    batches = _at_least(0, value)
+def _check_fingerprint_batches(value: object) -> int:
+    # One batch proves nothing; the fingerprints of more than 32 do not fit into a record.
+    batches = _check_count(0, value)
     if batches == 1 or batches > 32:
         raise ValueError
     return batches
 
 
-def _ranks(value: object) -> tuple[int, ...] | None:
+def _check_ranks(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise ValueError
-    ranks = sorted(_at_least(0, rank) for rank in cast("Iterable[object]", value))
+    ranks = sorted(_check_count(0, rank) for rank in cast("Iterable[object]", value))
     if not ranks or len(set(ranks)) != len(ranks):
         raise ValueError
     return tuple(ranks)
 
 
-def _ranks_of_text(text: str) -> list[int]:
+def _parse_ranks(text: str) -> list[int]:
     return [int(rank) for rank in text.split(",")]
 
 
@@ -104,40 +110,38 @@ def _choice(*good: str) -> _Rule:
     return _Rule(" or ".join(repr(one) for one in good), check, str.strip)
 
 
-_SECONDS = _Rule("a finite number of seconds above 0", _seconds, float)
+_SECONDS = _Rule("a finite number of seconds above 0", _check_seconds, float)
 _RULES: dict[str, _Rule] = {
-    "enabled": _Rule("True or False (in the environment: " + ", ".join(_FLAG_TEXTS) + ")", _flag, _flag_of_text),
+    "enabled": _Rule("True or False (in the environment: " + ", ".join(_FLAG_TEXTS) + ")", _check_flag, _parse_flag),
     "on_divergence": _choice("raise", "warn"),
     "totals": _choice("log", "fix"),
     "uneven_eval": _choice("warn", "raise", "allow"),
     "eval_ranks": _Rule(
-        "one or more different ranks of at least 0 (in the environment: 0,2,4)",
-        _ranks,
-        _ranks_of_text,
+        "one or more different ranks of at least 0 (in the environment: 0,2,4)", _check_ranks, _parse_ranks
     ),
     "stall_seconds": _SECONDS,
     "grace_seconds": _SECONDS,
     "deadline_seconds": _SECONDS,
-    "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_at_least, 1), int),
-    "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _some_batches, int),
+    "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
+    "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _check_fingerprint_batches, int),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of one guard, checked; two of them are equal when all options are.
+    """The checked options of one guard.
 
     Attributes:
         enabled: Whether the adapter does anything at all.
-        on_divergence: What happens at a proof that ranks are out of step: an error on every rank, or a warning.
-        totals: Whether true totals are only logged, or also put right in the framework where they are proven.
-        uneven_eval: What unequal numbers of evaluation batches are: worth a warning, an error, or allowed.
+        on_divergence: The effect of a proof that ranks are out of step: an error on every rank, or one warning.
+        totals: Whether true totals are only logged, or also set in the framework if they are proven.
+        uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, or nothing.
         eval_ranks: The ranks that evaluate, ascending; None means every rank.
         stall_seconds: Seconds without progress of any rank before a stall is reported.
-        grace_seconds: Seconds between a verdict and the end of a process whose main thread cannot be reached.
-        deadline_seconds: Seconds for which the roll call before the first batch waits for missing ranks.
-        tick_batches: Batches from one comparison of steps and learning rates to the next; equal on all ranks.
-        fingerprint_batches: Batches at the beginning of every train epoch of which the data is compared; 0: none.
+        grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
+        deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
+        tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
+        fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -161,19 +165,20 @@ class Settings:
 
     @classmethod
     def resolve(cls, **given: object) -> Settings:
-        """Returns the settings that hold for arguments given in code, the environment and the defaults, in this order.
+        """Returns the settings: arguments win over the environment, and the environment wins over the defaults.
 
-        Every ``COUNTOFF_*`` variable is checked, also one that an argument overrides: a bad value is bad on the day on
-        which the argument goes away.
+        Every ``COUNTOFF_*`` variable is checked, also one that an argument overrides, so that removing the argument
+        never brings up an error.
 
         Args:
-            **given: Options by name; None means that the option was not given.
+            **given: Options by name; None means that the option is not given.
 
         Returns:
             The settings, every value inside its domain.
 
         Raises:
-            SettingsError: If an argument or a ``COUNTOFF_*`` variable is no option, or has a value outside its domain.
+            SettingsError: If an argument or ``COUNTOFF_*`` variable is not an option, or its value is outside its
+                domain.
 
         Example:
             >>> Settings.resolve(totals="fix", tick_batches=None).totals
@@ -188,12 +193,12 @@ class Settings:
 
 
 def factory_enabled() -> bool:
-    """Returns whether an entry-point factory should put countoff into a Trainer for which nobody asked in code.
+    """Returns whether an entry-point factory should add countoff to a Trainer whose code does not mention it.
 
-    Frameworks call such factories whenever a Trainer is made, and an exception there ends every training on the
-    machine; so this raises nothing. ``COUNTOFF`` unset, empty or off gives False: installing countoff turns nothing on.
-    A value that is neither on nor off gives True: who set it wanted something, and the adapter that is then made
-    resolves its settings and refuses the value in one line, where silence would pass for a guard.
+    Frameworks call such factories for every Trainer, and an exception there would stop every training on the machine,
+    so this raises nothing. ``COUNTOFF`` unset, empty or off gives False: installing countoff turns nothing on. A value
+    that is neither on nor off gives True: the adapter is then made, resolves its settings and refuses the value in one
+    line. With False the user would believe that countoff is on.
 
     Returns:
         True if ``COUNTOFF`` is set, not empty, and not one of the values for off.
@@ -218,7 +223,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Returns the options that the environment sets, checked, in the order of their names."""
     options = {_variable(name): name for name in _RULES}
     found: dict[str, object] = {}
-    # Sorted, so that every rank complains of the same variable first.
+    # Sorted, so that every rank refuses the same variable first.
     for variable in sorted(environ):
         if variable.startswith(_OTHER_VARIABLES) or not (variable == _PREFIX or variable.startswith(f"{_PREFIX}_")):
             continue
@@ -232,7 +237,11 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _checked(name: str, value: object, where: str, parse: Callable[[str], object] | None = None) -> object:
-    """Returns a value in the form its option keeps; the one place that refuses."""
+    """Returns a value in the form that its option keeps.
+
+    Raises:
+        SettingsError: If the option does not accept the value.
+    """
     rule = _RULES[name]
     try:
         return rule.check(parse(str(value)) if parse else value)

@@ -1,4 +1,4 @@
-"""The true totals of a job, from the arithmetic first and from the epochs seen after that."""
+"""The true totals of a job: from the arithmetic before the first epoch, then also from the epochs that have ended."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from countoff.core.verdict import Verdict, count_of
 
 
 class Totals:
-    """What an epoch really holds, as far as it is known by now.
+    """The true totals, as far as they are known until now.
 
     Args:
         facts: What the adapter read off the train loader of this rank.
-        dp_degree: Number of dp_ranks.
-        framework: Whose report it is, for the message.
-        consequences: Says what a wrong length does, in the framework's own words.
+        dp_degree: Shares into which the data is cut, at least 1.
+        framework: The framework that reports the length, for the message.
+        consequences: Returns what a wrong length does in this framework, as a sentence of the message.
 
     Attributes:
-        plan: The plan as known by now.
+        plan: The plan as far as it is known until now.
     """
 
     def __init__(
@@ -38,20 +38,24 @@ class Totals:
         self._consequences = consequences or _consequences
 
     def observe(self, batches: int) -> None:
-        """Learns from an epoch that ended because its loader was exhausted, with so many batches on this rank."""
+        """Updates the plan after an epoch whose loader was exhausted.
+
+        Args:
+            batches: Batches of this epoch on this rank, at least 0.
+        """
         limited = self.plan.reported_batches_per_epoch
         if batches == limited and limited != self.plan.reported_batches:
-            return  # it ended at the user's limit, which says nothing about the loader
+            return  # The epoch ended at the user's limit, so its length is not that of the loader.
         if not self.plan.proven and batches:
             self._facts = replace(self._facts, known_batches=batches)
             self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
 
     @property
     def proven_batches(self) -> int | None:
-        """Batches per epoch and rank where they are proven: by the arithmetic, or by an epoch that it explains.
+        """Batches per epoch and rank if they are proven: by the arithmetic, or by an epoch that explains the report.
 
-        An epoch seen proves nothing about the next, unless the reported length is exactly dp_degree times as long:
-        then the report is the size of the whole data set, and what was seen is this rank's share.
+        An epoch proves nothing about the next one, unless the reported length is exactly dp_degree times as long. Then
+        the report is the size of the whole dataset, and the epoch was this rank's share.
         """
         plan = self.plan
         explained = plan.dp_degree > 1 and plan.wrong_length_factor == plan.dp_degree and plan.uneven_batches is None
@@ -59,22 +63,22 @@ class Totals:
 
     @property
     def shorter_than_reported(self) -> int | None:
-        """The proven batches per epoch, where the framework waits for more than that."""
+        """The proven batches per epoch if the framework expects more batches than that; else None."""
         proven, reported = self.proven_batches, self.plan.reported_batches_per_epoch
         return proven if proven is not None and reported is not None and proven < reported else None
 
     def progress(self, batches: int) -> float | None:
-        """How much of its epoch a rank has done after so many batches, from 0 to 1; None while nobody can know."""
+        """Returns the fraction of the epoch that a rank has done after some batches, 0 to 1; None while unknown."""
         total = self.plan.batches_per_epoch
         return min(1.0, batches / total) if total else None
 
     def corrected(self, batches: int) -> None:
-        """Takes note that the framework counts on so many batches per epoch from here on."""
+        """Updates the plan after the framework's own length was set to the given batches per epoch."""
         self._facts = replace(self._facts, reported_batches=batches, limit_batches=None)
         self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
 
     def wrong_length(self) -> Verdict | None:
-        """A `WrongLength` warning, if the loader reports another number of batches than it has."""
+        """Returns a `WrongLength` warning if the loader reports another number of batches than it has; else None."""
         plan = self.plan
         true, reported, factor = plan.loader_batches, plan.reported_batches, plan.wrong_length_factor
         if true is None or reported is None or factor is None:

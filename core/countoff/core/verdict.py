@@ -51,31 +51,66 @@ class VerdictInfo(NamedTuple):
 
 VERDICTS: dict[Kind, VerdictInfo] = {
     "PlanMismatch": VerdictInfo(
-        "ranks begin with different lengths, batch sizes, accumulation, limits or positions",
+        "ranks start with different lengths, batch sizes, accumulation, limits or positions",
         "raises, before the first batch",
     ),
     "UnevenBatches": VerdictInfo(
-        "ranks have different numbers of batches, or evaluate at different places", "raises; uneven evaluations warn"
+        "ranks have different numbers of batches, or evaluate at different points",
+        "raises; uneven evaluations warn",
     ),
-    "StepMismatch": VerdictInfo("ranks took optimizer steps after other batches, or another number of them", "raises"),
+    "StepMismatch": VerdictInfo(
+        "ranks took different numbers of optimizer steps, or took them after different batches",
+        "raises",
+    ),
     "LearningRateMismatch": VerdictInfo("ranks train with different learning rates", "raises"),
     "RankMapError": VerdictInfo(
-        "the ranks' dp_ranks leave data unread, or let ranks read each other's", "raises, before the first batch"
+        "the ranks' dp_ranks leave some data unread, or let several ranks read the same share",
+        "raises, before the first batch",
     ),
-    "LostRank": VerdictInfo("a rank raised, was killed, was stopped, or is not heard any more", "raises"),
-    "Stalled": VerdictInfo("no rank has got on for three minutes; says where each rank is", "warns"),
-    "WrongLength": VerdictInfo("`len(loader)` is not the number of batches", "warns"),
-    "Truncated": VerdictInfo("Composer ended an epoch on every rank because one had run out", "warns"),
-    "DuplicateData": VerdictInfo("ranks that must read different data read the same", "warns"),
-    "PeersDiffer": VerdictInfo("ranks that share a dp_rank, and so must read the same data, do not", "warns"),
-    "SameOrder": VerdictInfo("the sampler shuffles, and two epochs had the same order", "warns"),
-    "UnseenLoader": VerdictInfo("64 optimizer steps, and no batch of the loader that was attached", "warns"),
-    "WrongHorizon": VerdictInfo("a learning-rate schedule ends before the run, or after it", "warns"),
-    "WrongTotal": VerdictInfo("the Trainer's total batch size counts each batch once per process", "warns"),
-    "NotDistributed": VerdictInfo("several processes were launched, and each takes itself for the only one", "warns"),
-    "VersionMismatch": VerdictInfo("ranks run different versions", "warns"),
+    "LostRank": VerdictInfo(
+        "a rank raised an exception, exited early, was killed or stopped, or no longer sends heartbeats",
+        "raises",
+    ),
+    "Stalled": VerdictInfo(
+        "no rank has made progress for three minutes; the report shows where each rank is, in your own lines of code",
+        "warns",
+    ),
+    "WrongLength": VerdictInfo(
+        "`len(loader)` is not the number of batches of one rank, for example because it counts those of all ranks",
+        "warns, and logs the true totals",
+    ),
+    "Truncated": VerdictInfo(
+        "Composer ended an epoch on every rank because one rank ran out of data; the report shows what the others lost",
+        "warns",
+    ),
+    "DuplicateData": VerdictInfo("ranks that must read different data read the same data", "warns"),
+    "PeersDiffer": VerdictInfo(
+        "ranks that share a dp_rank, and so must read the same data, read different data",
+        "warns",
+    ),
+    "SameOrder": VerdictInfo(
+        "the sampler shuffles, but two epochs had the same order: `set_epoch` was not called",
+        "warns",
+    ),
+    "UnseenLoader": VerdictInfo(
+        "after 64 optimizer steps, no batch has come from the attached loader: the loop iterates another one",
+        "warns",
+    ),
+    "WrongHorizon": VerdictInfo(
+        "a learning-rate schedule ends before or after the run; the report shows at which step",
+        "warns",
+    ),
+    "WrongTotal": VerdictInfo(
+        "the Trainer's total batch size counts each batch once per process (`split_batches`)",
+        "warns",
+    ),
+    "NotDistributed": VerdictInfo(
+        "several processes were launched, but Accelerate treats each as the only one",
+        "warns",
+    ),
+    "VersionMismatch": VerdictInfo("ranks run different versions of Python, torch, countoff or the framework", "warns"),
     "SettingsMismatch": VerdictInfo("ranks have different `tick_batches`", "warns"),
-    "LateRank": VerdictInfo("countoff is not on, or not yet there, on some rank", "warns"),
+    "LateRank": VerdictInfo("countoff is off on some rank, or has not started there yet", "warns"),
 }
 """All verdicts, the most severe first. README and docs list them from here, and a test compares the two."""
 

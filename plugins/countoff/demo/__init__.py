@@ -1,6 +1,6 @@
-"""`countoff demo`: a real job with uneven ranks that drifts and hangs, is named by countoff, and is mended.
+"""`countoff demo`: a real job with uneven ranks. It drifts and hangs, then countoff names the rank, then it is fixed.
 
-Importing it imports neither torch nor Lightning: only the process that the ranks are forked from does.
+Importing this package imports neither torch nor Lightning; only the process from which the ranks are forked does.
 """
 
 from countoff.demo.launcher import DemoFailed

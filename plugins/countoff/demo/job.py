@@ -1,4 +1,4 @@
-"""The job of the demo, as somebody might have written it: digits in shards, an iterable dataset, Lightning with DDP."""
+"""The job of the demo, as a user might write it: digits in shards, an iterable dataset, Lightning with DDP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from countoff.demo.comm_hook import Witness
+from countoff.demo.comm_hook import AllReduceRecorder
 from countoff.demo.data import Data
 from countoff.lightning import Countoff
 
@@ -25,7 +25,7 @@ CHECKPOINT_EPOCHS = 3
 
 
 class Shards(IterableDataset[Any]):
-    """Deals whole shards out to the ranks: some get one more than others."""
+    """Distributes whole shards over the ranks: some ranks get one more than others."""
 
     def __init__(self, directory: Path) -> None:
         self._paths = sorted(directory.glob("shard-*.npz"))
@@ -35,7 +35,10 @@ class Shards(IterableDataset[Any]):
 
 
 class EvenShards(Shards):
-    """Deals samples out in whole rounds, one for each rank: all get as many, and at most one round is left out."""
+    """Distributes samples in rounds of one per rank, so that all ranks get the same number.
+
+    An incomplete last round is dropped.
+    """
 
     def __iter__(self) -> Iterator[Any]:
         samples = [_samples(self._paths)] * dist.get_world_size()
@@ -50,7 +53,7 @@ def _samples(paths: list[Path]) -> Iterator[Any]:
 
 
 class Classifier(pl.LightningModule):
-    """A small network that reads digits."""
+    """A small network that classifies digits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,36 +61,36 @@ class Classifier(pl.LightningModule):
         self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """The loss of one batch."""
+        """Returns the loss of one batch."""
         images, labels = batch
         return functional.cross_entropy(self.layers(images), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Returns the optimizer, Adam."""
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
     def accuracy(self, path: Path) -> float:
-        """The share of the held-out digits that it reads rightly."""
+        """Returns the fraction of the held-out digits that are classified correctly."""
         with np.load(path) as held_out, torch.no_grad():
             guesses = self.layers(torch.from_numpy(held_out["images"])).argmax(dim=1)
             return (guesses == torch.from_numpy(held_out["labels"])).double().mean().item()
 
 
-def train(data: Data, directory: Path, *, mended: bool, guarded: bool) -> None:
-    """Trains on this rank, and leaves what came of it in its files.
+def train(data: Data, directory: Path, *, even: bool, with_countoff: bool) -> None:
+    """Trains on this rank and writes the results to files.
 
     Args:
         data: What to train on.
-        directory: Where the files go: the logger's, the checkpoints, and one of each rank.
-        mended: Whether every rank gets as many samples.
-        guarded: Whether countoff is there.
+        directory: Where the files go: the logger's, the checkpoints, and the results of each rank.
+        even: Whether every rank gets the same number of samples.
+        with_countoff: Whether the Trainer has countoff's callback.
 
     Raises:
-        DivergenceError: If countoff is there and has to.
+        DivergenceError: If countoff's callback finds a divergence.
     """
-    shards = EvenShards(data.directory) if mended else Shards(data.directory)
+    shards = EvenShards(data.directory) if even else Shards(data.directory)
     loader = DataLoader(shards, batch_size=data.batch_size)
-    model, witness = Classifier(), Witness(directory)
+    model = Classifier()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=data.ranks,
@@ -96,8 +99,8 @@ def train(data: Data, directory: Path, *, mended: bool, guarded: bool) -> None:
         logger=CSVLogger(str(directory), name="", version="log"),
         callbacks=[
             ModelCheckpoint(directory / "checkpoints", every_n_epochs=CHECKPOINT_EPOCHS),
-            witness,
-            *([Countoff()] if guarded else []),
+            AllReduceRecorder(directory),
+            *([Countoff()] if with_countoff else []),
         ],
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,4 +1,4 @@
-"""The demo's own side of the agent: starts it, gives it orders under a deadline, and takes everything down again."""
+"""Starts the fork server, sends it jobs, enforces their deadlines, and ends every process afterwards."""
 
 from __future__ import annotations
 
@@ -12,113 +12,113 @@ from collections.abc import Iterator
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
-from countoff.demo.agent import Order
+from countoff.demo.forkserver import JobSpec
 
 _TAIL_LINES = 15
 _SECONDS_TO_DIE = 2.0
 
 
 class DemoFailed(Exception):
-    """Something went otherwise than the demo says it does; the message is for the user."""
+    """The demo did not go as it describes; the message is for the user."""
 
 
 def tail(path: Path) -> str:
-    """The last lines of a file that may not be there."""
+    """Returns the last lines of a file; "" if there is no such file."""
     with contextlib.suppress(OSError):
         return "\n".join(path.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
     return ""
 
 
 class Run:
-    """One run of the job under way.
+    """One run of the job, in progress or ended.
 
     Attributes:
-        order: What was ordered.
-        ended: Exit codes of the ranks that have ended; negative for a signal.
+        spec: What runs.
+        exit_codes: Exit codes of the ranks that have ended; negative for a signal.
     """
 
-    def __init__(self, order: Order, agent: Agent) -> None:
-        self.order = order
-        self.ended: dict[int, int] = {}
-        self._agent = agent
-        self._deadline = time.monotonic() + order.deadline_seconds
+    def __init__(self, spec: JobSpec, server: ForkServer) -> None:
+        self.spec = spec
+        self.exit_codes: dict[int, int] = {}
+        self._server = server
+        self._deadline = time.monotonic() + spec.deadline_seconds
 
     @property
-    def alive(self) -> list[int]:
+    def running(self) -> list[int]:
         """The ranks that have not ended."""
-        return [rank for rank in range(self.order.data.ranks) if rank not in self.ended]
+        return [rank for rank in range(self.spec.data.ranks) if rank not in self.exit_codes]
 
     def wait(self, seconds: float) -> bool:
-        """Waits for a rank's end, at most `seconds`; whether any rank is left.
+        """Waits up to `seconds` for a rank to end; returns whether any rank still runs.
 
         Raises:
             DemoFailed: If the run's deadline has passed.
         """
-        if self.alive and self._agent.hears(seconds):
-            _, rank, code = self._agent.receive()
-            self.ended[int(str(rank))] = int(str(code))
-        if self.alive and time.monotonic() > self._deadline:
-            raise self.failure(f"still running after {self.order.deadline_seconds:g} s")
-        return bool(self.alive)
+        if self.running and self._server.poll(seconds):
+            _, rank, code = self._server.receive()
+            self.exit_codes[int(str(rank))] = int(str(code))
+        if self.running and time.monotonic() > self._deadline:
+            raise self.failure(f"still running after {self.spec.deadline_seconds:g} s")
+        return bool(self.running)
 
     def kill(self) -> None:
-        """Ends the ranks that are left, after each has written down its stacks."""
-        left = self.alive
-        self._agent.send(int(signal.SIGUSR1))
-        patience = time.monotonic() + 2
-        while self.wait(0.05) and time.monotonic() < patience:
-            if all("File " in tail(self.file(rank, "stacks")) for rank in left):
+        """Kills the ranks that still run, after each has written its stacks to a file."""
+        remaining = self.running
+        self._server.send(int(signal.SIGUSR1))
+        give_up_at = time.monotonic() + 2
+        while self.wait(0.05) and time.monotonic() < give_up_at:
+            if all("File " in tail(self.file(rank, "stacks")) for rank in remaining):
                 break
-        if self.alive:
-            self._agent.send(int(signal.SIGKILL))
+        if self.running:
+            self._server.send(int(signal.SIGKILL))
         while self.wait(0.1):
             pass
 
     def file(self, rank: int, kind: str) -> Path:
-        """A file of one rank: ``log``, ``stacks``, ``met`` or ``json``."""
-        return self.order.directory / f"rank{rank}.{kind}"
+        """Returns the path of one rank's file: ``log``, ``stacks``, ``all_reduces`` or ``json``."""
+        return self.spec.directory / f"rank{rank}.{kind}"
 
-    def failure(self, what: str) -> DemoFailed:
-        """An error that shows the end of what ranks have printed: the worst ended first, two of them."""
-        order = sorted(range(self.order.data.ranks), key=lambda rank: self.ended.get(rank, -99) == 0)
-        ends = [f"rank {rank} ({self._state(rank)}):\n{tail(self.file(rank, 'log'))}" for rank in order[:2]]
-        return DemoFailed("\n\n".join([what, *ends]))
+    def failure(self, reason: str) -> DemoFailed:
+        """Returns an error with the last output of two ranks, those that failed or still run first."""
+        order = sorted(range(self.spec.data.ranks), key=lambda rank: self.exit_codes.get(rank, -99) == 0)
+        outputs = [f"rank {rank} ({self._state(rank)}):\n{tail(self.file(rank, 'log'))}" for rank in order[:2]]
+        return DemoFailed("\n\n".join([reason, *outputs]))
 
     def _state(self, rank: int) -> str:
-        return f"exit code {self.ended[rank]}" if rank in self.ended else "running"
+        return f"exit code {self.exit_codes[rank]}" if rank in self.exit_codes else "running"
 
 
-class Agent:
-    """The process that all ranks are forked from, with everything in it that takes long to import.
+class ForkServer:
+    """The process that all ranks are forked from; it has imported everything that takes long to import.
 
     Args:
         directory: Where its output goes.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._log = directory / "agent.log"
+        self._log = directory / "forkserver.log"
         self._connection, theirs = Pipe()
         with theirs, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from countoff.demo.agent import main; main({theirs.fileno()})"],
+                [sys.executable, "-c", f"from countoff.demo.forkserver import main; main({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=directory,
                 env=_environment(directory),
-                start_new_session=True,  # a Ctrl-C is ours alone, and the group can be killed as a whole
+                start_new_session=True,  # Ctrl-C reaches this process only, and the group can be killed as a whole
             )
 
-    def hears(self, seconds: float) -> bool:
-        """Whether a message is there, or comes within so many seconds."""
+    def poll(self, seconds: float) -> bool:
+        """Returns whether a message is there, or arrives within `seconds`."""
         return self._connection.poll(seconds)
 
     def receive(self) -> tuple[object, ...]:
-        """The agent's next message.
+        """Returns the server's next message.
 
         Raises:
-            DemoFailed: If it has died instead.
+            DemoFailed: If the server has died.
         """
         try:
             return self._connection.recv()
@@ -126,25 +126,29 @@ class Agent:
             raise DemoFailed(f"the process that starts the ranks has died\n\n{tail(self._log)}") from None
 
     def send(self, message: object) -> None:
-        """Gives the agent an order, or a signal for its ranks."""
-        with contextlib.suppress(OSError):  # dead: the next `receive` says so
+        """Sends the server a job, or a signal for its ranks."""
+        with contextlib.suppress(OSError):  # it has died: the next `receive` reports it
             self._connection.send(message)
 
-    def begin(self, order: Order) -> Run:
-        """Starts the job."""
-        order.directory.mkdir()
-        self.send(order)
-        return Run(order, self)
+    def start(self, spec: JobSpec) -> Run:
+        """Starts a job."""
+        spec.directory.mkdir()
+        self.send(spec)
+        return Run(spec, self)
 
     def close(self) -> None:
-        """Kills the agent and the ranks of its group, which is there for as long as the agent is not waited for."""
+        """Kills the server and its ranks, and waits until they are gone.
+
+        The ranks are in the server's process group, which exists at least until the server has been waited for.
+        """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._connection.close()
-        # The ranks are not our children: they are gone when their group is, and until then may hold their files.
-        patience = time.monotonic() + _SECONDS_TO_DIE
-        while time.monotonic() < patience:
+        # The ranks are not our children, so we cannot wait for them. They may hold their files open until the process
+        # group is gone.
+        give_up_at = time.monotonic() + _SECONDS_TO_DIE
+        while time.monotonic() < give_up_at:
             try:
                 os.killpg(self._process.pid, 0)
             except (ProcessLookupError, PermissionError):
@@ -153,22 +157,28 @@ class Agent:
 
 
 @contextlib.contextmanager
-def agent(directory: Path) -> Iterator[Agent]:
-    """An agent, and nothing left of it afterwards."""
-    one = Agent(directory)
+def fork_server(directory: Path) -> Iterator[ForkServer]:
+    """Yields a fork server; ends it and its ranks afterwards."""
+    server = ForkServer(directory)
     try:
-        yield one
+        yield server
     finally:
-        one.close()
+        server.close()
 
 
 def _environment(directory: Path) -> dict[str, str]:
-    """This process's environment: countoff found and not switched on or off, one thread per rank as under torchrun."""
+    """Returns the environment of the server and its ranks.
+
+    It is this process's own, without COUNTOFF variables, with countoff's location, and with one thread per rank as
+    under torchrun.
+    """
     import countoff
 
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
+    # torch's TCPStore makes a reverse DNS look-up on each connection; a name server that does not answer costs 5 s.
+    inherited.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     roots = [str(Path(part).resolve().parent) for part in countoff.__path__]
     path = os.pathsep.join([*roots, *filter(None, [inherited.get("PYTHONPATH")])])
-    # torch leaves directories of its own among the temporary ones.
+    # TMPDIR, because torch leaves directories of its own in it.
     own = {"PYTHONPATH": path, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return {**inherited, **own}

@@ -1,4 +1,4 @@
-"""The demo from beginning to end: data, agent, three parts, three lines of summary; nothing of it stays behind."""
+"""Runs the whole demo: data, fork server, three parts, summary. Leaves no process and no file behind."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from countoff.demo.agent import Order
 from countoff.demo.data import Data, write
-from countoff.demo.launcher import Agent, DemoFailed, Run, agent
-from countoff.demo.parts import adrift, guarded, mended
+from countoff.demo.forkserver import JobSpec
+from countoff.demo.launcher import DemoFailed, ForkServer, Run, fork_server
+from countoff.demo.parts import fixed, with_countoff, without_countoff
 from countoff.demo.show import Show
 
 _NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
@@ -29,20 +29,20 @@ def run_demo(*, ranks: int, seconds_before_cut: float) -> None:
 
     Args:
         ranks: Number of ranks, 2 to 64.
-        seconds_before_cut: Seconds without progress after which the hanging job is cut off, above 0.
+        seconds_before_cut: Seconds without progress after which the hanging job is killed, above 0.
 
     Raises:
-        ImportError: If what it needs is not installed; the message says how to install it.
-        DemoFailed: If a part goes otherwise than it says.
+        ImportError: If a needed package is not installed; the message has the command that installs it.
+        DemoFailed: If a part does not go as described.
     """
     _require()
     began = time.monotonic()
     show = Show()
-    with _interruptible(), tempfile.TemporaryDirectory(prefix="countoff-demo-") as place:
-        directory = Path(place)
-        with agent(directory) as crew:
-            data = _prepare(crew, directory, ranks, show)
-            lines = _three_parts(crew, data, directory, show, seconds_before_cut)
+    with _interruptible(), tempfile.TemporaryDirectory(prefix="countoff-demo-") as temporary:
+        directory = Path(temporary)
+        with fork_server(directory) as server:
+            data = _prepare(server, directory, ranks, show)
+            lines = _three_parts(server, data, directory, show, seconds_before_cut)
     show.part(f"Summary, after {time.monotonic() - began:.0f} s", "\n".join(lines))
 
 
@@ -52,51 +52,51 @@ def _require() -> None:
         raise ImportError(f"the demo needs {' and '.join(missing)}: pip install 'countoff[demo]'")
 
 
-def _prepare(crew: Agent, directory: Path, ranks: int, show: Show) -> Data:
-    place = directory / "data"
-    place.mkdir()
+def _prepare(server: ForkServer, directory: Path, ranks: int, show: Show) -> Data:
+    data_directory = directory / "data"
+    data_directory.mkdir()
     began = time.monotonic()
-    with show.working("importing torch and Lightning, once for all ranks; writing the digits as shards") as change:
-        data = write(place, ranks)  # while the agent imports
-        while not crew.hears(0.2):
+    with show.status("importing torch and Lightning once for all ranks; writing the digits to shards") as change:
+        data = write(data_directory, ranks)  # while the fork server imports
+        while not server.poll(0.2):
             seconds = time.monotonic() - began
             if seconds > _IMPORT_SECONDS:
                 raise DemoFailed(f"torch and Lightning could not be imported within {_IMPORT_SECONDS:g} s")
-            change(f"importing torch and Lightning, once for all ranks: {seconds:.0f} s")
-        crew.receive()
-    show.say(
-        f"{data.shards} shards of {data.shard_size} digits each for {ranks} ranks on this machine, batches of "
-        f"{data.batch_size} per rank; ready after {time.monotonic() - began:.0f} s."
+            change(f"importing torch and Lightning once for all ranks: {seconds:.0f} s")
+        server.receive()
+    show.paragraph(
+        f"{data.shards} shards of {data.shard_size} digits each, {ranks} ranks on this machine, {data.batch_size} "
+        f"samples per batch and rank. Ready after {time.monotonic() - began:.0f} s."
     )
     return data
 
 
-def _three_parts(crew: Agent, data: Data, directory: Path, show: Show, seconds_before_cut: float) -> list[str]:
+def _three_parts(server: ForkServer, data: Data, directory: Path, show: Show, seconds_before_cut: float) -> list[str]:
     short = data.short_rank
 
-    def begin(name: str, *, even: bool, with_countoff: bool) -> Run:
-        order = Order(data, directory / name, even, with_countoff, _PART_SECONDS + seconds_before_cut)
-        return crew.begin(order)
+    def start(name: str, *, even: bool, with_countoff: bool) -> Run:
+        return server.start(JobSpec(data, directory / name, even, with_countoff, _PART_SECONDS + seconds_before_cut))
 
     show.part(
         "1. The job without countoff",
-        f"Whole shards are dealt out, so rank {short} has {data.batches(short)} batches and the others have "
-        f"{data.batches(0)}; each rank sends its epoch and batch along with its gradients, to see what they meet.",
+        f"Each rank reads whole shards: rank {short} has {data.batches(short)} batches per epoch, every other rank has "
+        f"{data.batches(0)}. Each rank sends its epoch and batch along with its gradients, so the demo can show which "
+        "batches were averaged together.",
     )
-    drifted = adrift(begin("adrift", even=False, with_countoff=False), show, seconds_before_cut)
+    drifted = without_countoff(start("without", even=False, with_countoff=False), show, seconds_before_cut)
     show.part("2. The same job with callbacks=[Countoff()]", "Nothing else is changed.")
-    named = guarded(begin("guarded", even=False, with_countoff=True), show)
+    named = with_countoff(start("with", even=False, with_countoff=True), show)
     show.part(
-        "3. The job mended, with callbacks=[Countoff()]",
-        f"Every rank reads all shards and keeps one sample in {data.ranks}; the last round, if not full, is left out.",
+        "3. The fixed job, with callbacks=[Countoff()]",
+        f"Every rank reads all shards and keeps 1 of {data.ranks} samples. An incomplete last round is dropped.",
     )
-    trained = mended(begin("mended", even=True, with_countoff=True), show)
-    return [f"without countoff: {drifted}.", f"with countoff:    {named}.", f"mended:           {trained}."]
+    trained = fixed(start("fixed", even=True, with_countoff=True), show)
+    return [f"without countoff: {drifted}.", f"with countoff:    {named}.", f"fixed:            {trained}."]
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lets SIGTERM end the demo as Ctrl-C does: by an exception, past all that has to be cleared away."""
+    """Makes SIGTERM end the demo by an exception, as Ctrl-C does, so that everything is cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""What the demo looks like: headings, sentences, tables, and a line that moves while it works."""
+"""Prints the demo: headings, paragraphs, tables, and a status line."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _MIN_WIDTH = 100
 
 
 class Show:
-    """Prints for people; into a pipe as well as on a terminal, where it also moves."""
+    """Prints to a terminal or into a pipe. Only a terminal gets a status line that changes."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, markup=False, emoji=False)
         if not self._console.is_terminal:
             self._console.width = max(_MIN_WIDTH, self._console.width)
 
-    def part(self, heading: str, sentence: str) -> None:
-        """Begins a part."""
+    def part(self, heading: str, text: str) -> None:
+        """Prints the heading and the first paragraph of a part."""
         self._console.print()
         self._console.print(Text(heading, style="bold"))
-        self.say(sentence)
+        self.paragraph(text)
 
-    def say(self, sentence: str, style: str = "") -> None:
-        """Prints one sentence."""
-        self._console.print(Text(sentence, style=style))
+    def paragraph(self, text: str, style: str = "") -> None:
+        """Prints a paragraph."""
+        self._console.print(Text(text, style=style))
 
     def verbatim(self, text: str) -> None:
-        """Prints what somebody else has printed, as it was."""
+        """Prints the output of another process, unchanged."""
         self._console.print(Text(text, style="yellow"), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -44,10 +44,10 @@ class Show:
         self._console.print(table)
 
     @contextlib.contextmanager
-    def working(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Says what is being done while it is; what it yields changes the text, which only a terminal shows."""
+    def status(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Shows a status line while the block runs; yields a function that changes its text on a terminal."""
         if not self._console.is_terminal:
-            self.say(f"… {text}")
+            self.paragraph(f"… {text}")
             yield lambda _: None
             return
         with self._console.status(text) as status:

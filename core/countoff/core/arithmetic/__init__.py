@@ -1,1 +1,1 @@
-"""Exact counts of batches, steps, samples and ranks: pure integers, no torch, nothing of the protocol."""
+"""Exact counts of batches, steps, samples and ranks, on plain integers. Needs no torch and nothing of the protocol."""

@@ -1,8 +1,8 @@
-"""What one pass over a loader that Accelerate has prepared holds: the arithmetic behind ``prepared_pass``.
+"""Batches and samples of one pass over a loader that Accelerate has prepared, and the optimizer steps of such a pass.
 
-``prepare()`` turns a loader into one of three kinds, each with another way to make the processes even, or not to.
-``len()`` of a prepared loader is wrong for two of them under ``split_batches``, so the truth is counted from the
-undivided loader. The names of the kinds are those of Accelerate's classes.
+``prepare()`` turns a loader into one of three kinds. Each has its own way to give all processes the same number of
+batches, or does not do so. With ``split_batches``, ``len()`` of two of these kinds is wrong, so everything is counted
+from the original loader. The kinds have the names of Accelerate's classes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ PreparedKind = Literal["BatchSamplerShard", "IterableDatasetShard", "DataLoaderD
 
 @dataclass(frozen=True)
 class PreparedFacts:
-    """What is read off a prepared loader: of the undivided loader inside it, and of how Accelerate divides it.
+    """What an adapter reads off a prepared loader: facts of the original loader, and how Accelerate shards it.
 
     Attributes:
-        kind: What divides: ``BatchSamplerShard`` (a ``DataLoaderShard`` over map-style data), ``IterableDatasetShard``
-            (a ``DataLoaderShard`` over iterable data), ``DataLoaderDispatcher`` (process 0 reads for all).
-        samples: Samples that one pass over the undivided loader draws, at least 0; None if that cannot be trusted,
-            as of an iterable dataset with a length of its own making.
-        batch_size: Samples per batch of the undivided loader, at least 1; None if it was given batches of its own
-            making.
-        num_processes: Processes among which Accelerate divides: its data ranks, at least 1.
-        drop_last: The undivided loader's flag.
+        kind: The class that shards: ``BatchSamplerShard`` (a ``DataLoaderShard`` over map-style data),
+            ``IterableDatasetShard`` (a ``DataLoaderShard`` over iterable data), ``DataLoaderDispatcher`` (process 0
+            reads for all).
+        samples: Samples that one pass over the original loader draws, at least 0; None if this number cannot be
+            trusted, as the length that an iterable dataset reports.
+        batch_size: Samples per batch of the original loader, at least 1; None if it has a custom batch sampler.
+        num_processes: Processes among which Accelerate shards, at least 1: the number of dp_ranks.
+        drop_last: ``drop_last`` of the original loader.
         split_batches: Whether a batch is cut into one piece per process.
-        even_batches: Whether processes are filled up to as many batches; only ``BatchSamplerShard`` asks.
-        all_different: Whether those samples are all different, as neither drawing with replacement nor a sampler that
-            is divided already makes them.
-        iterable: Whether the dataset is iterable, which any kind but ``BatchSamplerShard`` may read.
-        num_workers: Workers of the loader, at least 0; each of them reads an iterable dataset for itself.
+        even_batches: Whether processes are filled up to the same number of batches; only ``BatchSamplerShard`` uses it.
+        all_different: Whether all of these samples are different; they are not if samples are drawn with replacement,
+            or if the sampler is sharded already.
+        iterable: Whether the dataset is iterable; never with ``BatchSamplerShard``.
+        num_workers: Workers of the loader, at least 0; each of them reads a whole iterable dataset.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -71,13 +71,13 @@ class PreparedFacts:
 
     @property
     def batch_size_per_rank(self) -> int | None:
-        """Samples of a full batch on one process: the batch size that ``LoaderFacts`` asks for."""
+        """Samples of a full batch on one process: the ``batch_size`` of ``LoaderFacts``."""
         if self.batch_size is None or not self.split_batches:
             return self.batch_size
         return max(self.batch_size // self.num_processes, 1)
 
     def reported_batches(self, process_index: int) -> int | None:
-        """``len(loader)`` once it is prepared, on that process; None if the samples or the batches are not known.
+        """Returns ``len(loader)`` of the prepared loader on this process; None if samples or batch_size are not known.
 
         Sources, accelerate 1.15.0: ``data_loader.py:170`` (shard), ``:333`` (iterable shard; the loader around it
         then divides by its own batch size), ``:957`` (dispatcher).
@@ -97,17 +97,17 @@ class PreparedFacts:
 
 
 def prepared_pass(facts: PreparedFacts, *, process_index: int) -> LoaderPass:
-    """Returns what one pass over a prepared loader holds on this process and on all.
+    """Returns the batches and samples of one pass over a prepared loader, on this process and on all.
 
     Sources, accelerate 1.15.0: ``data_loader.py:188`` (``BatchSamplerShard.__iter__``), ``:340``
     (``IterableDatasetShard.__iter__``), ``:872`` (``DataLoaderDispatcher.__iter__``).
 
     Args:
         facts: What was read off the loader.
-        process_index: This process among those that divide the data, from 0 up to, but not including, num_processes.
+        process_index: This process, from 0 up to, but not including, num_processes.
 
     Returns:
-        The batches and samples, or the reason why they cannot be known.
+        The pass; its ``unknown_because`` is the reason if it cannot be counted.
 
     Raises:
         ValueError: If process_index is outside its domain.
@@ -121,21 +121,21 @@ def prepared_pass(facts: PreparedFacts, *, process_index: int) -> LoaderPass:
     if check_count("process_index", process_index, minimum=0) >= facts.num_processes:
         raise ValueError(f"process_index must be below {facts.num_processes}, got {process_index}")
     if facts.samples is None or facts.batch_size is None:
-        return LoaderPass(batches=None, unknown_because=_why_unknown(facts))
-    if refusal := _refusal(facts, facts.samples, facts.batch_size):
-        return LoaderPass(batches=None, unknown_because=refusal)
-    # A round takes this many samples from the undivided loader and gives every process a full batch.
-    whole_round = facts.batch_size if facts.split_batches else facts.batch_size * facts.num_processes
-    rounds, rest = divmod(facts.samples, whole_round)
-    last = [0] * facts.num_processes
+        return LoaderPass(batches=None, unknown_because=_missing_number(facts))
+    if reason := _why_not_countable(facts, facts.samples, facts.batch_size):
+        return LoaderPass(batches=None, unknown_because=reason)
+    # A round takes this many samples from the original loader and gives every process a full batch.
+    round_size = facts.batch_size if facts.split_batches else facts.batch_size * facts.num_processes
+    rounds, rest = divmod(facts.samples, round_size)
+    last_round = [0] * facts.num_processes  # samples of each process
     if rest and not facts.drop_last:
-        last = _KINDS[facts.kind](facts, rest, facts.samples)
-    batches = [rounds + bool(samples) for samples in last]
-    if facts.kind == "DataLoaderDispatcher":  # a piece of the last batch may be empty, and is handed out all the same
+        last_round = _KINDS[facts.kind](facts, rest, facts.samples)
+    batches = [rounds + bool(samples) for samples in last_round]
+    if facts.kind == "DataLoaderDispatcher":  # it also gives out an empty piece of the last batch
         batches = [max(batches)] * facts.num_processes
-    samples = rounds * whole_round + sum(last)
-    full = rounds + (min(last) == whole_round // facts.num_processes)
-    unique = rounds * whole_round + (rest if any(last) else 0)
+    samples = rounds * round_size + sum(last_round)
+    full = rounds + (min(last_round) == round_size // facts.num_processes)
+    unique = rounds * round_size + (rest if any(last_round) else 0)
     return LoaderPass(
         batches=batches[process_index],
         fewest_batches=min(batches),
@@ -149,17 +149,18 @@ def prepared_pass(facts: PreparedFacts, *, process_index: int) -> LoaderPass:
 def accumulated_steps(
     batches: int, *, gradient_accumulation_steps: int, carried: int = 0, at_end: bool = True
 ) -> tuple[int, int]:
-    """Returns the optimizer steps of one pass under ``accelerator.accumulate``, and the batches carried over from it.
+    """Returns the optimizer steps of one pass under ``accelerator.accumulate``, and the batches carried into the next.
 
-    Source, accelerate 1.15.0: ``accelerator.py:1230`` (``_do_sync``). The last batch of a loader always takes a step,
-    and the next one begins anew; any other takes one when it completes the accumulation, wherever that has begun.
+    Source, accelerate 1.15.0: ``accelerator.py:1230`` (``_do_sync``). After the last batch of a loader there is always
+    a step, and the accumulation starts again. After any other batch there is a step if it completes the accumulation,
+    which may have started in an earlier pass.
 
     Args:
-        batches: Batches of this pass and process, at least 0.
+        batches: Batches of this pass on this process, at least 0.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        carried: Batches that an earlier pass has left without a step, at least 0 and below the accumulation.
-        at_end: Whether the pass reaches the end of its loader, and ``sync_with_dataloader`` is on; False for a loop
-            that leaves it before.
+        carried: Batches of earlier passes that no step has used yet, at least 0 and below gradient_accumulation_steps.
+        at_end: Whether the pass reaches the end of its loader and ``sync_with_dataloader`` is on; False for a loop that
+            breaks before.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -179,18 +180,18 @@ def accumulated_steps(
     return divmod(carried + batches, gradient_accumulation_steps)
 
 
-def _why_unknown(facts: PreparedFacts) -> str:
+def _missing_number(facts: PreparedFacts) -> str:
     if facts.batch_size is None:
         return "the batch size is not known (a batch sampler of the user's own)"
     return "the samples are not known (an iterable dataset, or a sampler of the user's own)"
 
 
-def _refusal(facts: PreparedFacts, samples: int, batch_size: int) -> str:
-    """Why Accelerate cannot iterate this loader, or why nobody can count it; empty if it is counted."""
+def _why_not_countable(facts: PreparedFacts, samples: int, batch_size: int) -> str:
+    """Returns why Accelerate cannot iterate this loader, or why it cannot be counted; empty if it can."""
     if facts.split_batches and batch_size % facts.num_processes:
         return f"Accelerate cannot split batches of {batch_size} evenly among {facts.num_processes} processes"
     if (facts.iterable or facts.kind == "IterableDatasetShard") and facts.num_workers > 1:
-        return f"what each of the {facts.num_workers} workers reads is up to the iterable dataset"
+        return f"what each of the {facts.num_workers} workers reads depends on the iterable dataset"
     enough = batch_size * (1 if facts.split_batches else facts.num_processes) if facts.drop_last else 1
     if facts.kind == "DataLoaderDispatcher" and samples < enough:
         return "DataLoaderDispatcher has no batch to hand out, and fails"
@@ -198,7 +199,7 @@ def _refusal(facts: PreparedFacts, samples: int, batch_size: int) -> str:
 
 
 def _last_of_shard(facts: PreparedFacts, rest: int, samples: int) -> list[int]:
-    """Samples of each process in the last round of a ``BatchSamplerShard``, which is not full."""
+    """Returns the samples of each process in the last round, which is not full, of a ``BatchSamplerShard``."""
     del samples
     size = facts.batch_size_per_rank or 1
     if facts.even_batches:
@@ -207,17 +208,20 @@ def _last_of_shard(facts: PreparedFacts, rest: int, samples: int) -> list[int]:
 
 
 def _last_of_iterable_shard(facts: PreparedFacts, rest: int, samples: int) -> list[int]:
-    """The same of an ``IterableDatasetShard``, which is always filled up."""
+    """Returns the samples of each process in the last round of an ``IterableDatasetShard``: always full batches."""
     del rest, samples
     return [facts.batch_size_per_rank or 1] * facts.num_processes
 
 
 def _last_of_dispatcher(facts: PreparedFacts, rest: int, samples: int) -> list[int]:
-    """The same of a dispatcher, which cuts what there is, lengthened by the beginning of the first batch."""
+    """Returns the samples of each process in the last round of a dispatcher.
+
+    It appends the first samples of the first batch if the rest does not divide, and cuts that into equal pieces.
+    """
     processes = facts.num_processes
     size = -(-rest // processes)
-    there = rest if rest % processes == 0 else rest + min(samples, processes)
-    return [min(size, max(there - size * process, 0)) for process in range(processes)]
+    available = rest if rest % processes == 0 else rest + min(samples, processes)
+    return [min(size, max(available - size * process, 0)) for process in range(processes)]
 
 
 _KINDS: dict[str, Callable[[PreparedFacts, int, int], list[int]]] = {

@@ -1,7 +1,7 @@
-"""How many samples and batches: the pure functions behind ``countoff.core.plan``.
+"""Numbers of samples and batches: the pure functions behind ``countoff.core.plan``.
 
-Integers in, integers out, no torch. Each function names the code whose arithmetic it repeats, and each was compared
-with what that code does when it is run. Nothing is rounded in silence: rounding happens where the source rounds.
+They take and return integers and need no torch. Each function names the code whose arithmetic it repeats, and was
+compared with what that code does when it runs. Numbers are rounded only where that code rounds them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = [
 
 
 def check_count(name: str, value: object, *, minimum: int) -> int:
-    """Returns a count after a check of its domain.
+    """Returns a count, or refuses a bad argument.
 
     Args:
-        name: What the error calls the value.
+        name: The name of the argument in the error.
         value: The count.
         minimum: The smallest value that is allowed.
 
@@ -43,12 +43,12 @@ def check_count(name: str, value: object, *, minimum: int) -> int:
 def distributed_samples_per_rank(dataset_size: int, *, dp_degree: int, drop_last: bool) -> int:
     """Returns the samples that a distributed sampler yields to each dp_rank per epoch, repeats included.
 
-    Source: ``torch.utils.data.DistributedSampler.__init__``. Without drop_last the order is filled up with samples from
-    its beginning to a multiple of dp_degree; with it the tail is cut. (Its ``ceil((N - W) / W)`` is ``N // W``.)
+    Source: ``torch.utils.data.DistributedSampler.__init__``. Without drop_last the order is filled up to a multiple of
+    dp_degree with samples from its beginning; with drop_last the end is cut. (Its ``ceil((N - W) / W)`` is ``N // W``.)
 
     Args:
-        dataset_size: Samples of the dataset, or of the sampler that is being split; at least 0.
-        dp_degree: Parts into which they are split (``num_replicas``), at least 1.
+        dataset_size: Samples of the dataset, or of the sampler that is sharded; at least 0.
+        dp_degree: Shards (``num_replicas``), at least 1.
         drop_last: The sampler's own flag, not the loader's.
 
     Raises:
@@ -64,14 +64,14 @@ def distributed_samples_per_rank(dataset_size: int, *, dp_degree: int, drop_last
 
 
 def batches_of_samples(samples: int, *, batch_size: int, drop_last: bool) -> int:
-    """Returns the batches that one loader, or one worker of it, makes of its samples in one pass.
+    """Returns the batches that one loader, or one of its workers, makes of its samples in one pass.
 
     Source: ``torch.utils.data.BatchSampler.__len__`` for a sampler, ``_IterableDatasetFetcher`` for an iterable.
 
     Args:
         samples: Samples that this loader or worker gets in one pass, at least 0.
         batch_size: Samples per batch, at least 1.
-        drop_last: Whether a last batch that is not full is thrown away.
+        drop_last: Whether a last batch that is not full is dropped.
 
     Raises:
         ValueError: If a count is not an integer in its domain.
@@ -86,14 +86,14 @@ def batches_of_samples(samples: int, *, batch_size: int, drop_last: bool) -> int
 
 
 def strided_share(samples: int, *, parts: int, part: int) -> int:
-    """Returns the samples that one part takes of a sequence in strides: the length of ``sequence[part::parts]``.
+    """Returns the samples that one part takes from a sequence in strides: the length of ``sequence[part::parts]``.
 
-    Source: Python's slicing, as in ``islice(stream, rank, None, world_size)``; ranks do it, workers do it.
+    Source: Python's slicing, as in ``islice(stream, rank, None, world_size)``; used among ranks and among workers.
 
     Args:
         samples: Length of the sequence, at least 0.
         parts: Ranks or workers that share it, at least 1.
-        part: Which one, from 0 up to, but not including, parts.
+        part: The rank or worker, from 0 up to, but not including, parts.
 
     Raises:
         ValueError: If a count is not an integer in its domain.
@@ -112,14 +112,14 @@ def strided_share(samples: int, *, parts: int, part: int) -> int:
 def iterable_batches(worker_samples: Iterable[int], *, batch_size: int, drop_last: bool) -> int:
     """Returns the batches of a loader over an iterable dataset: every worker batches its own samples.
 
-    So each worker may end with a batch that is not full, and ``len(loader)``, which divides the dataset's length, can
-    be wrong in both directions. Source: ``_IterableDatasetFetcher``, one per worker of a ``DataLoader``.
+    Each worker may end with a batch that is not full. ``len(loader)`` divides the dataset's length, so it can be too
+    small or too large. Source: ``_IterableDatasetFetcher``, one per worker of a ``DataLoader``.
 
     Args:
-        worker_samples: Samples that each worker of this rank yields in one pass; one number when num_workers is 0. A
+        worker_samples: Samples that each worker of this rank yields in one pass; one number if num_workers is 0. A
             dataset that ignores its workers yields all of its samples in each of them.
         batch_size: Samples per batch, at least 1.
-        drop_last: Whether each worker throws a last batch away that is not full.
+        drop_last: Whether each worker drops a last batch that is not full.
 
     Raises:
         ValueError: If a count is not an integer in its domain.
@@ -132,7 +132,7 @@ def iterable_batches(worker_samples: Iterable[int], *, batch_size: int, drop_las
 
 
 def checked_limit(limit: object) -> int | float | None:
-    """Returns a limit on the batches of an epoch after a check of its domain.
+    """Returns a limit on the batches of an epoch, or refuses a bad argument.
 
     Args:
         limit: Batches (int, at least 0), a fraction of the epoch (float, 0.0 to 1.0), or None for no limit.
@@ -154,17 +154,17 @@ def checked_limit(limit: object) -> int | float | None:
 
 
 def limited_batches(batches: int | None, limit: int | float | None) -> int | None:
-    """Returns the batches that a limit leaves of a length.
+    """Returns the batches of an epoch after a limit.
 
-    Source: Lightning's ``_parse_num_batches``: an int is a number of batches, a float a fraction that is rounded down.
-    ``1`` and ``1.0`` differ.
+    Source: Lightning's ``_parse_num_batches``: an int is a number of batches, a float is a fraction of the length,
+    rounded down. ``1`` and ``1.0`` are different limits.
 
     Args:
         batches: Batches per epoch and rank, at least 0; None for a loader without a length.
         limit: Batches (int, at least 0), a fraction (float, 0 to 1), or None for no limit.
 
     Returns:
-        Batches per epoch and rank; None if there is neither a length nor a limit in batches.
+        Batches per epoch and rank; None without a length and without a limit in batches.
 
     Raises:
         ValueError: If the limit is outside its domain, is a fraction below 1.0 of an unknown length, or is a fraction
@@ -192,14 +192,14 @@ def limited_batches(batches: int | None, limit: int | float | None) -> int | Non
 
 
 def size_for_length(reported_batches: int, *, true_batches: int, dp_degree: int) -> bool:
-    """Returns whether a reported length can be that of the whole dataset where that of one dp_rank was meant.
+    """Returns whether a reported length can be that of the whole dataset, although it should be that of one dp_rank.
 
-    Both numbers are rounded, so their ratio is seldom dp_degree exactly: with either flag of drop_last, in sampler and
-    loader, the reported length is less than dp_degree away from ``true_batches * dp_degree``, and no other distance is
-    possible. Near a true length of 1 much else fits as well, so this names a likely cause and proves nothing.
+    Both numbers are rounded, so their ratio is seldom dp_degree exactly. Whatever drop_last is in sampler and loader,
+    the length of the whole dataset is less than dp_degree away from ``true_batches * dp_degree``. Near a true length of
+    1 many other lengths are this near too, so this is a likely cause and no proof.
 
     Args:
-        reported_batches: What the framework believes, at least 0.
+        reported_batches: Batches per epoch that the framework reports, at least 0.
         true_batches: Batches of one dp_rank per epoch, at least 0.
         dp_degree: Shares into which the data is cut, at least 1.
 

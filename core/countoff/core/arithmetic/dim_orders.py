@@ -1,7 +1,7 @@
-"""The orders in which the frameworks lay out their dims over the ranks, and the dims along which they read data.
+"""The order of each framework's mesh dims over the ranks, and the dims along which it reads different data.
 
-Outermost first, as ``RankMap`` and torch's DeviceMesh have them. Each was read off the framework's own code: the names
-of dims are its names there.
+Dims are listed outermost first, as in ``RankMap`` and torch's DeviceMesh. Orders and names come from the code of each
+framework.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Order:
 
     Attributes:
         names: The dims, outermost first.
-        data_dims: Those along which different data is read.
-        inferred: The dim that takes the ranks which the others leave over, where nobody says otherwise.
+        data_dims: The dims along which different data is read.
+        inferred: The dim that by default takes the ranks that the others leave over.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ _HSDP = ("dp_replicate", "dp_shard")
 
 ORDERS: dict[str, Order] = {
     "torchtitan": Order(("pp", *_HSDP, "cp", "tp"), _HSDP, "dp_shard"),
-    # lingua fills up the replicas, and drops dp_shard and tp from its mesh where they are 1.
+    # lingua infers dp_replicate, and leaves dp_shard and tp out of its mesh where they are 1.
     "lingua": Order((*_HSDP, "tp"), _HSDP, "dp_replicate"),
     "accelerate": Order((*_HSDP, "cp", "sp", "tp"), _HSDP, "dp_shard"),
     "composer": Order(
@@ -40,19 +40,19 @@ ORDERS: dict[str, Order] = {
         "data_parallel_shard",
     ),
     "lightning": Order(("data_parallel", "tensor_parallel"), ("data_parallel",), "data_parallel"),
-    # Expert parallel borrows data ranks, so it is no dim of its own in what a rank reads.
+    # Expert parallel uses the ranks of dp, so it is not a dim of what a rank reads.
     "megatron": Order(("pp", "dp", "cp", "tp"), ("dp",), "dp"),
     "deepspeed": Order(("pipe", "data", "model"), ("data",), "data"),
 }
 
 
 def order_of_text(order: str) -> Order:
-    """Returns an order by its framework's name, or from Megatron's notation, which names the fastest dim first.
+    """Returns the order of a framework, by name, or an order in Megatron's notation, which lists the fastest dim first.
 
-    In that notation ``ep`` is left out of the dims: its ranks are data ranks, counted in ``dp``.
+    In Megatron's notation ``ep`` is not a dim here: its ranks are counted in ``dp``.
 
     Raises:
-        ValueError: If it is neither, or a notation without ``dp`` or with a dim twice.
+        ValueError: If the text is neither, or is a notation without ``dp`` or with a dim twice.
 
     Example:
         >>> order_of_text("tp-cp-ep-dp-pp").names
@@ -64,7 +64,7 @@ def order_of_text(order: str) -> Order:
     if "-" not in order:
         near = difflib.get_close_matches(order, ORDERS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"unknown order of dims {order!r}{hint} Known: {', '.join(ORDERS)}, or tp-cp-ep-dp-pp")
+        raise ValueError(f"unknown order of dims {order!r}{hint}; known: {', '.join(ORDERS)}, or tp-cp-ep-dp-pp")
     if not set(fastest_first) <= {"tp", "cp", "dp", "pp"} or len(set(fastest_first)) != len(fastest_first):
         raise ValueError(f"an order in Megatron's notation has each of tp, cp, ep, dp, pp at most once, got {order!r}")
     if "dp" not in fastest_first:

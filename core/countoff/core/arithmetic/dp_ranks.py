@@ -1,7 +1,8 @@
-"""Whether the dp_ranks that somebody's own code computed share out the data: each share read, and read once.
+"""Checks that dp_ranks computed by the user's own code shard the data: every share is read, and none is read twice.
 
-Two conditions: every dp_rank from 0 up to dp_degree is owned, and each by exactly ``world_size / dp_degree`` ranks,
-those that differ only along dims which share their data. A formula with the wrong factor breaks them without an error.
+Two conditions must hold. Every dp_rank from 0 up to, but not including, dp_degree belongs to a rank. And each belongs
+to exactly ``world_size / dp_degree`` ranks, those that differ only along dims that share their data. A formula with a
+wrong factor breaks these conditions without an error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _REMEDY = (
     "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the number "
     "of replicas; countoff.core.ranks.RankMap does it by name."
 )
-_LOADER_WHY = "The sampler counts ranks of the world, or of a node, where those of the data dims are meant."
+_LOADER_WHY = "The sampler counts the ranks of the world, or of a node, instead of those along the data dims."
 _LOADER_REMEDY = (
     "dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and DistributedSampler(dataset, num_replicas=dp_degree, "
     "rank=dp_rank)."
@@ -30,14 +31,14 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class DpRankFaults:
-    """What is wrong with the dp_ranks of a job; all empty if nothing is.
+    """What is wrong with the dp_ranks of a job; all faults are empty if nothing is.
 
     Attributes:
-        world_size: The ranks of the job.
+        world_size: Ranks of the job.
         dp_degree: Shares into which the data is cut.
-        out_of_range: Each rank whose dp_rank is below 0 or not below dp_degree, with that dp_rank.
-        missing: The dp_ranks that no rank has, ascending: nobody reads their data.
-        repeated: Each dp_rank that ranks of different shares have, with those ranks, ascending: its data is read more
+        out_of_range: The dp_rank of each rank whose dp_rank is below 0 or not below dp_degree.
+        missing: The dp_ranks that no rank has, ascending: their data is never read.
+        repeated: The ranks, ascending, of each dp_rank that ranks with different shares have: its data is read more
             than once.
         split: Pairs of ranks that must read the same data and have different dp_ranks.
     """
@@ -51,17 +52,17 @@ class DpRankFaults:
 
     @property
     def never_read(self) -> float:
-        """The part of the data that no rank reads, from 0 to 1."""
+        """The fraction of the data that no rank reads, from 0 to 1."""
         return len(self.missing) / self.dp_degree
 
     @property
     def read_twice(self) -> float:
-        """The part of the data that is read more than once, from 0 to 1."""
+        """The fraction of the data that is read more than once, from 0 to 1."""
         return len(self.repeated) / self.dp_degree
 
     @property
     def sound(self) -> bool:
-        """Whether every share is read, and once."""
+        """Whether every share is read, and none is read twice."""
         return not (self.out_of_range or self.missing or self.repeated or self.split)
 
 
@@ -73,8 +74,8 @@ def dp_rank_faults(
     Args:
         values: The dp_rank of each rank, in the order of ranks, or by rank; one for every rank.
         dp_degree: Shares into which the data is cut, at least 1.
-        groups: For each rank a number that it has in common with those that must read the same data. If it is not
-            known, a dp_rank counts as repeated where more than ``world_size / dp_degree`` ranks have it.
+        groups: One number per rank, equal for ranks that must read the same data. If it is not known, a dp_rank counts
+            as repeated if more than ``world_size / dp_degree`` ranks have it.
 
     Raises:
         ValueError: If dp_degree is not an integer of at least 1 or does not divide the number of ranks, or there is not
@@ -117,7 +118,7 @@ def dp_rank_faults(
 def check_dp_ranks(
     values: Sequence[int] | Mapping[int, int], *, dp_degree: int, groups: Sequence[int] | None = None
 ) -> Verdict | None:
-    """Returns a `RankMapError` that says which ranks collide, which shares nobody reads, and how much data that is.
+    """Returns a `RankMapError` that names the ranks that collide, the shares never read, and how much data that is.
 
     Args:
         values: As for ``dp_rank_faults``.
@@ -125,10 +126,10 @@ def check_dp_ranks(
         groups: As for ``dp_rank_faults``.
 
     Returns:
-        The verdict, or None if every share is read, and once.
+        The verdict; None if every share is read and none is read twice.
 
     Raises:
-        ValueError: As ``dp_rank_faults``.
+        ValueError: As for ``dp_rank_faults``.
 
     Example:
         >>> for clause in check_dp_ranks([0, 1, 1, 2], dp_degree=4).sentence.split("; "):
@@ -152,12 +153,12 @@ def check_dp_ranks(
 
 
 def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
-    """Returns a `RankMapError` if the dp_ranks that all ranks counted off with do not share out the data.
+    """Returns a `RankMapError` if the dp_ranks that the ranks sent to the roll call do not shard the data.
 
     Args:
-        plans: What each rank counted off with; nothing is judged unless every one has ``dp_rank`` and ``dp_degree``,
-            and the same dp_degree. Where every one has ``loader_position`` as well, the dp_rank and the dp_degree with
-            which its loader really reads, those must be the same.
+        plans: What each rank sent to the roll call. It is judged only if every rank has ``dp_rank`` and ``dp_degree``,
+            and all have the same dp_degree. If every rank also has ``loader_position``, the dp_rank and dp_degree with
+            which its loader really reads, that position must agree with them.
     """
     values = {rank: plan.get("dp_rank") for rank, plan in plans.items()}
     degrees = {plan.get("dp_degree") for plan in plans.values()}
@@ -174,7 +175,7 @@ def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
 def _judge_loaders(
     plans: Mapping[int, Mapping[str, object]], dp_ranks: Mapping[int, int], dp_degree: int
 ) -> Verdict | None:
-    """Returns a `RankMapError` if loaders read other shares than those of their ranks."""
+    """Returns a `RankMapError` if a loader does not read the share of its rank."""
     known: dict[int, tuple[int, int]] = {}
     for rank, plan in plans.items():
         match plan.get("loader_position"):
@@ -182,16 +183,16 @@ def _judge_loaders(
                 known[rank] = share, degree
             case _:
                 return None
-    shares = sorted({degree for _, degree in known.values()})
-    if shares == [dp_degree]:
+    degrees = sorted({degree for _, degree in known.values()})
+    if degrees == [dp_degree]:
         groups = [dp_ranks[rank] for rank in range(len(dp_ranks))]
         return check_dp_ranks({rank: share for rank, (share, _) in known.items()}, dp_degree=dp_degree, groups=groups)
-    said = " or ".join(count_of(share, "rank") for share in shares)
-    if max(shares) > dp_degree:
+    among = " or ".join(count_of(degree, "rank") for degree in degrees)
+    if max(degrees) > dp_degree:
         effect = "ranks that must read the same batch read different ones"
     else:
         effect = "every sample is read by more than one data rank"
-    sentence = f"the loaders share the data out among {said}, and the mesh has {dp_degree} data ranks: {effect}."
+    sentence = f"the loaders share the data out among {among}, and the mesh has {dp_degree} data ranks: {effect}."
     odd = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
     return Verdict("RankMapError", sentence, odd, why=_LOADER_WHY, remedy=_LOADER_REMEDY, time=time.time())
 

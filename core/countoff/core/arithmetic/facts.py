@@ -1,7 +1,7 @@
 """What an adapter reads off one loader: the only input of ``countoff.core.plan``.
 
-Facts, not conclusions: an adapter copies attributes of its framework's objects and counts nothing itself. Whatever it
-cannot read, or cannot trust, is None, because ``len()`` of a loader may be wrong and a number here may count as proof.
+An adapter copies attributes of its framework's objects and computes nothing. A number that it cannot read, or cannot
+trust, is None: ``len()`` of a loader may be wrong, and a number here may be used as a proof.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _MINIMA = {
 
 @dataclass(frozen=True)
 class LoaderPass:
-    """One whole pass over a loader of a known kind, as the arithmetic of that kind proves it, no limit applied.
+    """One whole pass over a loader of a known kind, as the arithmetic of that kind proves it, before any limit.
 
     Attributes:
         batches: Batches on this rank, at least 0; None if they cannot be known.
         fewest_batches: The smallest number over all dp_ranks, at least 0; None if it cannot be known.
         most_batches: The largest number over all dp_ranks, at least fewest_batches; None if it cannot be known.
-        full_batches: How many batches every dp_rank begins with that are full, at least 0.
+        full_batches: Number of batches at the start of the pass that are full on every dp_rank, at least 0.
         samples: Samples that all dp_ranks process, repeats included, at least 0; None if they cannot be known.
         unique: Different samples among them, at most samples; None if they cannot be known.
-        unknown_because: Why batches is None, in words; empty if it is not.
+        unknown_because: The reason why batches is None; empty if it is not.
         fewest_samples: The smallest number of samples of a dp_rank, at least 0; None if it is not known.
-        most_samples: The largest number, at least fewest_samples; None if it is not known.
+        most_samples: The largest number of samples of a dp_rank, at least fewest_samples; None if it is not known.
 
     Raises:
         ValueError: If a number is outside its domain, or batches is None and no reason is given.
@@ -78,7 +78,7 @@ class LoaderPass:
 
     @property
     def uneven_batches(self) -> tuple[int, int] | None:
-        """The fewest and the most batches of a rank, where these are known to differ; None otherwise."""
+        """The fewest and the most batches of a rank, if they are known to differ; else None."""
         if self.fewest_batches is None or self.most_batches is None or self.fewest_batches == self.most_batches:
             return None
         return self.fewest_batches, self.most_batches
@@ -89,27 +89,28 @@ class LoaderFacts:
     """What can be read off one loader, on this rank, before its first batch.
 
     Attributes:
-        reported_batches: What ``len(loader)`` says before any limit, at least 0; None if it has no length or infinity.
-        batch_size: Samples per dp_rank and batch, at least 1; None if the loader was given batches of its own making.
-        drop_last: Whether the loader throws away a last batch that is not full.
+        reported_batches: ``len(loader)`` before any limit, at least 0; None if the loader has no length, or an infinite
+            one.
+        batch_size: Samples per dp_rank and batch, at least 1; None if the loader has a custom batch sampler.
+        drop_last: Whether the loader drops a last batch that is not full.
         samples_per_rank: Samples that this rank's sampler yields per epoch, repeats included, at least 0. None for an
-            iterable dataset, and for a sampler whose length cannot be trusted: what is given here counts as proof.
+            iterable dataset, and for a sampler whose length cannot be trusted, because this number is used as a proof.
         dataset_size: Distinct samples over all ranks, at least 0; None if unknown.
-        sampling: How the dp_ranks share the dataset. ``distributed``: in turns out of one common order, which starts
-            again at its beginning when it has to be filled up (DistributedSampler). ``replicated``: each reads the
-            whole of it. ``unknown``: anything else, such as drawing with replacement.
+        sampling: How the dataset is sharded among the dp_ranks. ``distributed``: in turns from one common order, filled
+            up from its beginning (DistributedSampler). ``replicated``: each reads the whole dataset. ``unknown``:
+            anything else, such as drawing with replacement.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        limit_batches: The user's limit on an epoch: batches (int), a fraction of what is reported (float), or None.
+        limit_batches: The user's limit on an epoch: batches (int), a fraction of the reported length (float), or None.
         max_epochs: Epochs of the run, at least 0; None or -1 for no limit.
         max_steps: Optimizer steps of the run, at least 0; None or -1 for no limit.
         sequence_length: Tokens per sample, at least 1; None if samples are not sequences of one length.
-        known_batches: Batches that one pass over this loader has, limit not included, as the roll call or the last
-            epoch has shown; used where the arithmetic has no answer, and no proof.
-        one_pass: What the arithmetic of this kind of loader proves, where it is no plain sampler with a batch size
-            (``streaming_pass``, ``prepared_pass``); it goes before samples_per_rank. None for every other loader.
-        reported_is_cap: Whether the framework leaves the epoch when the reported length is reached, as Lightning and
-            Composer do; a plain loop goes on.
-        partial_step: What becomes of a last accumulation that is short: ``applied`` (Accelerate), ``dropped``,
+        known_batches: Batches of one pass over this loader, before any limit, as the roll call or the last epoch has
+            shown them. Used where the arithmetic has no answer; this is no proof.
+        one_pass: The pass that the arithmetic of this kind of loader proves (``streaming_pass``, ``prepared_pass``); it
+            takes precedence over samples_per_rank. None for a plain sampler with a batch size.
+        reported_is_cap: Whether the framework ends the epoch at the reported length, as Lightning and Composer do; a
+            plain loop reads on.
+        partial_step: What happens to a last accumulation that is not complete: ``applied`` (Accelerate), ``dropped``,
             ``carried`` into the next epoch (Accelerate without ``sync_with_dataloader``), or ``at_reported_end``:
             applied only if the epoch ends at the reported length or none is reported (Lightning).
 

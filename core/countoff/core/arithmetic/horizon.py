@@ -1,8 +1,7 @@
-"""Learning-rate horizons: how long a schedule was made for, and where in the run it will end.
+"""Learning-rate horizons: the length for which a schedule was made, and the step of the run at which it ends.
 
-A schedule counts *ticks*; what a tick is depends on who ticks it. Accelerate ticks a prepared scheduler once per
-process at every optimizer step, so a schedule made for so many steps ends after a part of them. Integers only, no
-torch.
+A schedule counts *ticks*: calls of ``scheduler.step()``. Accelerate ticks a prepared scheduler once per process at
+every optimizer step, so on several processes a schedule made in steps ends before the run. Needs no torch.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ __all__ = ["Horizon", "planned_epochs", "run_out", "wrong_horizon"]
 
 @dataclass(frozen=True)
 class Horizon:
-    """How long one schedule is, and how fast it goes.
+    """The length of one schedule, and how often it ticks.
 
     Attributes:
         name: The scheduler's class, for the message.
-        ticks: Ticks after which it has reached its end, at least 1.
-        ticks_per_step: Ticks at each optimizer step, at least 1.
-        warmup_ticks: Ticks of warm-up among them, at least 0.
+        ticks: Ticks after which the schedule ends, at least 1.
+        ticks_per_step: Ticks per optimizer step, at least 1.
+        warmup_ticks: Ticks of its warm-up, at least 0.
 
     Raises:
         ValueError: If a number is not an integer in its domain.
@@ -47,16 +46,16 @@ class Horizon:
 
     @property
     def end_step(self) -> int:
-        """The optimizer step after which it has reached its end."""
+        """The optimizer step after which the schedule has ended."""
         return -(-self.ticks // self.ticks_per_step)
 
     @property
     def warmup_end_step(self) -> int:
-        """The optimizer step after which its warm-up is over."""
+        """The optimizer step after which the warm-up has ended."""
         return -(-self.warmup_ticks // self.ticks_per_step)
 
     def rho(self, steps: int) -> float:
-        """Real ticks over planned ticks: 1 is right, 2 ends it half-way, 0.5 leaves half of it unused.
+        """Returns ticks of the run over ticks of the schedule: 2 means that it ends half-way, 0.5 that half is unused.
 
         Args:
             steps: Optimizer steps of the run, at least 0.
@@ -68,10 +67,10 @@ class Horizon:
 
 
 def planned_epochs(horizon: Horizon, *, steps_per_epoch: int) -> int | None:
-    """Returns the epochs that a schedule was made for if it was made in optimizer steps though it ticks faster.
+    """Returns the epochs for which a schedule was made, if it was made in optimizer steps although it ticks faster.
 
-    That is so if its ticks are a whole number of epochs of steps, but no whole number of epochs of ticks. Where they
-    are both, either may have been meant, and nothing is said.
+    That is the case if its ticks are a whole number of epochs counted in steps, but not a whole number of epochs
+    counted in ticks. If they are both, either can be meant, and the answer is None.
 
     Args:
         horizon: The schedule.
@@ -96,8 +95,8 @@ def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: 
     Args:
         horizon: The schedule.
         total_steps: Optimizer steps of the run, at least 1.
-        slack_steps: Steps that rounding may explain, at least 0: whoever plans rounds once per epoch.
-        why: What makes it tick as it does.
+        slack_steps: Largest difference in steps that rounding explains, at least 0: a plan may round once per epoch.
+        why: Why the schedule ticks this often.
 
     Raises:
         ValueError: If a number is not an integer in its domain.
@@ -114,22 +113,21 @@ def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: 
         return None
     end = horizon.end_step
     if end < total_steps:
-        whole_part = total_steps // end if total_steps % end == 0 else None
-        share = f"1/{whole_part}" if whole_part else f"{end / total_steps:.0%}"
-        place = f"it ends at step {end} of {total_steps} ({share} of the run)"
+        fraction = f"1/{total_steps // end}" if total_steps % end == 0 else f"{end / total_steps:.0%}"
+        place = f"it ends at step {end} of {total_steps} ({fraction} of the run)"
     else:
         place = f"it would end at step {end}, and the run ends at step {total_steps}"
     return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
 
 
 def run_out(horizon: Horizon, *, ticks: int, span: str, why: str = "") -> Verdict | None:
-    """Returns a `WrongHorizon` warning if a schedule is at its end though another epoch begins.
+    """Returns a `WrongHorizon` warning if a schedule has ended although another epoch begins.
 
     Args:
         horizon: The schedule.
-        ticks: Ticks that it has had, at least 0.
-        span: The epoch that begins, in words.
-        why: What makes it tick as it does.
+        ticks: Ticks of the schedule until now, at least 0.
+        span: The name of the epoch that begins.
+        why: Why the schedule ticks this often.
 
     Raises:
         ValueError: If ticks is not an integer of at least 0.

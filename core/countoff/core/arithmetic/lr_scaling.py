@@ -1,4 +1,4 @@
-"""What becomes of a learning rate when the global batch changes: the two rules, each with where it comes from."""
+"""The two rules by which a learning rate is scaled to another global batch, each with its source."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["linear_scaled", "square_root_scaled"]
 
 
 def linear_scaled(learning_rate: float, *, tuned_batch_size: int, global_batch_size: int) -> float:
-    """Returns the learning rate times ``B / B0``: the rule for SGD, which wants a warm-up at the start.
+    """Returns the learning rate times ``B / B0``: the rule for SGD, used with a warm-up at the start.
 
     Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD" (arXiv 1706.02677).
 
     Args:
         learning_rate: The rate that was tuned, above 0.
-        tuned_batch_size: The global batch size B0 for which it was, at least 1.
+        tuned_batch_size: The global batch size B0 for which it was tuned, at least 1.
         global_batch_size: The global batch size B of the run, at least 1.
 
     Raises:
@@ -30,13 +30,13 @@ def linear_scaled(learning_rate: float, *, tuned_batch_size: int, global_batch_s
 
 
 def square_root_scaled(learning_rate: float, *, tuned_batch_size: int, global_batch_size: int) -> float:
-    """Returns the learning rate times ``√(B / B0)``: the rule for Adam and its kin.
+    """Returns the learning rate times ``√(B / B0)``: the rule for Adam and similar optimizers.
 
     Source: Krizhevsky 2014, "One weird trick" (arXiv 1404.5997); for Adam, Malladi et al. 2022 (arXiv 2205.10287).
 
     Args:
         learning_rate: The rate that was tuned, above 0.
-        tuned_batch_size: The global batch size B0 for which it was, at least 1.
+        tuned_batch_size: The global batch size B0 for which it was tuned, at least 1.
         global_batch_size: The global batch size B of the run, at least 1.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Runs whose global batch changes on the way: a batch that is ramped up, and a run that goes on at another size.
+"""Runs whose global batch changes: a batch that is ramped up, and a run that resumes with another batch size.
 
-Both count in samples over all dp_ranks, the one number that means the same before and after.
+Both are counted in samples over all dp_ranks, the only number that does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ __all__ = ["Ramp", "resumed_batches"]
 
 @dataclass(frozen=True)
 class Ramp:
-    """A global batch that grows with the samples seen, as Megatron's ``--rampup-batch-size`` has it.
+    """A global batch that grows with the samples seen, as with Megatron's ``--rampup-batch-size``.
 
     Source: Megatron's ``RampupBatchsizeNumMicroBatchesCalculator``: the increments are spread evenly over the samples
-    of the ramp, and the batch is ``start + increment * floor(seen * increments / samples)`` while at most that many
-    samples have been seen.
+    of the ramp, and the batch is ``start + increment * floor(seen * increments / samples)`` while at most ``samples``
+    have been seen.
 
     Attributes:
-        start: The first global batch, at least 1.
-        increment: By how much it grows, at least 1.
+        start: Samples of the first global batch, at least 1.
+        increment: Samples by which the global batch grows each time, at least 1.
         samples: Samples over which it grows, at least 1.
-        global_batch_size: The batch after the ramp, at least start, and a whole number of increments above it.
+        global_batch_size: Samples of the global batch after the ramp, at least start; start plus whole increments.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -48,10 +48,10 @@ class Ramp:
             )
 
     def batch_after(self, seen: int) -> int:
-        """Returns the global batch of the step that begins after so many samples.
+        """Returns the global batch of the step that begins after the given number of samples.
 
         Args:
-            seen: Samples over all dp_ranks, at least 0.
+            seen: Samples seen over all dp_ranks, at least 0.
 
         Raises:
             ValueError: If seen is not an integer of at least 0.
@@ -62,15 +62,15 @@ class Ramp:
         return self.start + self.increment * min(seen * increments // self.samples, increments)
 
     def pieces(self, *, divisor: int = 1, total_steps: int | None = None) -> list[tuple[int, int]]:
-        """Returns each global batch with the optimizer steps that are taken with it, in order.
+        """Returns each global batch with its number of optimizer steps, in order.
 
         Args:
-            divisor: What every global batch must be a multiple of: batch_size × dp_degree.
-            total_steps: Optimizer steps of the run, at least 0; None: only those below the full global batch, which has
-                no end.
+            divisor: Every global batch must be a multiple of this: batch_size × dp_degree.
+            total_steps: Optimizer steps of the run, at least 0; None: only the steps before the full global batch,
+                because the run has no end.
 
         Raises:
-            ValueError: If a number is outside its domain, or a global batch of the ramp, or the last one, does not
+            ValueError: If a number is outside its domain, or a global batch of the ramp, or the full one, does not
                 divide.
         """
         check_count("divisor", divisor, minimum=1)
@@ -93,18 +93,18 @@ class Ramp:
 
 
 def resumed_batches(samples: int, *, batch_size: int, dp_degree: int) -> int:
-    """Returns the batches that each dp_rank has behind it when a run goes on after so many samples.
+    """Returns the batches that each dp_rank has done when a run resumes after the given number of samples.
 
-    A position in batches holds only for the dp_degree and batch size with which it was saved; in samples it holds for
-    any, as long as it falls between two batches.
+    A position in batches is valid only for the dp_degree and batch size with which it was saved. A position in samples
+    is valid for any, as long as it lies between two batches.
 
     Args:
         samples: Samples that the run has seen over all dp_ranks, at least 0.
-        batch_size: Samples per dp_rank and batch from here on, at least 1.
-        dp_degree: Number of dp_ranks from here on, at least 1.
+        batch_size: Samples per dp_rank and batch after the resume, at least 1.
+        dp_degree: Number of dp_ranks after the resume, at least 1.
 
     Raises:
-        ValueError: If a number is outside its domain, or the position falls into the middle of a batch.
+        ValueError: If a number is outside its domain, or the position lies in the middle of a batch.
 
     Example:
         >>> resumed_batches(1024, batch_size=4, dp_degree=32)

@@ -1,6 +1,6 @@
-"""How many samples an epoch and a run process, over all dp_ranks: the part of ``countoff.core.plan`` that counts them.
+"""The number of samples that an epoch and a run process over all dp_ranks: the part of ``countoff.core.plan`` for it.
 
-Samples can be counted only where it is certain which batches are full, so every function here has None for "not known".
+Samples can be counted only if it is certain which batches are full; every function here returns None if it is not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["product", "samples_of_epoch", "samples_per_rank", "samples_until_bat
 
 
 def product(first: int | None, *others: int | None) -> int | None:
-    """Returns the product, or None if a factor is unknown."""
+    """Returns the product; None if a factor is None."""
     found = first
     for factor in others:
         found = None if found is None or factor is None else found * factor
@@ -20,7 +20,7 @@ def product(first: int | None, *others: int | None) -> int | None:
 
 
 def samples_of_epoch(facts: LoaderFacts, batches: int | None, *, dp_degree: int) -> tuple[int | None, int | None]:
-    """Returns the samples that all dp_ranks process in an epoch of so many batches, and the different ones among them.
+    """Returns the samples that all dp_ranks process in an epoch, and the number of different samples among them.
 
     Args:
         facts: What was read off the loader.
@@ -34,7 +34,7 @@ def samples_of_epoch(facts: LoaderFacts, batches: int | None, *, dp_degree: int)
 
 
 def samples_per_rank(facts: LoaderFacts, batches: int | None) -> tuple[int, int] | None:
-    """Returns the fewest and the most samples that one dp_rank processes in an epoch of so many batches.
+    """Returns the fewest and the most samples that one dp_rank processes in an epoch.
 
     Args:
         facts: What was read off the loader.
@@ -53,28 +53,28 @@ def samples_per_rank(facts: LoaderFacts, batches: int | None) -> tuple[int, int]
 def samples_until_batch(
     facts: LoaderFacts, batch: int, *, batches_per_epoch: int | None, samples_per_epoch: int | None, dp_degree: int
 ) -> int | None:
-    """Returns the samples that all dp_ranks have processed after so many batches of each, epoch after epoch.
+    """Returns the samples that all dp_ranks have processed after the given number of batches.
 
     Args:
         facts: What was read off the loader.
-        batch: Batches behind each dp_rank, from the start of training; at least 0.
-        batches_per_epoch: Batches of an epoch on one rank; None if it has no end that is known.
+        batch: Batches that each dp_rank has done since the start of training, over all epochs; at least 0.
+        batches_per_epoch: Batches of an epoch on one rank; None if unknown or without end.
         samples_per_epoch: Samples of an epoch over all dp_ranks; None if unknown.
         dp_degree: Shares into which the data is cut, at least 1.
     """
     batch_samples = product(facts.batch_size, dp_degree)
     if batches_per_epoch is None:
-        # Where no end is known, none may come: then every batch is full, if short ones are thrown away.
+        # Such an epoch may have no end; then every batch is full if short ones are dropped.
         return product(batch, batch_samples) if facts.drop_last and facts.reported_batches is None else None
     if not batches_per_epoch:
         return 0
     epochs, rest = divmod(batch, batches_per_epoch)
     if facts.one_pass is not None and rest > facts.one_pass.full_batches:
         return None
-    # Only the last batch of an epoch can be short, so those of an epoch that is broken off are full.
-    whole_epochs = product(epochs, samples_per_epoch) if epochs else 0
-    begun = product(rest, batch_samples) if rest else 0
-    return None if whole_epochs is None or begun is None else whole_epochs + begun
+    # Only the last batch of an epoch can be short, so all batches of an incomplete epoch are full.
+    complete = product(epochs, samples_per_epoch) if epochs else 0
+    incomplete = product(rest, batch_samples) if rest else 0
+    return None if complete is None or incomplete is None else complete + incomplete
 
 
 def total_samples(
@@ -86,7 +86,7 @@ def total_samples(
     samples_per_epoch: int | None,
     dp_degree: int,
 ) -> int | None:
-    """Returns the samples of a run over all dp_ranks, repeats included; the arguments are those of the plan."""
+    """Returns the samples of a run over all dp_ranks, repeats included; the arguments are numbers of the plan."""
     batches = total_batches
     if batches is None and batches_per_epoch is None:
         batches = product(total_steps, facts.gradient_accumulation_steps)
@@ -102,15 +102,15 @@ def total_samples(
 
 
 def strided_pass(dataset_size: int, *, batch_size: int, drop_last: bool, dp_degree: int) -> LoaderPass:
-    """Returns one pass over a dataset that is dealt out in turns and not filled up, ended by the first rank that ends.
+    """Returns one pass over a dataset that is sharded in turns and not filled up; the shortest share ends the pass.
 
-    Source: ``islice(stream, dp_rank, None, dp_degree)``, and what datasets' ``split_dataset_by_node`` does with single
-    examples. The last dp_rank has the fewest samples.
+    Source: ``islice(stream, dp_rank, None, dp_degree)``; ``split_dataset_by_node`` of datasets does the same with
+    single examples. The last dp_rank has the fewest samples.
 
     Args:
         dataset_size: Samples of the dataset, at least 0.
         batch_size: Samples per dp_rank and batch, at least 1.
-        drop_last: Whether each rank throws a last batch away that is not full.
+        drop_last: Whether each rank drops a last batch that is not full.
         dp_degree: Shares into which the data is cut, at least 1.
 
     Raises:
@@ -122,15 +122,16 @@ def strided_pass(dataset_size: int, *, batch_size: int, drop_last: bool, dp_degr
     """
     most = strided_share(dataset_size, parts=dp_degree, part=0)
     fewest = strided_share(dataset_size, parts=dp_degree, part=dp_degree - 1)
-    few = batches_of_samples(fewest, batch_size=batch_size, drop_last=drop_last)
-    many = batches_of_samples(most, batch_size=batch_size, drop_last=drop_last)
-    longer = dataset_size - fewest * dp_degree  # shares differ by one sample at most
-    samples = longer * min(most, few * batch_size) + (dp_degree - longer) * min(fewest, few * batch_size)
+    fewest_batches = batches_of_samples(fewest, batch_size=batch_size, drop_last=drop_last)
+    most_batches = batches_of_samples(most, batch_size=batch_size, drop_last=drop_last)
+    longer = dataset_size - fewest * dp_degree  # number of shares with one sample more; shares differ by at most one
+    cap = fewest_batches * batch_size
+    samples = longer * min(most, cap) + (dp_degree - longer) * min(fewest, cap)
     return LoaderPass(
-        batches=few,
-        fewest_batches=few,
-        most_batches=many,
-        full_batches=min(few, fewest // batch_size),
+        batches=fewest_batches,
+        fewest_batches=fewest_batches,
+        most_batches=most_batches,
+        full_batches=min(fewest_batches, fewest // batch_size),
         samples=samples,
         unique=samples,
         fewest_samples=fewest,
@@ -141,7 +142,7 @@ def strided_pass(dataset_size: int, *, batch_size: int, drop_last: bool, dp_degr
 def _of_pass(one_pass: LoaderPass, batches: int | None, *, global_batch: int | None) -> tuple[int | None, int | None]:
     if batches is None or batches == one_pass.batches:
         return one_pass.samples, one_pass.unique
-    # A limit ends the epoch early: how many repeats are among what it leaves is not known, unless nothing repeats.
+    # A limit ends the epoch early: how many repeats are in the remaining batches is known only if nothing repeats.
     samples = product(batches, global_batch) if batches <= one_pass.full_batches else None
     return samples, samples if one_pass.samples is not None and one_pass.samples == one_pass.unique else None
 
@@ -152,15 +153,15 @@ def _used(facts: LoaderFacts, batches: int | None) -> int | None:
         return None
     if facts.samples_per_rank is not None:
         return min(batches * facts.batch_size, facts.samples_per_rank)
-    # Any worker of an iterable dataset may end with a short batch, unless those are thrown away.
+    # Any worker of an iterable dataset may end with a short batch, unless short batches are dropped.
     return batches * facts.batch_size if facts.drop_last else None
 
 
 def _unique(facts: LoaderFacts, used: int | None, dp_degree: int) -> int | None:
-    """Returns the different samples that all dp_ranks process in an epoch.
+    """Returns the number of different samples that all dp_ranks process in an epoch.
 
-    Turns are taken sample by sample, so what all have used is a beginning of the common order, and a repeat can only
-    stand after the whole dataset.
+    dp_ranks take turns sample by sample, so together they process the start of the common order, in which a repeat
+    comes only after the whole dataset.
     """
     if used is None or facts.dataset_size is None:
         return None

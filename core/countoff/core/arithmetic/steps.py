@@ -1,7 +1,7 @@
-"""How many optimizer steps, and the batches that they take: pure functions behind ``countoff.core.plan``.
+"""Numbers of optimizer steps, and of the batches that they take: pure functions behind ``countoff.core.plan``.
 
-A step is an optimizer step. What becomes of a last accumulation that is short differs from framework to framework, so
-the caller says it, and Lightning's own estimate, which believes the reported length, stands beside the truth.
+A step is an optimizer step. Frameworks differ in what they do with a last accumulation that is not complete, so the
+caller passes it. Lightning's own estimate, which trusts the reported length, is here as well.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ __all__ = ["batches_until_step", "estimated_stepping_batches", "steps_in_epoch"]
 
 
 def steps_in_epoch(batches: int, *, gradient_accumulation_steps: int, partial_applied: bool) -> int:
-    """Returns the optimizer steps of an epoch whose accumulation begins anew at its start.
+    """Returns the optimizer steps of an epoch in which accumulation starts at zero.
 
-    Source: Lightning's ``_accumulated_batches_reached() or _num_ready_batches_reached()``: the last accumulation, when
-    it is short, is applied only if the loop knows that this batch is the last one.
+    Source: Lightning's ``_accumulated_batches_reached() or _num_ready_batches_reached()``: a last accumulation that is
+    not complete is applied only if the loop knows that this batch is the last one.
 
     Args:
-        batches: Batches of this epoch and rank, at least 0.
+        batches: Batches of this epoch on one rank, at least 0.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        partial_applied: Whether a last accumulation that is short becomes a step; if not, its gradients are lost.
+        partial_applied: Whether a last accumulation that is not complete becomes a step; if not, its gradients are
+            lost.
 
     Raises:
         ValueError: If a count is not an integer in its domain.
@@ -39,14 +40,14 @@ def steps_in_epoch(batches: int, *, gradient_accumulation_steps: int, partial_ap
 def batches_until_step(
     step: int, *, batches_per_epoch: int, steps_per_epoch: int, gradient_accumulation_steps: int
 ) -> int:
-    """Returns the batches that a rank has trained on when the given optimizer step has been taken, over all epochs.
+    """Returns the batches, over all epochs, on which a rank has trained after the given optimizer step.
 
-    Source: Lightning's fit loop, which leaves as soon as ``global_step`` reaches ``max_steps``.
+    Source: Lightning's fit loop, which ends as soon as ``global_step`` reaches ``max_steps``.
 
     Args:
-        step: Optimizer steps from the start of training, at least 0.
-        batches_per_epoch: Batches of one whole epoch and rank, at least 0.
-        steps_per_epoch: Optimizer steps of one whole epoch, at least 1.
+        step: Optimizer steps since the start of training, at least 0.
+        batches_per_epoch: Batches of one complete epoch on one rank, at least 0.
+        steps_per_epoch: Optimizer steps of one complete epoch, at least 1.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
 
     Raises:
@@ -68,19 +69,19 @@ def batches_until_step(
 def estimated_stepping_batches(
     reported_batches: int | None, *, gradient_accumulation_steps: int, max_epochs: int, max_steps: int
 ) -> int | float:
-    """Returns what Lightning gives to ``configure_optimizers`` as the length of the run in optimizer steps.
+    """Returns Lightning's estimate of the length of the run in optimizer steps, for use in ``configure_optimizers``.
 
-    Source: ``Trainer.estimated_stepping_batches``, which believes the reported length; a learning-rate schedule that
-    was built on it is as wrong as that length.
+    Source: ``Trainer.estimated_stepping_batches``, which trusts the reported length. A learning-rate schedule made from
+    the estimate is wrong if that length is.
 
     Args:
         reported_batches: ``num_training_batches``, limit included, at least 0; None where Lightning has infinity.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        max_epochs: Epochs, at least 0; -1 for no limit. Like Lightning, 0 is taken for 1.
+        max_epochs: Epochs, at least 0; -1 for no limit. 0 counts as 1, as in Lightning.
         max_steps: Optimizer steps, at least 0; -1 for no limit.
 
     Returns:
-        Steps; infinity or -1 where Lightning says infinity or -1 because nothing limits the run.
+        Steps; infinity or -1, as in Lightning, if nothing limits the run.
 
     Raises:
         ValueError: If a count is not an integer in its domain.

@@ -1,9 +1,9 @@
-"""What one epoch of a mosaicml-streaming ``StreamingDataset`` holds: the arithmetic behind ``streaming_pass``.
+"""Batches and samples of one epoch of a mosaicml-streaming ``StreamingDataset``: the arithmetic of ``streaming_pass``.
 
-``len()`` of a streaming loader is ``ceil(epoch_size / ranks)`` cut into batches, which is not what the ranks get where
-canonical nodes round up, where the batch size of the dataset is not that of the loader, where a method drops a
-stream's rest, or after a resume in mid-epoch. Here the partition itself is repeated, on integers. Where the library
-would refuse a configuration once it is iterated, the refusal is given in words instead of a number.
+``len()`` of a streaming loader is ``ceil(epoch_size / ranks)`` cut into batches. Ranks get another number if canonical
+nodes round up, if dataset and loader have different batch sizes, if a batching method drops the rest of a stream, or
+after a resume in mid-epoch. So the partition itself is computed here, on integers. If the library would refuse to
+iterate a configuration, the result is the reason instead of a number.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from countoff.core.arithmetic.streaming_partition import Partition
 
 __all__ = ["streaming_pass"]
 
-# Beyond this many samples that a loader throws away, which of them are repeats is not looked up.
-_MOST_LOOKED_UP = 1 << 17
+# Of at most this many samples that a loader drops, it is computed which of them are repeats.
+_MOST_DROPPED = 1 << 17
 
-# Beyond this many ways to round the portions of a stratified batch, they are not compared.
-_MOST_WAYS = 1000
+# At most this many ways to round the portions of a stratified batch are compared.
+_MOST_ROUNDINGS = 1000
 
 
 class _CannotBeKnown(Exception):
-    """The reason why a pass has no known length, in words."""
+    """The length of a pass cannot be known; the message is the reason."""
 
 
 def streaming_pass(facts: StreamingFacts, *, rank: int) -> LoaderPass:
-    """Returns what one epoch over a streaming loader holds on this rank and on all; after a resume, what is left of it.
+    """Returns the batches and samples of one epoch of a streaming loader; after a resume, those of the rest of it.
 
     Sources, mosaicml-streaming 0.13.0: the methods of ``base/batching/``, ``base/partition/orig.py:17``,
     ``base/dataset.py:534`` (``length``), ``:691`` (``_resume``), ``:1012`` (``_get_work``), ``base/world.py:117``
@@ -43,8 +43,7 @@ def streaming_pass(facts: StreamingFacts, *, rank: int) -> LoaderPass:
         rank: This rank, from 0 up to, but not including, nodes × ranks_per_node.
 
     Returns:
-        The batches and samples. If they cannot be known, the reason; where streaming itself will refuse to iterate,
-        that is the reason.
+        The pass. Its ``unknown_because`` is the reason if it cannot be known, also if streaming refuses to iterate.
 
     Raises:
         ValueError: If the rank is outside its domain.
@@ -69,11 +68,11 @@ def streaming_pass(facts: StreamingFacts, *, rank: int) -> LoaderPass:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """The facts with every default filled in, and how one rank's samples become batches."""
+    """The facts of an epoch with all defaults filled in, and how the samples of one rank become batches."""
 
     facts: StreamingFacts
     batch_size: int
-    chunk: int  # samples that go to one worker in a row: the dataset's batch size
+    chunk: int  # consecutive samples of one worker: the dataset's batch size
     nodes: int
     ranks_per_node: int
     dp_degree: int
@@ -93,7 +92,7 @@ class _Epoch:
 
     @property
     def finished_chunks(self) -> int:
-        """Whole global batches that an earlier run has processed; the methods that merge streams resume after them."""
+        """Complete global batches of an earlier run; the batching methods that merge streams resume after them."""
         return self.facts.drop_first // self.global_chunk
 
     def partition(self, samples: int, *, nodes: int, drop_first: int = 0) -> Partition:
@@ -116,11 +115,11 @@ class _Epoch:
             return f"streaming refuses {canonical} canonical nodes on {nodes} nodes: one must divide the other"
         return (
             f"this epoch began on {self.facts.initial_nodes} nodes and {canonical} canonical nodes do not divide among "
-            f"{nodes}, so the samples are dealt out anew; it cannot be known before the first epoch is over"
+            f"{nodes}, so the samples are partitioned again; it cannot be known before the first epoch is over"
         )
 
     def shares(self, samples: int) -> list[int]:
-        """Samples of each worker of a rank: chunks are dealt to them in turns, the last one may be short."""
+        """Returns the samples of each worker of a rank; workers take chunks in turns, and the last one may be short."""
         workers = max(self.facts.num_workers, 1)
         chunks, rest = divmod(samples, self.chunk)
         shares = [strided_share(chunks, parts=workers, part=worker) * self.chunk for worker in range(workers)]
@@ -144,7 +143,7 @@ class _Epoch:
         return samples - dropped
 
     def dropped_places(self, samples: int) -> Iterator[int]:
-        """Places among a rank's samples that ``drop_last`` throws away: the rest of each worker."""
+        """Yields the places, in the order of a rank's samples, that ``drop_last`` drops: the rest of each worker."""
         if self.facts.drop_last:
             shares = self.shares(samples)
             for worker, share in enumerate(shares):
@@ -153,7 +152,7 @@ class _Epoch:
                     yield (turn * len(shares) + worker) * self.chunk + offset
 
     def loader_pass(self, per_rank: Iterable[int], dp_rank: int, unique: int | None) -> LoaderPass:
-        """The pass, from the samples of every dp_rank before the loader drops any."""
+        """Returns the pass that follows from the samples of every dp_rank before the loader drops any."""
         samples = list(per_rank)
         batches = {count: self.batches(count) for count in set(samples)}
         return LoaderPass(
@@ -176,7 +175,7 @@ def _random(epoch: _Epoch, dp_rank: int) -> LoaderPass:
 
 
 def _per_stream(epoch: _Epoch, dp_rank: int) -> LoaderPass:
-    """Every global batch is of one stream; what a stream has beyond its last full one is dropped."""
+    """Every global batch has samples of one stream; the rest of a stream after its last full batch is dropped."""
     kept: list[tuple[Partition, list[int]]] = []
     chunks = 0
     for number, stream in enumerate(_streams(epoch.facts)):
@@ -194,7 +193,7 @@ def _per_stream(epoch: _Epoch, dp_rank: int) -> LoaderPass:
 
 
 def _stratified(epoch: _Epoch, dp_rank: int) -> LoaderPass:
-    """Every global batch has a fixed portion of each stream; the first stream to run out ends the epoch."""
+    """Every global batch has a fixed portion of each stream; the first stream without samples ends the epoch."""
     streams = _streams(epoch.facts)
     given = [epoch.partition(stream.choose, nodes=1).per_rank * epoch.ranks_per_node for stream in streams]
     found: set[tuple[int, bool]] = set()
@@ -214,7 +213,7 @@ def _stratified(epoch: _Epoch, dp_rank: int) -> LoaderPass:
 
 
 def _device_per_stream(epoch: _Epoch, dp_rank: int) -> LoaderPass:
-    """Every batch of a rank is of one stream; the ranks take them in turns, and the last turn may be short."""
+    """Every batch of a rank has samples of one stream; ranks take batches in turns, and the last turn may be short."""
     canonical = epoch.facts.canonical_nodes
     if canonical % epoch.nodes:
         raise _CannotBeKnown(
@@ -248,7 +247,11 @@ _METHODS = {
 
 
 def _streams(facts: StreamingFacts) -> tuple[StreamFacts, ...]:
-    """The streams, of which each must have something to give."""
+    """Returns the streams, of which each must give at least one sample.
+
+    Raises:
+        _CannotBeKnown: If the streams are not known, or one gives no sample.
+    """
     if not facts.streams:
         raise _CannotBeKnown(
             f"the sizes of the streams are not known, on which {facts.batching_method} batching depends; it cannot be "
@@ -261,9 +264,9 @@ def _streams(facts: StreamingFacts) -> tuple[StreamFacts, ...]:
 
 
 def _portions(streams: tuple[StreamFacts, ...], global_batch: int) -> Iterator[list[int]]:
-    """Samples of each stream in a stratified global batch: rounded down, then the largest rests rounded up.
+    """Yields the samples of each stream in a stratified global batch: rounded down, then the largest rests rounded up.
 
-    Every way to do so, where rests are equal: streaming takes the one that numpy's sort happens to give.
+    If rests are equal, every way to round is yielded: streaming uses the one that numpy's sort happens to give.
     """
     total = sum(stream.choose for stream in streams)
     proportions = [stream.choose / total if stream.proportion is None else stream.proportion for stream in streams]
@@ -273,10 +276,10 @@ def _portions(streams: tuple[StreamFacts, ...], global_batch: int) -> Iterator[l
     least = sorted(rests, reverse=True)[missing - 1] if missing > 0 else math.inf
     certain = [number for number, rest in enumerate(rests) if rest > least]
     equal = [number for number, rest in enumerate(rests) if rest == least]
-    left = max(missing - len(certain), 0)
-    if math.comb(len(equal), left) > _MOST_WAYS:
+    still_missing = max(missing - len(certain), 0)
+    if math.comb(len(equal), still_missing) > _MOST_ROUNDINGS:
         raise _CannotBeKnown(f"{len(equal)} streams have an equal claim to a sample of every stratified batch")
-    for chosen in itertools.combinations(equal, left):
+    for chosen in itertools.combinations(equal, still_missing):
         rounded = [portion + (number in certain or number in chosen) for number, portion in enumerate(portions)]
         if min(rounded) < 1:
             raise _CannotBeKnown(
@@ -287,12 +290,11 @@ def _portions(streams: tuple[StreamFacts, ...], global_batch: int) -> Iterator[l
 
 
 def _distinct(facts: StreamingFacts, dropped: list[tuple[Partition, list[int]]]) -> int | None:
-    """Different samples of the streams in an epoch of which each rank drops the given places of each partition.
+    """Returns the number of different samples in an epoch in which each rank drops these places of each partition.
 
-    Streams that are drawn from more often than they have samples repeat some; then it is only known what an epoch
-    holds that drops nothing.
+    A stream that gives more samples than it has repeats some; then the number is known only if nothing is dropped.
     """
-    if sum(len(places) * partition.nodes * partition.ranks_per_node for partition, places in dropped) > _MOST_LOOKED_UP:
+    if sum(len(places) * partition.nodes * partition.ranks_per_node for partition, places in dropped) > _MOST_DROPPED:
         return None
     lost = sum(partition.samples_lost(places) for partition, places in dropped)
     if any(stream.choose > stream.samples for stream in facts.streams) and lost:

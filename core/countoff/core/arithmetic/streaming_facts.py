@@ -1,6 +1,6 @@
 """What an adapter reads off a mosaicml-streaming dataset and its loader: the input of ``streaming_pass``.
 
-Attributes are copied as they are; what streaming derives from them later, at its first iteration, is derived here.
+An adapter copies attributes. The numbers that streaming derives from them at its first iteration are derived here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ class StreamFacts:
     """What is read off one stream of a dataset.
 
     Attributes:
-        samples: Samples that the stream has (``samples_per_stream[i]``), at least 1.
-        choose: Samples of it that an epoch draws (``stream.choose``), at least 0.
-        proportion: Its share of an epoch (``stream.proportion``), from 0 to 1; None for choose by the sum of all.
+        samples: Samples of the stream (``samples_per_stream[i]``), at least 1.
+        choose: Samples of the stream that an epoch draws (``stream.choose``), at least 0.
+        proportion: The stream's fraction of an epoch (``stream.proportion``), from 0 to 1; None: ``choose`` divided by
+            the sum of ``choose`` over all streams.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -38,27 +39,29 @@ class StreamFacts:
 
 @dataclass(frozen=True)
 class StreamingFacts:
-    """What is read off a ``StreamingDataset``, the loader over it and the job, on this rank.
+    """What an adapter reads off a ``StreamingDataset``, its loader and the job, on this rank.
 
     Attributes:
         epoch_size: Samples that an epoch draws over all ranks (``dataset.epoch_size``), at least 1.
         nodes: Hosts of the job, at least 1.
-        ranks_per_node: Ranks on each of them, at least 1.
-        dataset_batch_size: ``dataset.batch_size``, samples per rank, at least 1; None if the user gave none.
-        batch_size: ``loader.batch_size``, samples per rank, at least 1; None if the loader does not batch.
-        drop_last: The loader's flag.
-        num_workers: The loader's workers, at least 0.
+        ranks_per_node: Ranks per host, at least 1.
+        dataset_batch_size: ``dataset.batch_size``, samples per rank and batch, at least 1; None if the user gave none.
+        batch_size: ``loader.batch_size``, samples per rank and batch, at least 1; None if the loader does not batch.
+        drop_last: ``drop_last`` of the loader.
+        num_workers: ``num_workers`` of the loader, at least 0.
         batching_method: ``dataset.batching_method``.
-        num_canonical_nodes: ``dataset.num_canonical_nodes``, at least 1; None where the library sets it at the first
+        num_canonical_nodes: ``dataset.num_canonical_nodes``, at least 1; None if the library sets it at the first
             iteration.
-        shuffle: ``dataset.shuffle``, which moves samples and changes no count, but may be refused.
+        shuffle: ``dataset.shuffle``; it changes no count, but streaming may refuse it.
         shuffle_algo: ``dataset.shuffle_algo``, on which the default of num_canonical_nodes depends.
-        replication: ``dataset.replication``: ranks in a row that read the same, at least 1; None for 1.
+        replication: ``dataset.replication``: consecutive ranks that read the same data, at least 1; None for 1.
         drop_first: Samples of this epoch, over all ranks, that an earlier run has processed
-            (``sample_in_epoch`` of the state that was loaded), at least 0.
+            (``sample_in_epoch`` of the loaded state), at least 0.
         partition_algo: ``dataset.partition_algo``.
-        initial_nodes: Hosts on which this epoch began (``initial_physical_nodes`` of that state); None if on these.
-        streams: What the dataset draws from, in its order; empty if it cannot be read, which only ``random`` allows.
+        initial_nodes: Hosts on which this epoch started (``initial_physical_nodes`` of the loaded state); None if it
+            started on the hosts of this job.
+        streams: The streams of the dataset, in its order; empty if they cannot be read. Only the batching method
+            ``random`` can be counted without them.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -107,22 +110,22 @@ class StreamingFacts:
 
     @property
     def parallel_nodes(self) -> int:
-        """Hosts as streaming counts them once replication has made the ranks fewer (``World.replicate``)."""
+        """Hosts as streaming counts them after replication has reduced the number of ranks (``World.replicate``)."""
         return self.dp_degree // self.ranks_per_node if self.dp_degree % self.ranks_per_node == 0 else 1
 
     @property
     def canonical_nodes(self) -> int:
-        """``num_canonical_nodes``, or what the library makes of None (``StreamingDataset._resume``)."""
+        """``num_canonical_nodes``, or the library's default for it (``StreamingDataset._resume``)."""
         return self.num_canonical_nodes or self.parallel_nodes * (64 if self.shuffle_algo in ("py1s", "py2s") else 1)
 
     @property
     def dataset_length(self) -> int:
-        """``len(dataset)``: the epoch's samples by the dp_ranks, rounded up (``StreamingDataset.__init__``)."""
+        """``len(dataset)``: the epoch's samples divided by dp_degree, rounded up (``StreamingDataset.__init__``)."""
         return -(-self.epoch_size // self.dp_degree)
 
     @property
     def reported_batches(self) -> int | None:
-        """``len(loader)``: that length, cut into the loader's batches; None if the loader does not batch."""
+        """``len(loader)``: dataset_length cut into the loader's batches; None if the loader does not batch."""
         if self.batch_size is None:
             return None
         return batches_of_samples(self.dataset_length, batch_size=self.batch_size, drop_last=self.drop_last)

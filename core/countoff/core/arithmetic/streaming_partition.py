@@ -1,7 +1,7 @@
-"""How mosaicml-streaming deals one order of samples to nodes and their ranks, on integers instead of an array.
+"""How mosaicml-streaming partitions an order of samples among nodes and their ranks, on integers instead of an array.
 
-Source: mosaicml-streaming 0.13.0, ``get_partitions_orig`` (``base/partition/orig.py:17``). Shuffling permutes samples
-afterwards and moves no place, so it changes none of the counts.
+Source: mosaicml-streaming 0.13.0, ``get_partitions_orig`` (``base/partition/orig.py:17``). Shuffling permutes the
+samples later and keeps the places, so it changes no count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ __all__ = ["Partition"]
 
 @dataclass(frozen=True)
 class Partition:
-    """One order of samples, dealt to canonical nodes in blocks, then to nodes and their ranks in turns."""
+    """An order of samples, given to canonical nodes in blocks, then to nodes and their ranks in turns.
+
+    Attributes:
+        samples: Samples of the order.
+        canonical_nodes: Canonical nodes, each with one block of samples.
+        nodes: Hosts among which the blocks are interleaved.
+        ranks_per_node: Ranks per host, which take the samples of their host in turns.
+        drop_first: Samples at the start of the order, over all ranks, that an earlier run has processed.
+    """
 
     samples: int
     canonical_nodes: int
@@ -25,44 +33,44 @@ class Partition:
 
     @property
     def block(self) -> int:
-        """Samples of one canonical node, rounded up."""
+        """Samples per canonical node, rounded up."""
         return -(-self.samples // self.canonical_nodes)
 
     @property
     def node_ratio(self) -> int:
-        """Nodes that share one canonical node, at least 1."""
+        """Nodes per canonical node, at least 1."""
         return max(self.nodes // self.canonical_nodes, 1)
 
     @property
     def padding(self) -> int:
-        """What is added to a block so that the nodes that share it get as many samples each."""
+        """Samples added to a block so that it divides among its nodes."""
         return -self.block % self.node_ratio
 
     @property
     def per_node(self) -> int:
-        """Samples of one node in this epoch, without those dropped at its start."""
-        whole_order = self.canonical_nodes * (self.block + self.padding)
-        return max(whole_order // self.nodes - self.drop_first // self.nodes, 0)
+        """Samples per node in this epoch, without those dropped at its start."""
+        padded_samples = self.canonical_nodes * (self.block + self.padding)
+        return max(padded_samples // self.nodes - self.drop_first // self.nodes, 0)
 
     @property
     def per_rank(self) -> int:
-        """Samples of one rank, rounded up."""
+        """Samples per rank, rounded up."""
         return -(-self.per_node // self.ranks_per_node)
 
     def samples_lost(self, dropped: list[int]) -> int:
-        """How many samples nobody gets if every rank throws away these places among its own."""
+        """Returns the number of samples that no rank gets if every rank drops these places of its own samples."""
         lost = Counter(
             self.sample_at(node, place * self.ranks_per_node + rank)
             for place in dropped
             for node in range(self.nodes)
             for rank in range(self.ranks_per_node)
         )
-        given = Counter(self.extra_samples())
-        return sum(count == 1 + given[sample] for sample, count in lost.items())
+        extra = Counter(self.extra_samples())
+        return sum(count == 1 + extra[sample] for sample, count in lost.items())
 
     def sample_at(self, node: int, place: int) -> int:
-        """The sample at a place of a node's order, of an epoch from its beginning; ranks take places in turns."""
-        if place >= self.per_node:  # filled up so that the ranks of a node get as many each
+        """Returns the sample at a place of a node's order, in an epoch from its start; ranks take places in turns."""
+        if place >= self.per_node:  # repeated so that all ranks of a node have the same number
             missing = self.per_rank * self.ranks_per_node - self.per_node
             first = self.per_node - self.ranks_per_node - missing + 1
             place -= self.per_node
@@ -71,7 +79,7 @@ class Partition:
         return self._sample_of_block(row, column)
 
     def extra_samples(self) -> Iterator[int]:
-        """Every sample that is there once more than once, as often as that."""
+        """Yields every repeat of a sample: a sample that is there three times is yielded twice."""
         blocks = range(self.canonical_nodes)
         if self._too_few:
             tiled = range(self.samples, len(blocks) * (self.block + self.padding))
@@ -86,7 +94,7 @@ class Partition:
 
     @property
     def _too_few(self) -> bool:
-        """Whether the samples are repeated as a whole until every canonical node has some."""
+        """Whether there are too few samples for the canonical nodes, so that the whole order is repeated."""
         if self.samples == self.canonical_nodes:
             return self.canonical_nodes < self.nodes
         return self.samples < self.canonical_nodes
@@ -95,12 +103,12 @@ class Partition:
         return row * self.samples // self.canonical_nodes, (row + 1) * self.samples // self.canonical_nodes
 
     def _padded_from(self) -> tuple[int, int]:
-        """The columns of a block that its padding repeats: from, and up to but not including."""
+        """Returns the first column of a block that its padding repeats, and the column after the last one."""
         stop = self.block - self.node_ratio + 1
         return max(stop - self.padding, 0), max(stop, 0)
 
     def is_refused(self) -> bool:
-        """Whether numpy refuses to fill up the blocks, which are too short for so many nodes each."""
+        """Whether numpy fails to pad the blocks, because they are too short for the nodes that share them."""
         start, stop = self._padded_from()
         return bool(self.padding) and not self._too_few and stop - start not in (1, self.padding)
 

@@ -1,7 +1,7 @@
-"""The totals that the transformers Trainer computes before it trains, from the length that its loader reports.
+"""The totals that the transformers Trainer computes before training, from the length that its loader reports.
 
-They are right where that length is, with one exception: the Trainer multiplies the batch size by the processes even
-where ``split_batches`` has cut a batch into one piece for each of them.
+They are right if that length is right, with one exception: the Trainer multiplies the batch size by the number of
+processes even if ``split_batches`` cuts each batch into one piece per process.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["TrainerTotals", "trainer_totals"]
 
 @dataclass(frozen=True)
 class TrainerTotals:
-    """What ``Trainer.set_initial_training_values`` returns, under its names, and the true batch size beside it.
+    """The result of ``Trainer.set_initial_training_values``, under its names, and the true batch size.
 
     Attributes:
-        num_train_epochs: Epochs that the Trainer begins at most.
-        num_update_steps_per_epoch: Optimizer steps of a whole epoch; of a loader without a length, those of the run.
-        num_examples: Samples that it logs as ``Num examples``.
-        num_train_samples: Samples from which it computes ``train_samples_per_second``: a product of the numbers above,
-            not a count.
-        steps_in_epoch: Batches per process after which it ends an epoch; a cap.
+        num_train_epochs: Largest number of epochs that the Trainer starts.
+        num_update_steps_per_epoch: Optimizer steps per complete epoch; those of the run if the loader has no length.
+        num_examples: Samples that the Trainer logs as ``Num examples``.
+        num_train_samples: Samples from which the Trainer computes ``train_samples_per_second``: a product of the
+            numbers above, not a count.
+        steps_in_epoch: Batches per process after which the Trainer ends an epoch; a cap.
         max_steps: Optimizer steps of the run.
-        total_train_batch_size: What it logs as samples per optimizer step over all processes.
-        true_train_batch_size: Samples of a full optimizer step over all processes.
+        total_train_batch_size: Samples per optimizer step over all processes, as the Trainer logs them.
+        true_train_batch_size: Samples per full optimizer step over all processes.
     """
 
     num_train_epochs: int
@@ -52,7 +52,7 @@ def trainer_totals(
     max_steps: int,
     split_batches: bool = False,
 ) -> TrainerTotals:
-    """Returns what the Trainer makes of its arguments and of the length of its prepared train loader.
+    """Returns the totals that the Trainer computes from its arguments and the length of its prepared train loader.
 
     Sources: transformers 5.23.0, ``trainer.py:2487`` (``set_initial_training_values``), ``:993`` (``num_examples``) and
     ``:2557`` (``get_total_train_batch_size``); in 4.57.6 the same numbers in another order, ``trainer.py:5661``.
@@ -61,15 +61,15 @@ def trainer_totals(
     Args:
         reported_batches: ``len()`` of the prepared train loader, at least 0; None if it has none.
         dataset_size: ``len(dataset)``, at least 0; None if it has none.
-        batch_size: ``per_device_train_batch_size`` times the devices of a process, at least 1.
+        batch_size: ``per_device_train_batch_size`` times the devices per process, at least 1.
         dp_degree: Processes that read different data, at least 1.
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        num_train_epochs: As given, a fraction or not, at least 0; ignored if max_steps is positive.
-        max_steps: As given; -1 for none.
+        num_train_epochs: The Trainer's argument, also a fraction, at least 0; ignored if max_steps is positive.
+        max_steps: The Trainer's argument; -1 for none.
         split_batches: Whether Accelerate splits every batch among the processes.
 
     Raises:
-        ValueError: If a count is outside its domain; or, as in the Trainer, if there is no batch to count by and
+        ValueError: If a count is outside its domain; or, as in the Trainer, if the loader reports no batches and
             max_steps is not positive.
 
     Example:

@@ -1,4 +1,4 @@
-"""The command line. It starts in a tenth of a second: what a command needs is imported when the command runs."""
+"""The command line. It starts in a tenth of a second, because each command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -16,53 +16,59 @@ _MAX_SECONDS = 60.0
 _ABOUT = """\
 Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
 
-In your own job, one line does it:
+Add it to your job with one line:
 
     from countoff.lightning import Countoff
     trainer = Trainer(callbacks=[Countoff()])
 
-See it work, with real ranks on this machine:
+See it work with real ranks on this machine:
 
     countoff demo --ranks 4
 
-Before the GPUs are paid for, ask what a configuration really is, and what is wrong with it:
+Before you pay for GPUs, print what a configuration really trains, and what is wrong with it:
 
     countoff plan train.toml --world-size 8
     countoff check train.toml --world-size 8
 """
 _PLAN = """\
-How many samples, tokens and steps a run really has, on so many ranks: from a configuration, from flags, or both (a flag
-wins over the file).
+Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
+from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
     countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
-A configuration is a TorchTitan TOML, a lingua, Accelerate or Composer (llm-foundry) YAML, a DeepSpeed JSON, or
-module:function for a Python config of TorchTitan 0.3 and later, which is imported and called.
-What does not divide is refused, never rounded. It exits 0, or 2 with one line that says why there is no plan.
+A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
+CONFIG is a TorchTitan TOML, a lingua, Accelerate or Composer (llm-foundry) YAML, a DeepSpeed JSON, or module:function
+for a Python config of TorchTitan 0.3 and later, which is imported and called.
+Numbers that do not divide are refused, never rounded.
+Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
 _CHECK = """\
-What is wrong with a configuration on so many ranks: one line each, the worst first.
+Prints what is wrong with a configuration on a number of ranks: one line per issue, the worst first.
 
     countoff check train.toml --world-size 64
     countoff check llama.yaml --world-size 16 --ignore dp-rank
 
-silent: the run goes on and is wrong; stops: it fails with an error; note: worth knowing, no fault.
-It exits 0 if there is no fault, 1 if there is one, 2 with one line if the configuration cannot be read.
+Each line starts with a level and a code:
+    silent  the run goes on and is wrong
+    stops   the run fails with an error
+    note    worth knowing, no fault
+Exit code: 0 without a fault, 1 with a fault, or 2 if the configuration cannot be read, with one line that gives the
+reason.
 """
 _DEMO = """\
-A real Lightning job with one short rank: adrift, then named by countoff, then mended.
-
-It trains on scikit-learn's digits, on the CPU, in under two minutes, and leaves nothing behind.
+Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then fixed.
 
     countoff demo --ranks 4
+
+It trains on scikit-learn's digits on the CPU, takes less than two minutes, and leaves no files.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that refuses in one line."""
+    """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         _refuse(f"{message} (see {self.prog} --help)", code=2)
@@ -100,17 +106,17 @@ def version(_: argparse.Namespace) -> None:
 
 
 def plan(chosen: argparse.Namespace) -> None:
-    """Prints what a run really is."""
+    """Prints the plan of a run."""
     from countoff.core.cli import plan
 
-    _done(plan.plan, chosen)
+    _run(plan.plan, chosen)
 
 
 def check(chosen: argparse.Namespace) -> None:
     """Prints what is wrong with a configuration."""
     from countoff.core.cli import plan
 
-    _done(plan.check, chosen)
+    _run(plan.check, chosen)
 
 
 def demo(chosen: argparse.Namespace) -> None:
@@ -119,14 +125,14 @@ def demo(chosen: argparse.Namespace) -> None:
     if ranks not in _RANKS:
         _refuse(f"--ranks must be a whole number from {_RANKS.start} to {_RANKS.stop - 1}, got {ranks}", code=2)
     if not 0 < seconds_before_cut <= _MAX_SECONDS:
-        what = f"above 0 and at most {_MAX_SECONDS:g}"
-        _refuse(f"--seconds-before-cut must be a number {what}, got {seconds_before_cut:g}", code=2)
+        domain = f"above 0 and at most {_MAX_SECONDS:g}"
+        _refuse(f"--seconds-before-cut must be a number {domain}, got {seconds_before_cut:g}", code=2)
     try:
         from countoff.demo import DemoFailed, run_demo
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("countoff"):
             raise
-        _refuse("this countoff was installed without its plugins: pip install 'countoff[demo]'")
+        _refuse("countoff is installed without its plugins: pip install 'countoff[demo]'")
     try:
         run_demo(ranks=ranks, seconds_before_cut=seconds_before_cut)
     except (DemoFailed, ImportError) as error:
@@ -135,13 +141,13 @@ def demo(chosen: argparse.Namespace) -> None:
         _refuse("interrupted; every process of the demo has been ended", code=130)
 
 
-def _done(command: Any, chosen: argparse.Namespace) -> None:
+def _run(command: Any, chosen: argparse.Namespace) -> None:
     try:
         code = command(chosen)
         sys.stdout.flush()
     except ValueError as error:
         _refuse(str(error), code=2)
-    except BrokenPipeError:  # `countoff plan … | head`: what is still buffered must not fail at the interpreter's end
+    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
@@ -151,37 +157,33 @@ def _parser() -> _Parser:
     parser = _command(_Parser, prog="countoff", description=_ABOUT)
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
-    _plan_arguments(_command(commands.add_parser, "plan", description=_PLAN, help="what a run really is", run=plan))
-    wrong = _command(commands.add_parser, "check", description=_CHECK, help="what is wrong with a config", run=check)
-    _check_arguments(wrong)
-    shown = _command(commands.add_parser, "demo", description=_DEMO, help="see it work, with real ranks", run=demo)
-    shown.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64 (4)")
-    shown.add_argument(
-        "--seconds-before-cut",
-        type=float,
-        default=6.0,
-        metavar="S",
-        help="seconds without progress after which the hanging job is cut off (6)",
-    )
-    _command(commands.add_parser, "version", description="Print the version.", help="print the version", run=version)
+    add = commands.add_parser
+    _plan_arguments(_command(add, "plan", description=_PLAN, help="print the real numbers of a run", run=plan))
+    _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
+    _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
+    _command(add, "version", description="Prints the version.", help="print the version", run=version)
     return parser
 
 
-def _command(make: Any, *names: str, run: Any = None, **told: str) -> Any:
-    # No abbreviations: a misspelt --dp must not pass for --dp-shard.
-    parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **told)
+def _command(make: Any, *names: str, run: Any = None, **texts: str) -> Any:
+    # No abbreviations: a misspelt --dp must not be read as --dp-shard.
+    parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
     parser.set_defaults(run=run, parser=parser)
     return parser
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--framework", metavar="NAME", help="whose format the file has, where its fields do not tell")
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        help="torchtitan, lingua, deepspeed, accelerate or composer, if the fields of the file do not show which",
+    )
     parser.add_argument(
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"
     )
     parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size; needs --ranks-per-node")
     parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
-    numbers = parser.add_argument_group("the run (each wins over the configuration)")
+    numbers = parser.add_argument_group("the run (a flag wins over the configuration)")
     numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
     numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
     numbers.add_argument("--accumulation", metavar="N", help="batches per optimizer step (gradient_accumulation_steps)")
@@ -189,13 +191,15 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     numbers.add_argument("--steps", metavar="N", help="optimizer steps of the run")
     numbers.add_argument("--epochs", metavar="N", help="passes over the dataset")
     numbers.add_argument(
-        "--dataset-size", metavar="N", help="samples of the dataset, shared out as DistributedSampler does"
+        "--dataset-size", metavar="N", help="samples of the dataset, sharded as DistributedSampler does"
     )
-    numbers.add_argument("--drop-last", action="store_true", help="a last batch that is not full is thrown away")
+    numbers.add_argument("--drop-last", action="store_true", help="each data rank drops a last batch that is not full")
     numbers.add_argument(
-        "--strided", action="store_true", help="the dataset is dealt out in turns and not filled up, as iterables do"
+        "--strided",
+        action="store_true",
+        help="data rank r reads samples r, r + degree, … and nothing is filled up, as in iterable datasets",
     )
-    dims = parser.add_argument_group("the mesh (-1: what the others leave over)")
+    dims = parser.add_argument_group("the mesh (-1: the ranks that the other dims leave over)")
     for name in ("dp-replicate", "dp-shard", "cp", "tp", "pp"):
         dims.add_argument(f"--{name}", metavar="N", help=f"ranks along {name.replace('-', '_')}")
 
@@ -204,15 +208,17 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, or module:function")
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--explain", action="store_true", help="say where each number comes from")
+    parser.add_argument("--explain", action="store_true", help="print where each number comes from")
     changing = parser.add_argument_group("a global batch that changes")
     changing.add_argument(
         "--ramp",
         metavar="START,STEP,SAMPLES",
-        help="Megatron's --rampup-batch-size: the batch grows over so many samples",
+        help="Megatron's --rampup-batch-size: the global batch grows from START by STEP over SAMPLES samples",
     )
     changing.add_argument(
-        "--resume-samples", metavar="N", help="samples already seen, over all data ranks: where each of them goes on"
+        "--resume-samples",
+        metavar="N",
+        help="samples already seen over all data ranks; prints the batches that each data rank has done",
     )
     scaling = parser.add_argument_group("learning rate")
     scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
@@ -223,7 +229,18 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a file, or module:function")
     _config_arguments(parser)
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="CODE", help="leave out findings of this code, as dp-rank"
+        "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
+    )
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64 (4)")
+    parser.add_argument(
+        "--seconds-before-cut",
+        type=float,
+        default=6.0,
+        metavar="S",
+        help="seconds without progress after which the hanging job is stopped (6)",
     )
 
 

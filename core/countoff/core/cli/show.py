@@ -1,4 +1,4 @@
-"""How plans look: a table of world sizes side by side, JSON, and where each number comes from."""
+"""How plans are printed: a table with one column per world size, JSON, and where each number comes from."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from typing import Any, NamedTuple
 
 from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import RunPlan
+from countoff.core.ranks import INFERRED
 
-__all__ = ["Wishes", "as_json", "explain", "table"]
-
+__all__ = ["Options", "as_json", "explain", "rows", "table"]
 
 _RAMP_STEPS = "steps of the ramp"
 _RAMP_SAMPLES = "samples of the ramp"
-_BEHIND = "batches behind each data rank"
+_RESUMED = "batches done per data rank"
 _SAMPLES = "samples of the run"
 _TOKENS = "tokens of the run"
+# The names of rows in JSON.
 _JSON = {
     _RAMP_STEPS: "ramp_steps",
     _RAMP_SAMPLES: "ramp_samples",
-    _BEHIND: "resumed_batches",
+    _RESUMED: "resumed_batches",
     _SAMPLES: "total_samples",
     _TOKENS: "total_tokens",
 }
 
 
-class Wishes(NamedTuple):
-    """What else was asked for.
+class Options(NamedTuple):
+    """What is printed besides the plan itself; None: nothing.
 
     Attributes:
-        rates: A learning rate, and the global batch size for which it was tuned.
-        ramp: The first global batch, by how much it grows, and over how many samples.
-        seen: Samples that the run has already seen.
+        learning_rate: A learning rate, and the global batch size for which it was tuned.
+        ramp: The first global batch, the increment, and the samples over which the batch grows.
+        resume_samples: Samples that the run has already seen, over all data ranks.
     """
 
-    rates: tuple[float, int] | None
+    learning_rate: tuple[float, int] | None
     ramp: tuple[int, int, int] | None
-    seen: int | None
+    resume_samples: int | None
 
 
-def rows(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
-    """Returns the numbers of a plan that are known, under the names that a person reads.
+def rows(plan: RunPlan, options: Options) -> dict[str, object]:
+    """Returns the numbers of a plan that are known, by the name of their row in the table.
 
     Raises:
         ValueError: If the ramp or the position to resume at does not fit the plan.
@@ -69,31 +70,31 @@ def rows(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
         "steps": batches.total_steps,
         _SAMPLES: None if in_tokens else batches.total_samples,
         _TOKENS: batches.total_tokens,
-        **_learning_rates(plan, wishes),
-        **_changes(plan, wishes),
+        **_learning_rates(plan, options),
+        **_batch_changes(plan, options),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def table(plans: Sequence[RunPlan], wishes: Wishes) -> None:
-    """Prints plans side by side."""
+def table(plans: Sequence[RunPlan], options: Options) -> None:
+    """Prints plans side by side, one column per world size."""
     from rich.console import Console
     from rich.table import Table
 
-    shown = [rows(plan, wishes) for plan in plans]
+    shown = [rows(plan, options) for plan in plans]
     grid = Table("ranks", *[f"{plan.ranks.world_size:,}" for plan in plans], box=None, pad_edge=False)
     for column in grid.columns[1:]:
         column.justify = "right"
     for name in dict.fromkeys(name for one in shown for name in one):
         grid.add_row(name, *[_text(one.get(name)) for one in shown])
     console = Console(highlight=False, soft_wrap=True)
-    with console.capture() as drawn:
+    with console.capture() as captured:
         console.print(grid)
-    print(drawn.get(), end="")
+    print(captured.get(), end="")
 
 
-def as_json(plan: RunPlan, wishes: Wishes, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
-    """Returns a plan as JSON types, null where a number is not known."""
+def as_json(plan: RunPlan, options: Options, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
+    """Returns a plan as JSON types; None where a number is not known."""
     job, batches = plan.job, plan.batches
     in_tokens = job.tokens_per_micro_batch is not None
     found: dict[str, Any] = {
@@ -123,13 +124,12 @@ def as_json(plan: RunPlan, wishes: Wishes, issues: Sequence[ConfigIssue]) -> dic
         "total_samples": None if in_tokens else batches.total_samples,
         "total_tokens": batches.total_tokens,
         "identity": plan.identity,
-        "findings": [{"level": one.level, "code": one.code, "text": one.text} for one in issues],
+        "findings": [{"level": issue.level, "code": issue.code, "text": issue.text} for issue in issues],
     }
-    scaled = _learning_rates(plan, wishes)
+    scaled = _learning_rates(plan, options)
     if scaled:
         found["learning_rate_linear"], found["learning_rate_square_root"] = scaled.values()
-    changes = _changes(plan, wishes)
-    found |= {_JSON[name]: value for name, value in changes.items()}
+    found |= {_JSON[name]: value for name, value in _batch_changes(plan, options).items()}
     return found
 
 
@@ -143,22 +143,23 @@ def explain(plan: RunPlan) -> None:
         if value is None and job.schedule is not None:
             value = getattr(job.schedule, name, None)
         if origin.given:
-            how = "a flag" if origin.key.startswith("--") else "written in the configuration"
+            source = "a flag" if origin.key.startswith("--") else "written in the configuration"
+        elif name in sizes and _is_inferred(plan, name):
+            source = "what the other dims leave over"
         else:
-            how = f"not written: the default of {job.framework}"
-            how = "what the other dims leave over" if name in sizes and _inferred(plan, name) else how
-        print(f"  {name} = {'unset' if value is None else _text(value)}  ({origin.key}: {how})")
-    print(f"  data ranks = {_product(plan)} = {plan.ranks.dp_degree}")
+            source = f"not written: the default of {job.framework}"
+        print(f"  {name} = {'unset' if value is None else _text(value)}  ({origin.key}: {source})")
+    print(f"  data ranks = {_product_of_data_dims(plan)} = {plan.ranks.dp_degree}")
     print(f"  {plan.identity}")
 
 
-def _inferred(plan: RunPlan, name: str) -> bool:
+def _is_inferred(plan: RunPlan, name: str) -> bool:
     job = plan.job
-    written = dict(zip(job.names, job.sizes, strict=True))[name]
-    return written == -1 or (name == job.refilled_dim and not job.fits(plan.ranks.world_size))
+    configured = dict(zip(job.names, job.sizes, strict=True))[name]
+    return configured == INFERRED or (name == job.refilled_dim and not job.fits(plan.ranks.world_size))
 
 
-def _product(plan: RunPlan) -> str:
+def _product_of_data_dims(plan: RunPlan) -> str:
     sizes = zip(plan.ranks.names, plan.ranks.sizes, strict=True)
     return " × ".join(f"{name} {size}" for name, size in sizes if name in plan.ranks.data_dims)
 
@@ -177,21 +178,26 @@ def _range(fewest_and_most: tuple[int, int] | None) -> str | int | None:
     return fewest if fewest == most else f"{fewest:,} to {most:,}"
 
 
-def _learning_rates(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
-    if wishes.rates is None or plan.batches.global_batch_size is None or plan.job.tokens_per_micro_batch is not None:
+def _learning_rates(plan: RunPlan, options: Options) -> dict[str, object]:
+    in_tokens = plan.job.tokens_per_micro_batch is not None
+    if options.learning_rate is None or plan.batches.global_batch_size is None or in_tokens:
         return {}
-    rate, tuned = wishes.rates
+    rate, tuned = options.learning_rate
     linear = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="linear")
     root = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="square root")
     return {"learning rate, linear (SGD)": linear, "learning rate, square root (Adam)": root}
 
 
-def _changes(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
-    """The steps of a ramp, and where each data rank goes on, in whole batches or not at all."""
+def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
+    """Returns the steps of a ramp, and the whole batches after which each data rank resumes.
+
+    Raises:
+        ValueError: If the ramp or the position to resume at does not fit the plan.
+    """
     found: dict[str, object] = {}
     batches = plan.batches
-    if wishes.ramp is not None:
-        start, increment, samples = wishes.ramp
+    if options.ramp is not None:
+        start, increment, samples = options.ramp
         pieces = batches.ramp_up(start=start, increment=increment, samples=samples)
         below = [(size, steps) for size, steps in pieces if size != batches.global_batch_size]
         found[_RAMP_STEPS] = sum(steps for _, steps in below)
@@ -200,8 +206,8 @@ def _changes(plan: RunPlan, wishes: Wishes) -> dict[str, object]:
             whole_run = sum(size * steps for size, steps in pieces)
             found[_SAMPLES] = whole_run
             found[_TOKENS] = None if plan.job.sequence_length is None else whole_run * plan.job.sequence_length
-    if wishes.seen is not None:
-        found[_BEHIND] = batches.resumed_batches(wishes.seen)
+    if options.resume_samples is not None:
+        found[_RESUMED] = batches.resumed_batches(options.resume_samples)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Configurations of training frameworks, read into one ``Job``: which file, in which format."""
+"""Reads a configuration of a training framework into a ``Job``, and finds out which format it has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
 
-# Which module reads which framework's files.
+# The module that reads the files of each framework.
 FORMATS = {
     "torchtitan": "torchtitan_toml",
     "lingua": "lingua",
@@ -22,8 +22,8 @@ FORMATS = {
     "accelerate": "accelerate",
     "composer": "composer",
 }
-# Fields that one format has at its top level and the others have not; the first that fits wins.
-_SIGNS = {
+# Top-level fields that only one format has. The format with the most of them wins, and of equals the first here.
+_DISTINCTIVE_FIELDS = {
     "accelerate": ("compute_environment", "distributed_type", "num_processes", "parallelism_config"),
     "composer": ("max_duration", "global_train_batch_size", "train_loader", "device_train_microbatch_size"),
     "deepspeed": ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"),
@@ -37,48 +37,49 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
 
     Args:
         name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer); or
-            ``module:function``, a Python config of TorchTitan's, which is imported and called.
-        framework: Whose format it is, one of ``FORMATS``; None: by the fields that it has.
+            ``module:function``, a Python config of TorchTitan, which is imported and called.
+        framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.
 
     Raises:
-        ConfigError: If it cannot be read, or makes no sense; the message is one line.
+        ConfigError: If the configuration cannot be read, or contradicts itself; the message is one line.
     """
     if framework is not None and framework not in FORMATS:
         raise ConfigError(f"unknown framework {framework!r}{nearest(framework, FORMATS)}; known: {', '.join(FORMATS)}")
     if ":" in name and not Path(name).exists():
         from countoff.core.configs import torchtitan_python
 
-        return _made(lambda: torchtitan_python.read(torchtitan_python.load(name)), name)
-    data = _parsed(Path(name))
-    kind = framework or _guessed(data, name)
+        return _named_in_errors(name, lambda: torchtitan_python.read(torchtitan_python.load(name)))
+    data = _parse_file(Path(name))
+    kind = framework or _framework_of(data, name)
     reader = importlib.import_module(f"countoff.core.configs.{FORMATS[kind]}")
-    return _made(lambda: cast("Job", reader.read(data)), name)
+    return _named_in_errors(name, lambda: cast("Job", reader.read(data)))
 
 
-def _made(read: Callable[[], Job], name: str) -> Job:
+def _named_in_errors(name: str, read: Callable[[], Job]) -> Job:
+    """Returns what ``read`` returns; an error of it names the configuration."""
     try:
         return read()
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def _parse_file(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8-sig") if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"{path} cannot be read: {why}") from None
     if text is None:
-        raise ConfigError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+        raise ConfigError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
     if not text.strip():
         raise ConfigError(f"{path} is empty")
-    data = _parse(path, text)
+    data = _parse_text(path, text)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
     return cast("Mapping[str, Any]", data)
 
 
-def _parse(path: Path, text: str) -> object:
+def _parse_text(path: Path, text: str) -> object:
     parsers = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
     if path.suffix not in parsers:
         raise ConfigError(f"{path} must end in {', '.join(parsers)}, or be module:function")
@@ -90,7 +91,7 @@ def _parse(path: Path, text: str) -> object:
 
 
 def _toml(text: str) -> object:
-    # Named by text: a type checker for Python 3.10 knows no tomllib, and one for 3.11 has no tomli.
+    # Imported by name: type checkers do not know tomllib for Python 3.10, and tomli is not installed from 3.11 on.
     parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return parser.loads(text)
 
@@ -106,10 +107,10 @@ def _yaml(text: str) -> object:
         raise ValueError(str(error)) from None
 
 
-def _guessed(data: Mapping[str, Any], name: str) -> str:
-    found = {kind: sum(sign in data for sign in signs) for kind, signs in _SIGNS.items()}
+def _framework_of(data: Mapping[str, Any], name: str) -> str:
+    found = {kind: sum(field in data for field in fields) for kind, fields in _DISTINCTIVE_FIELDS.items()}
     best = max(found, key=found.__getitem__)
     if not found[best]:
         known = " | ".join(FORMATS)
-        raise ConfigError(f"{name} has no field by which its format can be told: give --framework {known}")
+        raise ConfigError(f"{name} has no field that shows its format: give --framework {known}")
     return best

@@ -1,4 +1,4 @@
-"""Reading numbers out of a nested mapping: where each came from, what has the wrong type, what nobody reads."""
+"""Reading numbers out of a nested mapping: where each is written, which have a wrong type, which nothing reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "nearest", "unread"]
+__all__ = ["ConfigError", "Fields", "nearest", "note_unknown_fields"]
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
@@ -25,28 +25,26 @@ class Fields:
 
     Args:
         data: The configuration, as nested mappings or objects with attributes.
-        framework: What reads it, for the messages.
 
     Attributes:
-        origins: Where each number that was asked for came from.
-        findings: What was noticed.
+        origins: Where each number that was read is written, by its name in a ``Job``.
+        issues: What is wrong with the fields, or worth knowing about them.
     """
 
-    def __init__(self, data: object, framework: str) -> None:
+    def __init__(self, data: object) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
         self._data = data
-        self._framework = framework
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with another value than nothing."""
+        """Whether a field is written in the configuration, with a value other than None."""
         return self._find(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
-        """Returns a section, empty if there is none.
+        """Returns a section; an empty one if it is not there.
 
         Raises:
-            ConfigError: If it is there and no section.
+            ConfigError: If the value is not a section.
         """
         found = self._find(path)
         if found is None:
@@ -55,7 +53,7 @@ class Fields:
             raise ConfigError(f"{path} must be a section with fields, got {_shown(found)}")
         return cast("Mapping[str, Any]", found)
 
-    def check_count(
+    def parse_count(
         self,
         name: str,
         paths: str | Iterable[str],
@@ -67,22 +65,24 @@ class Fields:
         """Returns a whole number.
 
         Args:
-            name: Its name in a ``Job``; empty if it is none of a job's numbers.
-            paths: Where it may be written; the first that is wins.
-            default: What holds where it is not.
+            name: Its name in a ``Job``; empty if it has none there.
+            paths: Where it may be written; the first path that is written wins.
+            default: The value where it is not written.
             minimum: The smallest value that is allowed.
-            unset: Values that mean that it is not set, such as -1 or ``auto``; they give the default.
+            unset: Values that mean "not set", such as -1 or ``auto``; they give the default.
 
         Raises:
-            ConfigError: If it is no whole number, or too small.
+            ConfigError: If it is not a whole number, is too small, or two of the paths disagree.
         """
-        return self._read(name, paths, default, unset, lambda path, value: _whole(path, value, minimum))
+        return self._read(name, paths, default, unset, lambda path, value: _parse_count(path, value, minimum))
 
     def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
-        """Returns a number, as ``whole``; text that is a number to Python is taken, with a note.
+        """Returns a number; the arguments are those of ``parse_count``.
+
+        A text that Python reads as a number is accepted, with a note.
 
         Raises:
-            ConfigError: If it is no number.
+            ConfigError: If it is not a finite number, or two of the paths disagree.
         """
 
         def check(path: str, value: object) -> float:
@@ -96,7 +96,7 @@ class Fields:
         return self._read(name, paths, default, (), check)
 
     def choice(self, path: str, good: Iterable[str], default: str) -> str:
-        """Returns one of some words.
+        """Returns one of a few words.
 
         Raises:
             ConfigError: If it is none of them.
@@ -111,7 +111,7 @@ class Fields:
         return str(found)
 
     def flag(self, path: str, default: bool) -> bool:
-        """Returns a yes or no.
+        """Returns true or false.
 
         Raises:
             ConfigError: If it is neither.
@@ -124,12 +124,12 @@ class Fields:
         return found
 
     def text(self, path: str) -> str | None:
-        """Returns a text or number as text, None if it is not there."""
+        """Returns a field as text; None if it is not written."""
         found = self._find(path)
         return None if found is None else str(found)
 
     def note(self, code: str, text: str, level: Level = "note") -> None:
-        """Keeps a finding."""
+        """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
@@ -151,12 +151,12 @@ class Fields:
         unset: Iterable[object],
         check: Callable[[str, object], Any],
     ) -> Any:
-        every = [paths] if isinstance(paths, str) else list(paths)
-        written = [path for path in every if self._find(path) is not None]
-        path = written[0] if written else every[0]
+        candidates = [paths] if isinstance(paths, str) else list(paths)
+        written = [path for path in candidates if self._find(path) is not None]
+        path = written[0] if written else candidates[0]
         value = self._find(path)
-        ignored = tuple(unset)
-        is_set = value is not None and not any(type(value) is type(one) and value == one for one in ignored)
+        # Equal and of the same type: True == 1, but a flag does not stand for an unset number.
+        is_set = value is not None and not any(type(value) is type(one) and value == one for one in unset)
         if name:
             self.origins[name] = Origin(path, given=is_set)
         found = check(path, value) if is_set else default
@@ -166,7 +166,7 @@ class Fields:
         return found
 
 
-def unread(
+def note_unknown_fields(
     fields: Fields,
     known: Mapping[str, Iterable[str]],
     *,
@@ -175,35 +175,34 @@ def unread(
     consequence: str,
     level: Level = "silent",
 ) -> None:
-    """Notes every section and field that nothing reads, with the name that was probably meant.
+    """Adds an issue for every section and field that nothing reads, with the name that was probably meant.
 
     Args:
-        fields: Where to keep what is found.
-        known: The fields of those sections whose fields are known, by section; the empty name for the top level.
-        sections: All sections that there are.
+        fields: The fields to which the issues are added.
+        known: The fields of the sections whose fields are known, by section; the empty name is the top level.
+        sections: All sections that the format has.
         data: The configuration.
-        consequence: What the framework does with such a field.
-        level: How bad that is, where the name is close to a known one; any other may be a field of somebody's own, and
-            is a note.
+        consequence: What the framework does with an unknown field.
+        level: Level of the issue where the name is close to a known one. Any other name may be a field of the user's
+            own, and gives a note.
 
     Raises:
-        ConfigError: If one of the sections whose fields are known is no section.
+        ConfigError: If one of the sections whose fields are known is not a section.
     """
-    every = [*sections]
-    top = [*every, *known.get("", ())]
+    top = [*sections, *known.get("", ())]
     for name in data:
         if name not in top:
-            _say(fields, name, nearest(name, top), consequence, level)
+            _note_unknown(fields, name, nearest(name, top), consequence, level)
         elif name in known:
             good = [*known[name]]
             for field in fields.section(name):
                 if field not in good:
-                    hint = _elsewhere(str(field), name, known) or nearest(str(field), good)
-                    _say(fields, f"{name}.{field}", hint, consequence, level)
+                    hint = _in_another_section(str(field), name, known) or nearest(str(field), good)
+                    _note_unknown(fields, f"{name}.{field}", hint, consequence, level)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ``; did you mean …?`` if something known looks like the name, else nothing.
+    """Returns ``; did you mean …?`` if a known name looks like the given one, else an empty text.
 
     Example:
         >>> nearest("bacth_size", ["batch_size", "seq_len"])
@@ -213,19 +212,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _say(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:
+def _note_unknown(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:
     if hint:
         fields.note("unknown-field", f"there is no {name}{hint} {consequence}", level)
     else:
         fields.note("unknown-field", f"{name} is not a field that countoff knows: is it one of your own?")
 
 
-def _elsewhere(field: str, section: str, known: Mapping[str, Iterable[str]]) -> str:
-    homes = [home for home, names in known.items() if home and home != section and field in names]
-    return f"; did you mean {homes[0]}.{field}?" if homes else ""
+def _in_another_section(field: str, section: str, known: Mapping[str, Iterable[str]]) -> str:
+    others = [other for other, names in known.items() if other and other != section and field in names]
+    return f"; did you mean {others[0]}.{field}?" if others else ""
 
 
-def _whole(path: str, value: object, minimum: int) -> int:
+def _parse_count(path: str, value: object, minimum: int) -> int:
     if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
         raise ConfigError(
             f"{path} must be a whole number of at least {minimum}, got the text {value!r}: YAML reads an exponent "

@@ -1,4 +1,4 @@
-"""Accelerate's YAML files, as ``accelerate config`` writes them: the processes are there, the batch is in the code."""
+"""Accelerate's YAML files, as ``accelerate config`` writes them: they hold the processes; the batch is in the code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import Fields, unread
+from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
 
 __all__ = ["read"]
@@ -28,19 +28,21 @@ _DIMS = {"dp_replicate": "dp_replicate_size", "dp_shard": "dp_shard_size", "cp":
 
 
 def read(data: Mapping[str, Any]) -> Job:
-    """Returns the run that an Accelerate YAML describes, as far as it does.
+    """Returns the run that an Accelerate YAML describes, as far as the file goes.
 
     Args:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
-    fields = Fields(data, "Accelerate")
+    fields = Fields(data)
     known = {"": _FIELDS, "parallelism_config": [f"parallelism_config_{name}" for name in _PARALLELISM]}
-    unread(fields, known, sections=_SECTIONS, data=data, consequence="Accelerate uses its default instead.")
-    world_size = fields.check_count("world_size", "num_processes", None)
-    machines = fields.check_count("", "num_machines", 1) or 1
+    note_unknown_fields(
+        fields, known, sections=_SECTIONS, data=data, consequence="Accelerate uses its default instead."
+    )
+    world_size = fields.parse_count("world_size", "num_processes", None)
+    machines = fields.parse_count("", "num_machines", 1) or 1
     if world_size is not None and world_size % machines:
         fields.note(
             "machines",
@@ -53,16 +55,16 @@ def read(data: Mapping[str, Any]) -> Job:
         names=ORDERS["accelerate"].names,
         sizes=_sizes(fields),
         data_dims=ORDERS["accelerate"].data_dims,
-        batch_size=fields.check_count(
+        batch_size=fields.parse_count(
             "batch_size", "deepspeed_config.train_micro_batch_size_per_gpu", None, unset=_AUTO
         ),
-        gradient_accumulation_steps=fields.check_count(
+        gradient_accumulation_steps=fields.parse_count(
             "gradient_accumulation_steps",
             ("gradient_accumulation_steps", "deepspeed_config.gradient_accumulation_steps"),
             None,
             unset=_AUTO,
         ),
-        global_batch_size=fields.check_count(
+        global_batch_size=fields.parse_count(
             "global_batch_size", "deepspeed_config.train_batch_size", None, unset=_AUTO
         ),
         world_size=world_size,
@@ -73,11 +75,11 @@ def read(data: Mapping[str, Any]) -> Job:
 
 def _sizes(fields: Fields) -> tuple[int, ...]:
     sizes: list[int] = []
-    said = fields.section("parallelism_config")
+    section = fields.section("parallelism_config")
     for name in ORDERS["accelerate"].names:
         key = f"parallelism_config.parallelism_config_{_DIMS.get(name, 'tp_size')}"
-        # Without a section for it every process reads its own share.
-        sizes.append(fields.check_count(name, key, 1 if said or name != "dp_shard" else -1) or 1)
-    if said and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
-        sizes[0] = -1  # what is left over replicates, as in DDP
+        # Without this section every process reads a share of its own.
+        sizes.append(fields.parse_count(name, key, 1 if section or name != "dp_shard" else -1) or 1)
+    if section and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
+        sizes[0] = -1  # the ranks that the other dims leave over replicate, as in DDP
     return tuple(sizes)

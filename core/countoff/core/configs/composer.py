@@ -1,7 +1,7 @@
-"""Composer's YAML files, as llm-foundry reads them: the global batch is given, each rank's share follows.
+"""Composer's YAML files, as llm-foundry reads them: they hold the global batch, from which each rank's batch follows.
 
-Every batch is an optimizer step; micro-batches are cut out of it. Durations carry their unit: ``4800ba``, ``1ep``,
-``5000000tok``. Composer trains until the duration is reached, so the last step may go past it.
+Every batch is an optimizer step; micro-batches are cut out of it. Durations have a unit: ``4800ba``, ``1ep``,
+``5000000tok``. Composer trains until the duration is reached, so the last step may go beyond it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import ConfigError, Fields, unread
+from countoff.core.configs._fields import ConfigError, Fields, note_unknown_fields
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import WarmupDecay
 
@@ -44,22 +44,24 @@ def read(data: Mapping[str, Any]) -> Job:
     """Returns the run that an llm-foundry YAML describes.
 
     Args:
-        data: The parsed file; ``${…}`` is filled in from its own fields.
+        data: The parsed file; a ``${…}`` is replaced by the field of the file that it names.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain, or refers to one that is not there.
+        ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = cast("Mapping[str, Any]", _filled(data, data, 0))
-    fields = Fields(filled, "Composer")
-    unread(fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops")
-    sizes = (
-        fields.check_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
-        fields.check_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
-        fields.check_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+    filled = cast("Mapping[str, Any]", _with_references(data, data, 0))
+    fields = Fields(filled)
+    note_unknown_fields(
+        fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
     )
-    batch = fields.check_count("global_batch_size", "global_train_batch_size", None)
-    length = fields.check_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
-    steps, epochs = _duration(fields, batch, length)
+    sizes = (
+        fields.parse_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
+        fields.parse_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,
+        fields.parse_count("tensor_parallel", "tp_config.tensor_parallel_degree", 1) or 1,
+    )
+    batch = fields.parse_count("global_batch_size", "global_train_batch_size", None)
+    length = fields.parse_count("sequence_length", ("max_seq_len", "variables.max_seq_len"), None)
+    steps, epochs = _run_length(fields, batch, length)
     if epochs is not None:
         _compare_epochs(fields, epochs)
     return Job(
@@ -67,11 +69,11 @@ def read(data: Mapping[str, Any]) -> Job:
         names=ORDERS["composer"].names,
         sizes=sizes,
         data_dims=ORDERS["composer"].data_dims,
-        batch_size=None if batch else fields.check_count("batch_size", "device_train_batch_size", None),
+        batch_size=None if batch else fields.parse_count("batch_size", "device_train_batch_size", None),
         sequence_length=length,
         gradient_accumulation_steps=1,
         global_batch_size=batch,
-        micro_batch_size=fields.check_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
+        micro_batch_size=fields.parse_count("micro_batch_size", "device_train_microbatch_size", None, unset=("auto",)),
         steps=steps,
         epochs=epochs,
         drop_last=fields.flag("train_loader.drop_last", False),
@@ -82,14 +84,14 @@ def read(data: Mapping[str, Any]) -> Job:
     )
 
 
-def _filled(value: object, root: Mapping[str, Any], depth: int) -> object:
-    """Returns a value with every ``${a.b}`` that is a whole text replaced by that field of the file."""
+def _with_references(value: object, root: Mapping[str, Any], depth: int) -> object:
+    """Returns a value in which every text that is ``${a.b}`` is replaced by that field of the file."""
     if depth > 20:
         raise ConfigError("the file's ${…} refer to each other in a circle, or it is nested too deeply")
     if isinstance(value, Mapping):
-        return {key: _filled(one, root, depth + 1) for key, one in cast("Mapping[str, object]", value).items()}
+        return {key: _with_references(one, root, depth + 1) for key, one in cast("Mapping[str, object]", value).items()}
     if isinstance(value, list):
-        return [_filled(one, root, depth + 1) for one in cast("list[object]", value)]
+        return [_with_references(one, root, depth + 1) for one in cast("list[object]", value)]
     found = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
         return value
@@ -98,11 +100,11 @@ def _filled(value: object, root: Mapping[str, Any], depth: int) -> object:
         target = cast("Mapping[str, object]", target).get(part) if isinstance(target, Mapping) else None
     if target is None:
         raise ConfigError(f"${{{found[1]}}} refers to a field that is not in the file")
-    return _filled(target, root, depth + 1)
+    return _with_references(target, root, depth + 1)
 
 
-def _time(fields: Fields, path: str) -> tuple[float, str] | None:
-    """Returns a duration and its unit."""
+def _duration(fields: Fields, path: str) -> tuple[float, str] | None:
+    """Returns a duration as number and unit; None if it is not written."""
     text = fields.text(path)
     if text is None:
         return None
@@ -110,25 +112,25 @@ def _time(fields: Fields, path: str) -> tuple[float, str] | None:
     if found is None and text.isdigit():
         found = _DURATION.fullmatch(f"{text}ep")  # a bare number is in epochs
     if found is None:
-        raise ConfigError(f"{path} must be a time with its unit, as 4800ba, 1ep or 5000000tok, got {text!r}")
+        raise ConfigError(f"{path} must be a time with a unit, such as 4800ba, 1ep or 5000000tok, got {text!r}")
     return float(found[1].replace("_", "")), found[2]
 
 
-def _duration(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
-    """Returns the steps or the epochs of the run."""
-    said = _time(fields, "max_duration")
+def _run_length(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
+    """Returns the steps and the epochs of the run; at least one of them is None."""
+    duration = _duration(fields, "max_duration")
     for name in ("steps", "epochs"):
-        fields.origins[name] = Origin("max_duration", given=said is not None)
-    if said is None:
+        fields.origins[name] = Origin("max_duration", given=duration is not None)
+    if duration is None:
         return None, None
-    if said[1] == "ep":
-        return None, _exact("max_duration", said[0])
-    return _steps("max_duration", said, batch, length), None
+    if duration[1] == "ep":
+        return None, _whole("max_duration", duration[0])
+    return _steps("max_duration", duration, batch, length), None
 
 
-def _steps(path: str, said: tuple[float, str], batch: int | None, length: int | None) -> int | None:
+def _steps(path: str, duration: tuple[float, str], batch: int | None, length: int | None) -> int | None:
     """Returns a duration in batches, rounded up to the batch that reaches it; None if that cannot be known."""
-    amount, unit = _exact(path, said[0]), said[1]
+    amount, unit = _whole(path, duration[0]), duration[1]
     if unit == "ba":
         return amount
     per_step = {"sp": batch, "tok": batch * length if batch and length else None}.get(unit)
@@ -139,8 +141,8 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
     curve = _CURVES.get(fields.text("scheduler.name") or "")
     if curve is None or steps is None:
         return None
-    warmup, warmup_part = _in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
-    horizon, horizon_part = _in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
+    warmup, warmup_part = _duration_in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
+    horizon, horizon_part = _duration_in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
     if warmup is None or not horizon:
         return None
     lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
@@ -148,28 +150,28 @@ def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int 
 
 
 def _compare_epochs(fields: Fields, epochs: int) -> None:
-    """Compares the schedule with a run in epochs, where it is written in epochs as well."""
-    warmup, horizon = _time(fields, "scheduler.t_warmup"), _time(fields, "scheduler.t_max")
+    """Adds the issues of a schedule in epochs that does not fit a run in epochs."""
+    warmup, horizon = _duration(fields, "scheduler.t_warmup"), _duration(fields, "scheduler.t_max")
     if warmup is not None and warmup[1] == "ep" and warmup[0] >= epochs:
         text = f"scheduler.t_warmup is {warmup[0]:g}ep and max_duration is {epochs}ep: the learning rate only rises"
-        fields.note("warm-up", f"{text}; make the warm-up a part of the run, such as 0.05dur", "silent")
+        fields.note("warm-up", f"{text}; make the warm-up a fraction of the run, such as 0.05dur", "silent")
     if horizon is not None and horizon[1] == "ep" and horizon[0] < epochs:
-        text = f"scheduler.t_max is {horizon[0]:g}ep and max_duration is {epochs}ep: the rest has the lowest rate"
+        text = f"scheduler.t_max is {horizon[0]:g}ep and max_duration is {epochs}ep: later epochs have the lowest rate"
         fields.note("horizon", f"{text}; make it 1dur", "silent")
 
 
-def _in_steps(
+def _duration_in_steps(
     fields: Fields, name: str, path: str, default: str, steps: int, batch: int | None, length: int | None
 ) -> tuple[int | None, float | None]:
-    """Returns a duration in steps, and as a part of the run where it is written so."""
+    """Returns a duration in steps, and as a fraction of the run where it is written as one."""
     fields.origins[name] = Origin(path, given=fields.has(path))
-    said = _time(fields, path) or _time(Fields({"default": default}, ""), "default")
-    assert said is not None
-    amount, unit = said
-    return (round(amount * steps), amount) if unit == "dur" else (_steps(path, said, batch, length), None)
+    duration = _duration(fields, path) or _duration(Fields({"default": default}), "default")
+    assert duration is not None
+    amount, unit = duration
+    return (round(amount * steps), amount) if unit == "dur" else (_steps(path, duration, batch, length), None)
 
 
-def _exact(path: str, amount: float) -> int:
+def _whole(path: str, amount: float) -> int:
     if amount != int(amount):
         raise ConfigError(f"{path} must be a whole number in its unit, got {amount:g}")
     return int(amount)

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON files: of the three batch numbers any two give the third, and ``auto`` leaves one to the Trainer."""
+"""DeepSpeed's JSON files: any two of the three batch numbers give the third; the Trainer fills in ``auto``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import Fields, unread
+from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
 from countoff.core.configs.schedules import WarmupDecay
 
@@ -34,26 +34,26 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
-    fields = Fields(data, "DeepSpeed")
-    unread(fields, {}, sections=_FIELDS, data=data, consequence="DeepSpeed ignores it.")
+    fields = Fields(data)
+    note_unknown_fields(fields, {}, sections=_FIELDS, data=data, consequence="DeepSpeed ignores it.")
     return Job(
         framework="deepspeed",
         names=ORDERS["deepspeed"].names,
         sizes=(
             1
             if not fields.has("pipeline.stages")
-            else fields.check_count("pipe", "pipeline.stages", 1, unset=_AUTO) or 1,
+            else fields.parse_count("pipe", "pipeline.stages", 1, unset=_AUTO) or 1,
             -1,
-            fields.check_count("model", "tensor_parallel.autotp_size", 1, minimum=0) or 1,
+            fields.parse_count("model", "tensor_parallel.autotp_size", 1, minimum=0) or 1,
         ),
         data_dims=ORDERS["deepspeed"].data_dims,
-        batch_size=fields.check_count("batch_size", "train_micro_batch_size_per_gpu", None, unset=_AUTO),
-        gradient_accumulation_steps=fields.check_count(
+        batch_size=fields.parse_count("batch_size", "train_micro_batch_size_per_gpu", None, unset=_AUTO),
+        gradient_accumulation_steps=fields.parse_count(
             "gradient_accumulation_steps", "gradient_accumulation_steps", None, unset=_AUTO
         ),
-        global_batch_size=fields.check_count("global_batch_size", "train_batch_size", None, unset=_AUTO),
+        global_batch_size=fields.parse_count("global_batch_size", "train_batch_size", None, unset=_AUTO),
         learning_rate=_rate(fields),
         schedule=_schedule(fields),
         origins=fields.origins,
@@ -68,11 +68,11 @@ def _rate(fields: Fields) -> float | None:
 
 
 def _schedule(fields: Fields) -> WarmupDecay | None:
-    """Returns the curve of the two schedulers that have a warm-up and a known end."""
+    """Returns the schedule of WarmupDecayLR and WarmupCosineLR, which have a warm-up and an end; None for others."""
     if fields.text("scheduler.type") not in ("WarmupDecayLR", "WarmupCosineLR"):
         return None
-    total = fields.check_count("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)
-    warmup = fields.check_count("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
+    total = fields.parse_count("horizon_steps", "scheduler.params.total_num_steps", None, unset=_AUTO)
+    warmup = fields.parse_count("warmup_steps", "scheduler.params.warmup_num_steps", 1000, minimum=0, unset=_AUTO)
     if total is None or fields.text("scheduler.params.warmup_num_steps") == "auto":
         return None
     curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"

@@ -1,7 +1,7 @@
-"""What was noticed about a configuration: one line each, the worst first.
+"""The issues of a configuration: one line each, the worst first.
 
-What goes wrong in silence is worse than what stops: a run that dies at its start costs minutes, one that trains on
-five eighths of its data costs the run.
+A silent mistake is worse than one that stops the run: a run that fails at its start costs minutes, a run that trains on
+five eighths of its data is lost.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ CODES = (
     *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
     *("exponent", "first-step", "data-ranks", "length", "repeats", "dropped"),
 )
-"""The short names of all findings."""
+"""The short names of all kinds of issues."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")
 
 
 @dataclass(frozen=True)
 class ConfigIssue:
-    """One thing that was noticed.
+    """One thing that is wrong with a configuration, or worth knowing about it.
 
     Attributes:
         level: ``silent``: the run goes on and is wrong; ``stops``: the run fails with an error; ``note``: worth
             knowing, no fault.
-        code: A short name, by which a finding can be ignored.
-        text: What it is, with the numbers, and what to do; one line.
+        code: The short name of its kind, by which it can be ignored.
+        text: What is wrong, with the numbers, and what to do; one line.
     """
 
     level: Level
@@ -39,7 +39,7 @@ class ConfigIssue:
 
     @property
     def line(self) -> str:
-        """The finding as it is printed.
+        """The issue as it is printed.
 
         Example:
             >>> ConfigIssue("note", "warm-up", "steps is 10").line
@@ -49,12 +49,12 @@ class ConfigIssue:
 
     @property
     def is_fault(self) -> bool:
-        """Whether something has to be done."""
+        """Whether the configuration must be changed."""
         return self.level != "note"
 
 
 def worst_first(issues: Iterable[ConfigIssue]) -> list[ConfigIssue]:
-    """Returns each finding once, the silent ones first; the order among equals stays.
+    """Returns each issue once, silent ones first, then those that stop the run; equal levels keep their order.
 
     Example:
         >>> [one.level for one in worst_first([ConfigIssue("note", "a", ""), ConfigIssue("silent", "b", "")])]

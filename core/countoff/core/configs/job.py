@@ -1,12 +1,13 @@
-"""A run as a configuration or the command line describes it, and what follows from it on so many ranks.
+"""A run as a configuration or the command line describes it, and what follows from it on a number of ranks.
 
-``Job`` is the one value into which every format is read, each number with where it came from. ``RunPlan`` is a ``Job``
-on a world size: its ``RankMap``, and the ``BatchPlan`` that adapters use as well. Nothing that does not divide is
-rounded: it is refused, with the numbers that would do.
+Every format is read into one ``Job``, which also holds where each number is written. ``RunPlan`` is a ``Job`` on a
+world size: its ``RankMap``, and the ``BatchPlan`` that adapters use as well. A number that does not divide is never
+rounded: it is refused, and the error names the nearest numbers that divide.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from countoff.core.ranks import INFERRED, RankMap
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
 
+# The smallest value of each number that may also be None.
 _MINIMA = {
     "batch_size": 1,
     "tokens_per_micro_batch": 1,
@@ -36,16 +38,16 @@ _MINIMA = {
 
 
 class JobError(ValueError):
-    """A run that cannot be: its numbers do not fit each other or the ranks. The message is one line."""
+    """A run whose numbers do not fit each other or the ranks. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a number came from.
+    """Where a number comes from.
 
     Attributes:
-        key: Its name there: ``training.batch_size``, ``--batch-size``.
-        given: Whether it is written there; if not, it is the default of what reads that name.
+        key: Its name in the configuration or on the command line: ``training.batch_size``, ``--batch-size``.
+        given: Whether it is written there; if not, it is the framework's default for that name.
     """
 
     key: str
@@ -54,38 +56,39 @@ class Origin:
 
 @dataclass(frozen=True)
 class Job:
-    """A run, before anybody knows on how many ranks. What is not said is plain data parallel, or unknown.
+    """A run, before the number of its ranks is known. The defaults are plain data parallel, and unknown numbers.
 
     Attributes:
-        framework: What reads the configuration: ``torchtitan``, ``lingua``, …; empty for the command line's own flags.
+        framework: The framework of the configuration: ``torchtitan``, ``lingua``, …; empty for flags alone.
         names: The dims of the mesh, outermost first.
-        sizes: Ranks along each; at most one is -1 and takes what the others leave over.
+        sizes: Ranks along each dim; at most one is -1, which takes the ranks that the others leave over.
         data_dims: The dims along which different data is read.
         batch_size: Samples per dp_rank and batch; None if unknown or counted in tokens.
-        tokens_per_micro_batch: Tokens per dp_rank and micro-batch, for a framework that counts in tokens alone.
+        tokens_per_micro_batch: Tokens per dp_rank and micro-batch; None unless the framework counts in tokens alone.
         sequence_length: Tokens per sample; None if unknown.
-        gradient_accumulation_steps: Batches per optimizer step; None: it follows from global_batch_size, else 1.
-        global_batch_size: Samples per optimizer step over all dp_ranks; None: it follows from the others.
-        tokens_per_step: Tokens per optimizer step over all dp_ranks, where the framework counts in tokens alone.
-        pipeline_microbatches: Micro-batches into which, or by which, a pipeline divides or multiplies a batch.
-        microbatches_inside: Whether those are cut out of batch_size; if not, a batch is that many times batch_size.
+        gradient_accumulation_steps: Batches per optimizer step; None: follows from global_batch_size, else 1.
+        global_batch_size: Samples per optimizer step over all dp_ranks; None: follows from the others.
+        tokens_per_step: Tokens per optimizer step over all dp_ranks; None unless the framework counts in tokens alone.
+        pipeline_microbatches: Pipeline micro-batches per batch, at least 1.
+        microbatches_inside: Whether micro-batches are cut out of batch_size samples; if not, each of them has
+            batch_size samples.
         steps: Optimizer steps of the run; None if unlimited or unknown.
         epochs: Passes over the dataset; None if unlimited or unknown.
         dataset_size: Samples of the dataset; None if unknown or endless.
-        drop_last: Whether a last batch that is not full is thrown away.
-        strided: Whether the dataset is dealt out in turns without being filled up, so that dp_ranks may have unequally
-            many samples; if not, as torch's DistributedSampler does.
-        world_size: Ranks, for a format that says it; None for the others.
-        micro_batch_size: Samples of one forward and backward pass, for a framework that cuts a batch by it.
-        chunks: Files of each source of data, for a framework that deals out whole files.
-        data_ends: Whether each dp_rank reads its own data to its end, and nothing makes these ends the same.
-        refilled_dim: The dim that the framework sets to what fits where the sizes do not multiply to the world size.
-        expert_parallel: Ranks among which experts are shared; they are borrowed from the others.
+        drop_last: Whether each dp_rank drops a last batch that is not full.
+        strided: Whether dp_rank r reads samples r, r + dp_degree, … and nothing is filled up, so that dp_ranks may have
+            different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
+        world_size: Ranks of the job, for a format that has this number; else None.
+        micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
+        chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
+        data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
+        refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
+        expert_parallel: Ranks among which experts are sharded; they are ranks of other dims.
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
-        learning_rate: The configured learning rate.
-        schedule: The learning-rate schedule, where its curve is known.
-        origins: Where each of these came from, by its name here.
-        findings: What was noticed while reading.
+        learning_rate: The configured learning rate; None if unknown.
+        schedule: The learning-rate schedule; None if its curve is unknown.
+        origins: Where each of these numbers comes from, by its name here.
+        issues: What the reader of the configuration found wrong, or worth knowing.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -132,7 +135,7 @@ class Job:
                 check_count(self.key(name), size, minimum=1)
 
     def key(self, name: str) -> str:
-        """The name that this configuration has for one of these numbers, for messages.
+        """Returns the configuration's own name of a number, for messages.
 
         Example:
             >>> Job("", ("dp",), (-1,), ("dp",), origins={"batch_size": Origin("--batch-size")}).key("batch_size")
@@ -141,13 +144,13 @@ class Job:
         return self.origins[name].key if name in self.origins else name
 
     def rank_map(self, world_size: int) -> RankMap:
-        """Returns which rank reads which share, on so many ranks.
+        """Returns which rank reads which share of the data.
 
         Args:
-            world_size: The ranks of the job, at least 1.
+            world_size: Ranks of the job, at least 1.
 
         Raises:
-            JobError: If the dims do not fit, or the experts do not divide the ranks that they borrow.
+            JobError: If the dims do not fit, or the experts do not divide the ranks that they use.
         """
         sizes = dict(zip(self.names, self.sizes, strict=True))
         try:
@@ -161,33 +164,30 @@ class Job:
         return ranks
 
     def fits(self, world_size: int) -> bool:
-        """Whether the sizes as written multiply to so many ranks, or one is left to be inferred."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return INFERRED in self.sizes or product == world_size
+        """Whether the configured sizes multiply to this number of ranks, or one of them is to be inferred."""
+        return INFERRED in self.sizes or math.prod(self.sizes) == world_size
 
     def uneven_experts(self, ranks: RankMap) -> str | None:
-        """Says by how much the experts miss the ranks that they borrow, None if they do not."""
+        """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
         sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        lent = [name for name in ("dp_shard", "cp", "tp") if name in sizes]
-        pool = 1
-        for name in lent:
-            pool *= sizes[name]
+        used = [name for name in ("dp_shard", "cp", "tp") if name in sizes]
+        pool = math.prod(sizes[name] for name in used)
         if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
             return None
-        return f"{self.expert_parallel} must divide {' × '.join(lent)} = {pool}"
+        return f"{self.expert_parallel} must divide {' × '.join(used)} = {pool}"
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A job on so many ranks.
+    """A job on a number of ranks.
 
     Attributes:
         job: The run.
-        ranks: Which rank reads which share.
-        batch_size: Samples per dp_rank and batch as configured, before pipeline micro-batches outside it.
+        ranks: Which rank reads which share of the data.
+        batch_size: Samples per dp_rank and batch; where a batch is several pipeline micro-batches of batch_size, those
+            of one micro-batch. None if unknown.
         batches: The plan of epochs, steps, samples and tokens.
+        gradient_accumulation_steps: Batches per optimizer step.
     """
 
     job: Job
@@ -198,11 +198,11 @@ class RunPlan:
 
     @classmethod
     def of(cls, job: Job, *, world_size: int) -> RunPlan:
-        """Returns what follows from a job on so many ranks.
+        """Returns the plan of a job.
 
         Args:
             job: The run.
-            world_size: The ranks, at least 1.
+            world_size: Ranks of the job, at least 1.
 
         Raises:
             JobError: If the dims do not fit the ranks, or a batch does not divide.
@@ -213,28 +213,28 @@ class RunPlan:
             16384
         """
         ranks = job.rank_map(world_size)
-        batch_size, accumulation = _batch(job, ranks)
-        outside = 1 if job.microbatches_inside else job.pipeline_microbatches
-        rows = job.tokens_per_micro_batch is not None
-        # A framework that counts in tokens alone reads packed rows: one per micro-batch, that many tokens long.
-        batch = outside if rows else None if batch_size is None else batch_size * outside
+        batch_size, accumulation = _batch_size_and_accumulation(job, ranks)
+        micro_batches = _micro_batches_outside(job)
+        in_tokens = job.tokens_per_micro_batch is not None
+        # A framework that counts in tokens alone reads packed rows: one per micro-batch, with all of its tokens.
+        batch = micro_batches if in_tokens else None if batch_size is None else batch_size * micro_batches
         facts = LoaderFacts(
             reported_batches=None,
             batch_size=batch,
-            # Without a dataset's size the stream is endless, and every batch of it full.
+            # A dataset of unknown size is an endless stream, in which every batch is full.
             drop_last=job.drop_last or job.dataset_size is None,
             gradient_accumulation_steps=accumulation,
             max_epochs=job.epochs,
             max_steps=job.steps,
-            sequence_length=job.tokens_per_micro_batch if rows else job.sequence_length,
+            sequence_length=job.tokens_per_micro_batch if in_tokens else job.sequence_length,
             partial_step="applied",
-            **_dataset(job, batch, ranks.dp_degree),
+            **_dataset_facts(job, batch, ranks.dp_degree),
         )
         return cls(job, ranks, batch_size, BatchPlan.of(facts, dp_degree=ranks.dp_degree), accumulation)
 
     @property
     def identity(self) -> str:
-        """How the tokens, or else the samples, of a step come about, as a sum that a person can follow.
+        """The tokens of a step as a product of what they are made of; the samples, where no tokens are known.
 
         Example:
             >>> job = Job("", ("dp",), (-1,), ("dp",), batch_size=2, sequence_length=2048)
@@ -259,8 +259,8 @@ class RunPlan:
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
 
 
-def _dataset(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
-    """Returns the facts of the dataset and of how it is shared out."""
+def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
+    """Returns the facts of the dataset and of how it is sharded."""
     size = job.dataset_size
     if size is None:
         return {"samples_per_rank": None}
@@ -275,13 +275,74 @@ def _dataset(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
     return {"samples_per_rank": share, "dataset_size": size, "sampling": "distributed"}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _micro_batches_outside(job: Job) -> int:
+    """Returns the pipeline micro-batches by which a batch is multiplied; 1 if they are cut out of it."""
+    return 1 if job.microbatches_inside else job.pipeline_microbatches
 
 
-def _misunderstood(job: Job, product: int, ranks: RankMap) -> str:
-    """Says which of the usual slips would make three batch numbers agree; nothing if none does."""
-    total, degree = job.global_batch_size or 0, ranks.dp_degree
+def _batch_size_and_accumulation(job: Job, ranks: RankMap) -> tuple[int | None, int]:
+    """Returns the samples per dp_rank and batch, and the batches per step; of three numbers the missing one follows.
+
+    Raises:
+        JobError: If the three do not fit each other.
+    """
+    if job.tokens_per_micro_batch is not None:
+        if job.tokens_per_step is None:
+            return None, 1
+        return None, _accumulation(job, ranks, "tokens_per_step", "tokens_per_micro_batch", "tokens")
+    if job.global_batch_size is None:
+        return job.batch_size, job.gradient_accumulation_steps or 1
+    if job.batch_size is None:
+        accumulation = job.gradient_accumulation_steps or 1
+        return _batch_size(job, ranks, job.global_batch_size, accumulation), accumulation
+    if job.gradient_accumulation_steps is None:
+        return job.batch_size, _accumulation(job, ranks, "global_batch_size", "batch_size", "samples")
+    _check_product(job, ranks, job.global_batch_size, job.batch_size, job.gradient_accumulation_steps)
+    return job.batch_size, job.gradient_accumulation_steps
+
+
+def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, unit: str) -> int:
+    """Returns how many batches of one size on every dp_rank make up the total of a step."""
+    total: int = getattr(job, total_name)
+    size: int = getattr(job, size_name)
+    micro_batches, dp_degree = _micro_batches_outside(job), ranks.dp_degree
+    divisor = size * micro_batches * dp_degree
+    if total % divisor:
+        factors = f"{size}{f' × {micro_batches} pipeline micro-batches' if micro_batches > 1 else ''}"
+        raise JobError(
+            f"{job.key(total_name)} {total} is no multiple of {job.key(size_name)} {factors} × "
+            f"{_count(dp_degree, 'data rank')} = {divisor} {unit}: {_nearest(total, divisor)} would do"
+        )
+    return total // divisor
+
+
+def _batch_size(job: Job, ranks: RankMap, total: int, accumulation: int) -> int:
+    """Returns the samples per dp_rank and batch into which a global batch divides."""
+    batches = accumulation * _micro_batches_outside(job)
+    divisor = batches * ranks.dp_degree
+    if total % divisor:
+        raise JobError(
+            f"{job.key('global_batch_size')} {total} does not divide into {_count(ranks.dp_degree, 'data rank')} × "
+            f"{batches} batches each: {total} = {total // divisor} × {divisor} + {total % divisor}; "
+            f"{_nearest(total, divisor)} would"
+        )
+    return total // divisor
+
+
+def _check_product(job: Job, ranks: RankMap, total: int, size: int, accumulation: int) -> None:
+    product = size * _micro_batches_outside(job) * accumulation * ranks.dp_degree
+    if product != total:
+        batches = f"{job.key('gradient_accumulation_steps')} {accumulation}"
+        raise JobError(
+            f"{job.key('global_batch_size')} {total} is not {job.key('batch_size')} {size} × {batches} × "
+            f"{_count(ranks.dp_degree, 'data rank')} = {product}: {_likely_mistake(job, ranks, total, product)}change "
+            f"one of them, or leave one out"
+        )
+
+
+def _likely_mistake(job: Job, ranks: RankMap, total: int, product: int) -> str:
+    """Returns the usual mistake that explains why three batch numbers disagree; an empty text if none does."""
+    degree = ranks.dp_degree
     if degree > 1 and product == total * degree:
         accumulation = job.key("gradient_accumulation_steps")
         return f"{accumulation} is that of one rank, and must not count the batches of all data ranks; "
@@ -290,57 +351,10 @@ def _misunderstood(job: Job, product: int, ranks: RankMap) -> str:
     return ""
 
 
-def _batch(job: Job, ranks: RankMap) -> tuple[int | None, int]:
-    """Returns the samples per dp_rank and batch, and the batches per step; whichever is missing of three follows.
-
-    Raises:
-        JobError: If the three do not fit each other.
-    """
-    outside, dp_degree = 1 if job.microbatches_inside else job.pipeline_microbatches, ranks.dp_degree
-    if job.tokens_per_micro_batch is not None:
-        steps = _quotient(job, "tokens_per_step", "tokens_per_micro_batch", "tokens", outside, dp_degree)
-        return None, steps or 1
-    size, accumulation, total = job.batch_size, job.gradient_accumulation_steps, job.global_batch_size
-    if total is None:
-        return size, accumulation or 1
-    if size is not None and accumulation is not None:
-        product = size * outside * accumulation * dp_degree
-        if product != total:
-            batches = f"{job.key('gradient_accumulation_steps')} {accumulation}"
-            raise JobError(
-                f"{job.key('global_batch_size')} {total} is not {job.key('batch_size')} {size} × {batches} × "
-                f"{_count(dp_degree, 'data rank')} = {product}: {_misunderstood(job, product, ranks)}change one of "
-                f"them, or leave one out"
-            )
-        return size, accumulation
-    if size is not None:
-        return size, _quotient(job, "global_batch_size", "batch_size", "samples", outside, dp_degree) or 1
-    accumulation = accumulation or 1
-    divisor = accumulation * outside * dp_degree
-    if total % divisor:
-        raise JobError(
-            f"{job.key('global_batch_size')} {total} does not divide into {_count(dp_degree, 'data rank')} × "
-            f"{accumulation * outside} batches each: {total} = {total // divisor} × {divisor} + {total % divisor}; "
-            f"{_nearest(total, divisor)} would"
-        )
-    return total // divisor, accumulation
-
-
-def _quotient(job: Job, total_name: str, size_name: str, unit: str, outside: int, dp_degree: int) -> int | None:
-    """Returns how many batches per step make up the total; None if there is none."""
-    total, size = getattr(job, total_name), getattr(job, size_name)
-    if total is None:
-        return None
-    divisor = size * outside * dp_degree
-    if total % divisor:
-        inside = f" × {outside} pipeline micro-batches" if outside > 1 else ""
-        raise JobError(
-            f"{job.key(total_name)} {total} is no multiple of {job.key(size_name)} {size}{inside} × "
-            f"{_count(dp_degree, 'data rank')} = {divisor} {unit}: {_nearest(total, divisor)} would do"
-        )
-    return total // divisor
-
-
 def _nearest(total: int, divisor: int) -> str:
     below = total // divisor * divisor
     return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

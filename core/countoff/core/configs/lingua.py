@@ -1,4 +1,4 @@
-"""Lingua's YAML files. What is not written there has the default of its dataclasses; the world size never is."""
+"""Lingua's YAML files. A field that is not written has the default of lingua's dataclasses; none is the world size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import Fields, unread
+from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
 from countoff.core.configs.schedules import LinguaSchedule
 
@@ -46,10 +46,10 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
-    fields = Fields(data, "lingua")
-    unread(
+    fields = Fields(data)
+    note_unknown_fields(
         fields,
         _KNOWN,
         sections=_SECTIONS,
@@ -57,23 +57,23 @@ def read(data: Mapping[str, Any]) -> Job:
         consequence="lingua stops on a field that it does not know.",
         level="stops",
     )
-    steps = fields.check_count("steps", "steps", 1000) or 1
-    shard = fields.check_count("dp_shard", "distributed.dp_shard", 1)
+    steps = fields.parse_count("steps", "steps", 1000) or 1
+    shard = fields.parse_count("dp_shard", "distributed.dp_shard", 1)
     if fields.choice("distributed.fsdp_type", ("no_shard", "full_shard"), "no_shard") == "no_shard" and shard != 1:
         fields.note("mesh", f"distributed.fsdp_type no_shard needs dp_shard 1, not {shard}: lingua stops", "stops")
     sizes = (
-        fields.check_count("dp_replicate", "distributed.dp_replicate", 1) or 1,
+        fields.parse_count("dp_replicate", "distributed.dp_replicate", 1) or 1,
         shard or 1,
-        fields.check_count("tp", "distributed.tp_size", 1) or 1,
+        fields.parse_count("tp", "distributed.tp_size", 1) or 1,
     )
     return Job(
         framework="lingua",
         names=ORDERS["lingua"].names,
         sizes=sizes,
         data_dims=ORDERS["lingua"].data_dims,
-        batch_size=fields.check_count("batch_size", "data.batch_size", 2),
-        sequence_length=fields.check_count("sequence_length", "data.seq_len", 2048),
-        gradient_accumulation_steps=fields.check_count("gradient_accumulation_steps", "grad_acc_steps", 1),
+        batch_size=fields.parse_count("batch_size", "data.batch_size", 2),
+        sequence_length=fields.parse_count("sequence_length", "data.seq_len", 2048),
+        gradient_accumulation_steps=fields.parse_count("gradient_accumulation_steps", "grad_acc_steps", 1),
         steps=steps,
         refilled_dim="dp_replicate",
         learning_rate=fields.number("learning_rate", "optim.lr", 3e-4),
@@ -88,7 +88,7 @@ def _schedule(fields: Fields, steps: int) -> LinguaSchedule:
     curve = fields.choice("optim.scheduler", _SCHEDULERS, "cosine")
     return LinguaSchedule(
         cast("Literal['constant', 'linear', 'inv_sqrt', 'cosine', 'wsd']", curve),
-        warmup_steps=fields.check_count("warmup_steps", "optim.warmup", 2000, minimum=0) or 0,
+        warmup_steps=fields.parse_count("warmup_steps", "optim.warmup", 2000, minimum=0) or 0,
         horizon_steps=steps,
         min_factor=fields.number("min_factor", "optim.lr_min_ratio", 0.1) or 0.0,
         cycle_length=fields.number("cycle_length", "optim.cycle_length", 1.0) or 1.0,
@@ -99,7 +99,7 @@ def _schedule(fields: Fields, steps: int) -> LinguaSchedule:
 
 
 def _chunks(fields: Fields) -> dict[str, int]:
-    """Returns the chunks of every source whose directory is here, by source."""
+    """Returns the number of chunks of every source whose directory is on this machine, by source."""
     root = fields.text("data.root_dir")
     if root is None:
         return {}

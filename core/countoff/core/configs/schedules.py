@@ -1,7 +1,7 @@
-"""The learning-rate factors of the frameworks' schedules, step by step, so that a configuration shows what it will do.
+"""The learning-rate factors of the frameworks' schedules, step by step, so that a schedule can be checked beforehand.
 
-The factor multiplies the configured learning rate. Steps count from 0: step 0 is the first one taken. Each formula
-repeats its framework's, its oddities included, because they are what a configuration has to be checked for.
+The factor multiplies the configured learning rate. Steps count from 0: step 0 is the first one taken. Each formula is
+that of its framework, including its oddities, because a configuration is checked for these.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Schedule(Protocol):
 
     @property
     def warmup_steps(self) -> int:
-        """Steps until the full learning rate, as the configuration has them."""
+        """Steps until the full learning rate, as configured."""
         ...
 
     @property
@@ -27,11 +27,11 @@ class Schedule(Protocol):
         ...
 
     def factor(self, step: int) -> float:
-        """The factor of a step, counted from 0."""
+        """Returns the factor of a step, counted from 0; NaN if the framework fails there."""
         ...
 
     def planned_for(self, steps: int) -> Schedule:
-        """The same configuration's schedule in a run of so many steps, at least 1."""
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
         ...
 
 
@@ -39,16 +39,16 @@ class Schedule(Protocol):
 class TorchTitanSchedule:
     """Warm-up, stable, decay, as TorchTitan's ``LRSchedulersContainer`` builds it.
 
-    A warm-up that is longer than the horizon is cut to it, and a decay that does not fit after it as well; TorchTitan
-    logs a warning and goes on. One step is added to the stable part, so that the last step is not at the minimum.
+    TorchTitan cuts a warm-up that is longer than the horizon, and a decay that does not fit after the warm-up, logs a
+    warning and goes on. The stable part has one step more, so that the last step is not at the minimum.
 
     Attributes:
         warmup_steps: Steps of the warm-up, at least 0.
         horizon_steps: ``lr_scheduler.total_steps``, or ``training.steps`` where that is not set; at least 1.
-        decay_ratio: The part of the horizon in which the rate decays, 0 to 1; None: all that follows the warm-up.
+        decay_ratio: The fraction of the horizon in which the rate decays, 0 to 1; None: all steps after the warm-up.
         decay_type: The curve of the decay.
-        min_factor: The factor towards which the decay goes.
-        own_horizon: Whether ``lr_scheduler.total_steps`` is set, so that the horizon does not follow the run.
+        min_factor: The factor at which the decay ends.
+        own_horizon: Whether ``lr_scheduler.total_steps`` is set, so that the horizon does not depend on the run.
 
     Example:
         >>> schedule = TorchTitanSchedule(warmup_steps=2, horizon_steps=10, decay_ratio=0.8)
@@ -65,14 +65,14 @@ class TorchTitanSchedule:
 
     @property
     def phases(self) -> tuple[int, int, int]:
-        """The steps of warm-up, stable and decay as they will really be."""
+        """The steps of warm-up, stable and decay, after TorchTitan has cut them."""
         warmup = min(self.warmup_steps, self.horizon_steps)
         left = self.horizon_steps - warmup
         decay = left if self.decay_ratio is None else min(round(self.horizon_steps * self.decay_ratio), left)
         return warmup, left + 1 - decay, decay
 
     def factor(self, step: int) -> float:
-        """The factor of a step, counted from 0; below 0 where the run outlives a linear or square-root decay."""
+        """Returns the factor of a step, counted from 0; below 0 after the end of a linear or square-root decay."""
         warmup, stable, decay = self.phases
         if step < warmup:
             return (step + 1) / warmup
@@ -89,7 +89,7 @@ class TorchTitanSchedule:
         return self.min_factor + (1 - self.min_factor) * curve
 
     def planned_for(self, steps: int) -> TorchTitanSchedule:
-        """The same configuration's schedule in a run of so many steps, at least 1."""
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
         return self if self.own_horizon else replace(self, horizon_steps=steps)
 
 
@@ -102,9 +102,9 @@ class LinguaSchedule:
         warmup_steps: ``optim.warmup``, at least 0.
         horizon_steps: ``steps``, at least 1: lingua has no other horizon.
         min_factor: ``optim.lr_min_ratio``.
-        cycle_length: The part of the run that one cycle takes.
+        cycle_length: The fraction of the run that one cycle takes.
         cosine_theta: The exponent of the progress inside the cosine.
-        decay_fraction: The part of a cycle in which ``wsd`` decays.
+        decay_fraction: The fraction of a cycle in which ``wsd`` decays.
         exp_factor: The exponent of ``inv_sqrt``.
 
     Example:
@@ -123,7 +123,7 @@ class LinguaSchedule:
     exp_factor: float = 0.5
 
     def factor(self, step: int) -> float:
-        """The factor of a step, counted from 0: at step == steps the cosine is 1.0 again."""
+        """Returns the factor of a step, counted from 0; with a cosine it is 1.0 again at step == horizon_steps."""
         if self.scheduler == "constant":
             return 1.0
         if step < self.warmup_steps:
@@ -144,7 +144,7 @@ class LinguaSchedule:
         return self.min_factor + 0.5 * (1 - self.min_factor) * (wave + 1)
 
     def planned_for(self, steps: int) -> LinguaSchedule:
-        """The same configuration's schedule in a run of so many steps, at least 1."""
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
         return replace(self, horizon_steps=steps)
 
     def _stable_then_decay(self, step: int) -> float:
@@ -159,15 +159,15 @@ class LinguaSchedule:
 
 @dataclass(frozen=True)
 class WarmupDecay:
-    """Linear warm-up, then a decay to a minimum that holds from the horizon on, as Composer and DeepSpeed have it.
+    """Linear warm-up, then a decay to a minimum that holds from the horizon on, as in Composer and DeepSpeed.
 
     Attributes:
         curve: The curve of the decay.
         warmup_steps: Steps of the warm-up, at least 0.
         horizon_steps: Steps at which the decay ends, at least 1.
         min_factor: The factor at its end.
-        warmup_part: The part of the run that the warm-up takes, where it is configured so.
-        horizon_part: The part of the run that the schedule takes, where it is configured so.
+        warmup_part: The warm-up as a fraction of the run; None if it is configured in steps.
+        horizon_part: The horizon as a fraction of the run; None if it is configured in steps.
 
     Example:
         >>> WarmupDecay("linear", warmup_steps=10, horizon_steps=110).factor(60)
@@ -182,13 +182,13 @@ class WarmupDecay:
     horizon_part: float | None = None
 
     def planned_for(self, steps: int) -> WarmupDecay:
-        """The same configuration's schedule in a run of so many steps, at least 1."""
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
         warmup = self.warmup_steps if self.warmup_part is None else round(self.warmup_part * steps)
         horizon = self.horizon_steps if self.horizon_part is None else round(self.horizon_part * steps)
         return replace(self, warmup_steps=warmup, horizon_steps=horizon)
 
     def factor(self, step: int) -> float:
-        """The factor of a step, counted from 0."""
+        """Returns the factor of a step, counted from 0."""
         if step < self.warmup_steps:
             return step / self.warmup_steps
         if self.curve == "constant":
@@ -200,9 +200,9 @@ class WarmupDecay:
 
 
 def peak_factor(schedule: Schedule, *, steps: int) -> float:
-    """Returns the largest factor that a run reaches.
+    """Returns the largest factor that a run reaches; NaN if the framework fails at every step.
 
-    Every schedule here rises until its warm-up ends and falls or stays after it, but may rise again past its horizon.
+    Every schedule here rises until its warm-up ends and does not rise after it, except after its horizon.
 
     Args:
         schedule: The schedule.
@@ -213,6 +213,6 @@ def peak_factor(schedule: Schedule, *, steps: int) -> float:
         0.4995
     """
     warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
-    turns = (0, warmup - 1, warmup, warmup + 1, horizon - 1, horizon, 2 * horizon, steps - 1)
-    factors = [schedule.factor(step) for step in turns if 0 <= step < steps]
+    turning_points = (0, warmup - 1, warmup, warmup + 1, horizon - 1, horizon, 2 * horizon, steps - 1)
+    factors = [schedule.factor(step) for step in turning_points if 0 <= step < steps]
     return max((factor for factor in factors if not math.isnan(factor)), default=math.nan)

@@ -1,8 +1,8 @@
-"""TorchTitan's TOML files, from its first releases to 0.2.2: the batch and the mesh have moved between sections.
+"""TorchTitan's TOML files, from its first releases to 0.2.2, in which batch and mesh moved from section to section.
 
-Until September 2024 ``[training]`` held everything, with ``data_parallel_degree``; then the degrees of data parallel
-were split in two, pipelines and contexts came under ``[experimental]``; from 2025 on all degrees are in
-``[parallelism]``, the warm-up in ``[lr_scheduler]``. A file of any of these is read by the names that it uses.
+Until September 2024 ``[training]`` held everything, with one ``data_parallel_degree``. Then this degree was split in
+two, and the degrees of pipelines and contexts were in ``[experimental]``. From 2025 on all degrees are in
+``[parallelism]``, and the warm-up is in ``[lr_scheduler]``. Every name of every release is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import Fields, unread
+from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
 from countoff.core.configs.schedules import TorchTitanSchedule
 
@@ -36,12 +36,13 @@ _DEGREES = {
         "training.sequence_parallel_degree",
     ),
 }
-# Every section that a release has had; the fields of those that are read here.
+# All sections of all releases.
 _SECTIONS = (
     *("job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "experimental"),
     *("checkpoint", "activation_checkpoint", "compile", "quantize", "float8", "mx", "comm", "memory_estimation"),
     *("fault_tolerance", "validation", "debug", "custom_config", "actorder", "encoder", "eval", "inference"),
 )
+# All fields of the sections that are read here.
 _KNOWN = {
     "lr_scheduler": ("warmup_steps", "total_steps", "decay_ratio", "decay_type", "min_lr_factor", "lr_min"),
     "training": (
@@ -76,14 +77,16 @@ def read(data: Mapping[str, Any]) -> Job:
         data: The parsed file.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain, or two names of one number disagree.
+        ConfigError: If a field has a wrong type or is outside its domain, or two names of one number disagree.
     """
-    fields = Fields(data, "TorchTitan")
-    unread(fields, _KNOWN, sections=_SECTIONS, data=data, consequence="TorchTitan would use its default instead.")
+    fields = Fields(data)
+    note_unknown_fields(
+        fields, _KNOWN, sections=_SECTIONS, data=data, consequence="TorchTitan would use its default instead."
+    )
     sizes = tuple(_degree(fields, name) for name in ORDERS["torchtitan"].names)
     pipeline = sizes[0]
-    steps = fields.check_count("steps", "training.steps", 10_000)
-    batch_size = fields.check_count("batch_size", ("training.local_batch_size", "training.batch_size"), 8)
+    steps = fields.parse_count("steps", "training.steps", 10_000)
+    batch_size = fields.parse_count("batch_size", ("training.local_batch_size", "training.batch_size"), 8)
     schedule = schedule_of(fields, steps or 1)
     return Job(
         framework="torchtitan",
@@ -91,11 +94,11 @@ def read(data: Mapping[str, Any]) -> Job:
         sizes=sizes,
         data_dims=ORDERS["torchtitan"].data_dims,
         batch_size=batch_size,
-        sequence_length=fields.check_count("sequence_length", "training.seq_len", 2048),
-        global_batch_size=fields.check_count("global_batch_size", "training.global_batch_size", None, unset=(-1,)),
+        sequence_length=fields.parse_count("sequence_length", "training.seq_len", 2048),
+        global_batch_size=fields.parse_count("global_batch_size", "training.global_batch_size", None, unset=(-1,)),
         pipeline_microbatches=_microbatches(fields, pipeline, batch_size or 1),
         steps=steps,
-        expert_parallel=fields.check_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
+        expert_parallel=fields.parse_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
         learning_rate=fields.number("learning_rate", "optimizer.lr", None),
         schedule=schedule,
         origins=fields.origins,
@@ -104,20 +107,20 @@ def read(data: Mapping[str, Any]) -> Job:
 
 
 def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
-    """Returns the learning-rate schedule of a configuration of any era that has one of these names.
+    """Returns the learning-rate schedule of a TorchTitan configuration, TOML or Python.
 
     Args:
         fields: The configuration.
-        steps: Optimizer steps of the run, which are the horizon where none is given.
+        steps: Optimizer steps of the run; the horizon of the schedule where none is configured.
 
     Raises:
-        ConfigError: If a field has a wrong type or is out of its domain.
+        ConfigError: If a field has a wrong type or is outside its domain.
     """
-    warmup = fields.check_count("warmup_steps", ("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)
+    warmup = fields.parse_count("warmup_steps", ("lr_scheduler.warmup_steps", "training.warmup_steps"), 200, minimum=0)
     curve = fields.choice("lr_scheduler.decay_type", ("linear", "sqrt", "cosine"), "linear")
     return TorchTitanSchedule(
         warmup_steps=warmup or 0,
-        horizon_steps=fields.check_count("horizon_steps", "lr_scheduler.total_steps", steps) or steps,
+        horizon_steps=fields.parse_count("horizon_steps", "lr_scheduler.total_steps", steps) or steps,
         decay_ratio=fields.number("decay_ratio", "lr_scheduler.decay_ratio", None),
         decay_type=cast("Literal['linear', 'sqrt', 'cosine']", curve),
         min_factor=fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0,
@@ -127,24 +130,25 @@ def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
 
 def _degree(fields: Fields, name: str) -> int:
     paths = [path for path in _DEGREES[name] if fields.has(path)] or [_DEGREES[name][0]]
-    size = fields.check_count(name, paths, -1 if name == "dp_shard" else 1, unset=(-1,) if name == "dp_shard" else ())
+    size = fields.parse_count(name, paths, -1 if name == "dp_shard" else 1, unset=(-1,) if name == "dp_shard" else ())
     return size or 1
 
 
 def _microbatches(fields: Fields, pipeline: int, batch_size: int) -> int:
-    """Returns into how many micro-batches a pipeline cuts the local batch."""
+    """Returns the number of micro-batches into which a pipeline cuts the local batch."""
     if pipeline == 1:
         return 1
     if fields.has("experimental.pipeline_parallel_microbatches"):
-        count = fields.check_count("pipeline_microbatches", "experimental.pipeline_parallel_microbatches", None) or 1
+        count = fields.parse_count("pipeline_microbatches", "experimental.pipeline_parallel_microbatches", None) or 1
         size, rest = divmod(batch_size, count)
-        said = f"pipeline_parallel_microbatches {count}"
+        divisor = f"pipeline_parallel_microbatches {count}"
     else:
-        size = fields.check_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
+        size = fields.parse_count("", "parallelism.pipeline_parallel_microbatch_size", 1) or 1
         count, rest = divmod(batch_size, size)
-        said = f"parallelism.pipeline_parallel_microbatch_size {size}"
+        divisor = f"parallelism.pipeline_parallel_microbatch_size {size}"
     if rest:
         key = fields.origins["batch_size"].key
-        fields.note("micro-batches", f"{key} {batch_size} does not divide by {said}: the pipeline refuses it", "stops")
+        text = f"{key} {batch_size} does not divide by {divisor}: the pipeline refuses it"
+        fields.note("micro-batches", text, "stops")
         return 1
     return max(count, 1)

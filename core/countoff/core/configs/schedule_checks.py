@@ -1,0 +1,156 @@
+"""What is wrong with the learning-rate schedule of a configuration: its warm-up, its horizon, its first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from countoff.core.arithmetic.horizon import Horizon
+from countoff.core.configs.issues import ConfigIssue, Level
+from countoff.core.configs.job import Job, RunPlan
+from countoff.core.configs.schedules import LinguaSchedule, Schedule, TorchTitanSchedule, peak_factor
+
+__all__ = ["check_schedule"]
+
+
+def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> Iterator[ConfigIssue]:
+    """Yields what is wrong with the learning rate, as far as the configuration shows it.
+
+    Args:
+        job: The run.
+        steps: Optimizer steps of the run, at least 0; None if unknown: then only the schedule itself is checked.
+        plan: The run on its ranks; None if the configuration does not fit them.
+    """
+    if job.schedule is None or steps == 0:
+        return
+    if steps is None:
+        planned = _horizon(job, job.schedule)
+        if planned.warmup_end_step >= planned.end_step:
+            yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, planned))
+        return
+    schedule = job.schedule.planned_for(steps)
+    yield from _check_warmup(job, schedule, steps)
+    yield from _check_horizon(job, schedule, steps, plan)
+    if isinstance(schedule, LinguaSchedule):
+        yield from _check_first_step(schedule)
+
+
+def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIssue]:
+    warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
+    if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
+        text = (
+            f"{job.key('warmup_steps')} and {_length_key(job)} are both {steps:,}: lingua divides by zero after the "
+            f"last step, before it writes the last checkpoint"
+        )
+        yield ConfigIssue("stops", "warm-up", text)
+    elif warmup >= min(steps, horizon) and steps > 1:
+        ends_in_run = horizon <= warmup < steps and not isinstance(schedule, TorchTitanSchedule)
+        if ends_in_run:
+            text = _warmup_longer_than_schedule(job, _horizon(job, schedule))
+        else:
+            text = _warmup_as_long_as_run(job, schedule, steps)
+        yield ConfigIssue("silent", "warm-up", text)
+
+
+def _warmup_longer_than_schedule(job: Job, planned: Horizon) -> str:
+    key = job.key("warmup_steps")
+    return (
+        f"{key} is {planned.warmup_ticks:,} and {planned.name} is {planned.ticks:,}: the learning rate rises until the "
+        f"schedule ends, and no step is left for the decay; set {key} below {planned.ticks:,}"
+    )
+
+
+def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
+    key, steps_key, warmup = job.key("warmup_steps"), _length_key(job), schedule.warmup_steps
+    if isinstance(schedule, TorchTitanSchedule):
+        cut = min(warmup, schedule.horizon_steps)
+        return (
+            f"{key} is {warmup:,} of {steps:,} steps: TorchTitan cuts it to {cut:,} and the learning rate never "
+            f"decays; set {key} well below {steps_key}"
+        )
+    peak = peak_factor(schedule, steps=steps)
+    return (
+        f"{key} is {warmup:,} and {steps_key} is {steps:,}: the learning rate only rises, to {peak:.4g} of the "
+        f"configured one, and never decays; set {key} below {steps:,}"
+    )
+
+
+def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | None) -> Iterator[ConfigIssue]:
+    horizon = schedule.horizon_steps
+    other_unit = None if plan is None else _counted_in_another_unit(_horizon(job, schedule), steps, plan)
+    if horizon < steps:
+        yield _horizon_before_end(job, schedule, steps)
+    elif other_unit is not None:
+        # TorchTitan's own total_steps exists so that a run can end before its schedule.
+        yield ConfigIssue("note" if job.framework == "torchtitan" else "silent", "horizon", other_unit)
+    elif horizon > steps and schedule.warmup_steps < steps:
+        text = (
+            f"{job.key('horizon_steps')} is {horizon:,} and the run ends after {steps:,} steps, at a learning rate of "
+            f"{schedule.factor(steps - 1):.4g} of the configured one: right if the run is meant to end early"
+        )
+        yield ConfigIssue("note", "horizon", text)
+
+
+def _horizon_before_end(job: Job, schedule: Schedule, steps: int) -> ConfigIssue:
+    horizon, last = schedule.horizon_steps, schedule.factor(steps - 1)
+    key = job.key("horizon_steps")
+    level: Level = "silent"
+    if math.isnan(last):
+        text = f"after {horizon:,} steps no learning rate can be computed, and the run stops"
+        level = "stops"
+    elif last < 0:
+        text = (
+            f"from step {_first_step_below_zero(schedule, horizon, steps):,} on the learning rate is negative, at the "
+            f"last step {last:.4g} of the configured one: the model is trained away from its data"
+        )
+    elif last == 0:
+        text = f"the last {steps - horizon:,} steps have a learning rate of 0 and train nothing"
+    else:
+        text = f"the schedule ends {steps - horizon:,} steps early; the last step has {last:.4g} of the configured rate"
+    lengths = f"{key} is {horizon:,} and {_length_key(job)} is {steps:,}"
+    return ConfigIssue(level, "horizon", f"{lengths}: {text}; set {key} to {steps:,} or leave it out")
+
+
+def _first_step_below_zero(schedule: Schedule, horizon: int, steps: int) -> int:
+    """Returns the first step, counted from 1, whose factor is negative; a bisection, because a decay only falls."""
+    low, high = min(horizon, steps) - 1, steps - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if schedule.factor(middle) < 0 else (middle + 1, high)
+    return low + 1
+
+
+def _counted_in_another_unit(planned: Horizon, steps: int, plan: RunPlan) -> str | None:
+    """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
+    accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
+    units = (
+        (accumulation, "the batches of a rank"),
+        (accumulation * degree, "the batches of all data ranks together"),
+        (degree, "the steps of all data ranks together"),
+    )
+    for factor, unit in units:
+        # The configured number may be a rounded quotient, so less than one factor away is a match.
+        if factor > 1 and 0 <= steps * factor - planned.end_step < factor:
+            return (
+                f"{planned.name} is {planned.ticks:,}, {factor:,} times the {steps:,} steps of the run: that counts "
+                f"{unit}, and the schedule ticks once per step, so the run ends at {planned.rho(steps):.3g} of the "
+                f"schedule; set {planned.name} to {steps:,}"
+            )
+    return None
+
+
+def _check_first_step(schedule: LinguaSchedule) -> Iterator[ConfigIssue]:
+    if not schedule.warmup_steps or schedule.scheduler == "constant":
+        return
+    after = "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
+    text = f"the first step of lingua has a learning rate of 0{after if schedule.scheduler == 'cosine' else ''}"
+    yield ConfigIssue("note", "first-step", text)
+
+
+def _length_key(job: Job) -> str:
+    return job.key("steps" if job.steps is not None else "epochs")
+
+
+def _horizon(job: Job, schedule: Schedule) -> Horizon:
+    """Returns the schedule as a horizon; every framework whose files are read here ticks once per step."""
+    return Horizon(job.key("horizon_steps"), ticks=schedule.horizon_steps, warmup_ticks=schedule.warmup_steps)

@@ -1,0 +1,154 @@
+"""The built wheel, installed where neither the sources nor any framework are."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+# Each adapter, and the command that installs what it needs.
+ADAPTERS = {
+    "accelerate": "pip install 'countoff[accelerate]'",
+    "composer": "pip install 'countoff[composer]'",
+    "fabric": "pip install 'countoff[lightning]'",
+    "lightning": "pip install 'countoff[lightning]'",
+    "lingua": "pip install 'countoff[torch]'",
+    "pytorch_lightning": "pip install pytorch-lightning",
+    "torch": "pip install 'countoff[torch]'",
+    "torchtitan": "pip install torchtitan",
+    "transformers": "pip install 'countoff[transformers]'",
+}
+METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+
+
+class Installed:
+    """An environment that holds the wheel and its declared dependencies, and nothing else.
+
+    Args:
+        directory: Where the environment is made.
+        wheel: The wheel.
+    """
+
+    def __init__(self, directory: Path, wheel: Path) -> None:
+        self._directory = directory
+        self._bin = directory / "env" / "bin"
+        venv.create(directory / "env", with_pip=False, symlinks=True)
+        python = str(self._bin / "python")
+        install = ["-m", "uv", "pip", "install", "--quiet", "--offline", "--no-cache", "--no-deps", "--python", python]
+        call([sys.executable, *install, str(wheel)])
+        [site] = (directory / "env" / "lib").glob("python*/site-packages")
+        [own] = site.glob("countoff-*.dist-info")
+        self._link_requirements(metadata.Distribution.at(own), site)
+
+    def _link_requirements(self, distribution: metadata.Distribution, site: Path) -> None:
+        """Links what a distribution requires from the environment of this process, so that no index is asked."""
+        for requirement in map(Requirement, distribution.requires or []):
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            required = metadata.distribution(requirement.name)
+            for name in {file.parts[0] for file in required.files or []} - {"..", "__pycache__"}:
+                if not (site / name).exists():
+                    (site / name).symlink_to(str(required.locate_file(name)))
+            self._link_requirements(required, site)
+
+    def run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Runs one of the environment's programs, outside the repository."""
+        command = [str(self._bin / program), *arguments]
+        environment = {"PATH": os.defpath, "HOME": str(self._directory), "LC_ALL": "C.UTF-8"}
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=self._directory, env=environment, timeout=60, check=False
+        )
+
+
+def call(command: Sequence[str]) -> None:
+    """Runs a command in the repository; fails the test with its output if it does not exit with 0."""
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=120, check=False
+    )
+    if run.returncode:
+        pytest.fail(f"{' '.join(command)}\n{run.stdout}")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this working tree, built without an index: hatchling is in the `dev` dependency group."""
+    directory = tmp_path_factory.mktemp("wheel")
+    call([sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)])
+    [built] = directory.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return Installed(tmp_path_factory.mktemp("installed"), wheel)
+
+
+def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
+    """It has every file below core/countoff and plugins/countoff: no test, no data, no `__init__` of the namespace."""
+    files = {
+        path.relative_to(root).as_posix()
+        for root in (ROOT / "core", ROOT / "plugins")
+        for path in (root / "countoff").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"countoff/py.typed", "countoff/core/py.typed"} <= files
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    dist_info = {name for name in packed if name.partition("/")[0].endswith(".dist-info")}
+    assert packed - dist_info == files
+    assert {name.partition("/")[2] for name in dist_info} == METADATA
+
+
+def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
+    """It prints its help, and a plan from flags and from a file: the declared dependencies are all that it needs."""
+    assert installed.run("countoff", "--help").stdout.startswith("usage: countoff")
+    flags = installed.run("countoff", "plan", "--batch-size", "2", "--seq-len", "2048", "--world-size", "4")
+    assert flags.stderr == ""
+    assert "2 sequences × 2,048 tokens × 4 data ranks" in flags.stdout
+    config = (
+        "import pathlib; pathlib.Path('mpt.yaml').write_text('global_train_batch_size: 64\\nmax_duration: 10ba\\n')"
+    )
+    assert installed.run("python", "-c", config).returncode == 0
+    plan = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8")
+    assert plan.stderr == ""
+    assert "8 samples × 8 data ranks" in plan.stdout
+
+
+def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None:
+    """Without them it refuses in one line, with the command that installs them."""
+    run = installed.run("countoff", "demo")
+    assert run.returncode == 1
+    assert run.stderr == "countoff: the demo needs torch and lightning and scikit-learn: pip install 'countoff[demo]'\n"
+
+
+def test_the_factories_import_nothing_unless_asked(installed: Installed) -> None:
+    """Lightning calls every installed factory in every Trainer; without COUNTOFF=1 each returns an empty list."""
+    script = """
+from importlib import metadata
+entry_points = metadata.distribution("countoff").entry_points
+factories = [one for one in entry_points if one.group.endswith(".callbacks_factory")]
+print(len(factories), [one.load()() for one in factories])
+"""
+    run = installed.run("python", "-c", script)
+    assert run.stdout == "4 [[], [], [], []]\n", run.stderr
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: str) -> None:
+    """Its import fails with one line that names the module and the command that installs what it needs."""
+    run = installed.run("python", "-c", f"import countoff.{adapter}")
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: countoff.{adapter} needs "), last
+    assert last.endswith(f": {ADAPTERS[adapter]}"), last
+
+
+def test_every_adapter_has_its_case() -> None:
+    """Every public module of the plugins is an adapter above; `mesh` and `demo` need no framework to be imported."""
+    modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
+    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo"} == set(ADAPTERS)

@@ -20,7 +20,7 @@ from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
 from countoff._adapter.prepared_process import not_distributed
 from countoff._adapter.torch_facts import versions
-from countoff.core import FitPlan, Settings
+from countoff.core import Settings
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -76,23 +76,14 @@ def attach(
     attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
     if not settings.enabled:
         return attached
-    plan = FitPlan(
-        batches_per_epoch=reading.length_to_agree_on(facts),
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=facts.gradient_accumulation_steps,
-        max_epochs=epochs,
-        max_steps=max_steps,
-        dp_degree=dp_degree,
-        dp_rank=dp_rank,
-        position=[start_epoch, 0, 0],
-    )
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
-    found = versions("accelerate")
+    plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
+    compared_versions = versions("accelerate")
     attached.begin(
         plan,
-        found,
-        observe(accelerator, attached, loaders, plan, found),
+        compared_versions,
+        observe(accelerator, attached, loaders, plan, compared_versions),
         not_distributed(accelerator),
         reading.horizon_at_start(accelerator, totals.plan, epochs=epochs),
     )

@@ -13,7 +13,7 @@ from countoff._adapter.prepared_process import PROCESS_REMEDIES, unwrapped
 from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff._adapter.torch_facts import reported_length
-from countoff.core import BatchPlan, LoaderFacts, Verdict
+from countoff.core import BatchPlan, FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
 
 _log = logging.getLogger("countoff")
@@ -80,12 +80,27 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     return loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
 
 
-def length_to_agree_on(facts: LoaderFacts) -> int | None:
-    """Returns the reported length if it must be equal on all ranks; else None.
+def plan_of(facts: LoaderFacts, *, dp_rank: int, dp_degree: int, start_epoch: int) -> FitPlan:
+    """Returns what all ranks must agree on before the first batch.
 
-    With `even_batches=False` lengths may differ, and inside `join_uneven_inputs` they do so on purpose.
+    Args:
+        facts: The facts of the train loader.
+        dp_rank: The dp_rank of this rank.
+        dp_degree: The number of dp_ranks.
+        start_epoch: Number of the first epoch.
     """
-    return None if facts.one_pass is not None and facts.one_pass.uneven else facts.reported_batches
+    # With `even_batches=False` lengths may differ, and inside `join_uneven_inputs` they do so on purpose.
+    may_differ = facts.one_pass is not None and facts.one_pass.uneven
+    return FitPlan(
+        batches_per_epoch=None if may_differ else facts.reported_batches,
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_epochs=facts.max_epochs,
+        max_steps=facts.max_steps,
+        position=[start_epoch, 0, 0],
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+    )
 
 
 def log_lengths(accelerator: Any, name: str, loader: Any) -> None:

@@ -20,7 +20,7 @@ def new_guard(
     remedies: Mapping[Kind, str],
     optimizers: Callable[[], Iterable[Any]] = tuple,
 ) -> Guard:
-    """Returns a guard for one fit, or for one evaluation that stands alone.
+    """Returns a guard for one fit, or for one standalone evaluation.
 
     Args:
         settings: The user's choices.

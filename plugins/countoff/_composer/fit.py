@@ -1,4 +1,4 @@
-"""One fit of Composer, or one evaluation that stands alone, from its start until it is closed."""
+"""One fit of Composer, or one standalone evaluation, from its start until it is closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WatchedFit"]
 
 
 class WatchedFit:
-    """A fit, or an evaluation that stands alone, with its guard and its loaders.
+    """A fit, or a standalone evaluation, with its guard and its loaders.
 
     Args:
         state: Composer's State.
@@ -30,7 +30,7 @@ class WatchedFit:
     Attributes:
         guard: The guard of the fit.
         evaluations: The evaluations in it.
-        train: The report of the train loader; None for an evaluation that stands alone.
+        train: The report of the train loader; None for a standalone evaluation.
         at_first_batch: Whether the next train batch is the first of its pass.
     """
 

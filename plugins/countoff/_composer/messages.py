@@ -33,7 +33,7 @@ REMEDIES = with_common_remedies(
         ),
         "WrongLength": (
             "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until "
-            "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where that is "
+            "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is "
             "proven."
         ),
     },
@@ -92,7 +92,7 @@ def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
     return Verdict(
         "Truncated",
         f"with batching_method='{batching_method}' ranks have from {fewest} to {most} batches of train data per epoch; "
-        f"Composer ends every epoch after {fewest} on all of them, and does not train on what the others have beyond.",
+        f"Composer ends every epoch after {fewest} on all of them, and what the others have beyond is not trained on.",
         why="Batches go to the ranks in turns, stream by stream, and their number is not a multiple of the ranks.",
         time=time.time(),
         subject="plan",

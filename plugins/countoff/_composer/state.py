@@ -36,7 +36,7 @@ def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
 def plan_of(
     state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], *, position: tuple[int, int]
 ) -> FitPlan:
-    """Returns what all ranks must agree on at the start of a fit, or of an evaluation that stands alone.
+    """Returns what all ranks must agree on at the start of a fit, or of a standalone evaluation.
 
     Args:
         state: Composer's State.

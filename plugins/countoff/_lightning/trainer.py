@@ -73,9 +73,7 @@ def train_facts(trainer: Any) -> LoaderFacts:
         "max_steps": trainer.max_steps,
         "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
     }
-    if isinstance(
-        loader, (Mapping, Sequence)
-    ):  # several loaders, which Lightning combines into an epoch of its own length
+    if isinstance(loader, (Mapping, Sequence)):  # several loaders, for which Lightning computes one length
         combined = {"reported_batches": _finite(trainer.num_training_batches), "limit_batches": None}
         return loader_facts(loader, **known | combined)
     return loader_facts(loader, **known)

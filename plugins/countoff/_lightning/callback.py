@@ -19,12 +19,12 @@ from countoff._lightning.trainer import (
     count,
     countable_fetcher,
     eval_loop,
-    exhausted_by_looking,
     fetcher_of,
     fingerprint_before_transfer,
     last_step,
     log,
     plan_of,
+    seen_exhausted,
     set_length,
     time_fetches,
     train_facts,
@@ -125,7 +125,7 @@ class CountoffCallback(Options):
         if guard is not None:
             inside = guard.open_span is not None
             name = "test" if trainer.testing else "validation"
-            guard.eval_start(name, train_exhausted=inside and exhausted_by_looking(trainer.fit_loop))
+            guard.eval_start(name, train_exhausted=inside and seen_exhausted(trainer.fit_loop))
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0

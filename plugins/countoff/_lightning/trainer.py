@@ -89,7 +89,7 @@ def _module_fetches(loop: Any) -> bool:
     return fetcher_of(loop, "iterator_wrapper") is not None
 
 
-def exhausted_by_looking(loop: Any) -> bool:
+def seen_exhausted(loop: Any) -> bool:
     """Returns whether the loop's fetcher has seen the loader exhausted by fetching ahead."""
     return bool(fetcher_of(loop, "done")) and not _module_fetches(loop)
 

@@ -317,10 +317,10 @@ def test_a_trainer_without_a_length_trusts_max_steps() -> None:
     )
 
 
-@pytest.mark.parametrize(("reported", "said"), [(None, "no length"), (0, "no batch")])
-def test_a_trainer_without_batches_needs_max_steps(reported: int | None, said: str) -> None:
+@pytest.mark.parametrize(("reported", "length"), [(None, "no length"), (0, "no batch")])
+def test_a_trainer_without_batches_needs_max_steps(reported: int | None, length: str) -> None:
     """Without batches to count, the Trainer's totals are refused unless max_steps is positive."""
-    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {said}, got -1"):
+    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {length}, got -1"):
         trainer_totals(
             reported,
             dataset_size=None,

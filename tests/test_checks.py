@@ -310,6 +310,12 @@ def test_a_horizon_counted_in_another_unit_is_found(tmp_path: Path, total: int, 
     assert not text or text in issues[0].text
 
 
+def test_the_horizon_of_a_run_of_one_step_is_no_fault(tmp_path: Path) -> None:
+    scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 0, "total_num_steps": 1}}
+    (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
+    assert check_job(replace(read_job(str(tmp_path / "ds.json")), steps=1), world_size=4) == []
+
+
 def test_a_longer_torchtitan_horizon_is_no_fault(tmp_path: Path) -> None:
     """A horizon after the end of a TorchTitan run is a note, also if it is a multiple of the run."""
     # 2 batches per step on 16 data ranks: with twice the steps, the run may be meant to end early.

@@ -188,6 +188,11 @@ def test_torchtitans_learning_rate_can_become_negative() -> None:
     assert schedule.factor(99) == pytest.approx(-1.225)
 
 
+def test_a_horizon_that_is_a_fraction_has_at_least_one_step() -> None:
+    schedule = WarmupDecay("linear", warmup_steps=0, horizon_steps=40, horizon_part=0.4)
+    assert [schedule.planned_for(steps).horizon_steps for steps in (1, 100)] == [1, 40]
+
+
 @pytest.mark.parametrize(("batch", "linear", "root"), [(8192, 3.2, 0.566), (256, 0.1, 0.1), (64, 0.025, 0.05)])
 def test_learning_rates_are_scaled_between_batches(batch: int, linear: float, root: float) -> None:
     assert linear_scaled(0.1, tuned_batch_size=256, global_batch_size=batch) == pytest.approx(linear)
@@ -260,9 +265,9 @@ def test_a_ramp_that_does_not_divide_is_refused() -> None:
 @given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 5))
 def test_a_run_resumes_only_between_two_batches(samples: int, batch_size: int, dp_degree: int) -> None:
     read = [list(range(start, start + batch_size * dp_degree)) for start in range(0, 300, batch_size * dp_degree)]
-    behind = [number for number in range(len(read) + 1) if sum(map(len, read[:number])) == samples]
-    if behind:
-        assert resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree) == behind[0]
+    done = [number for number in range(len(read) + 1) if sum(map(len, read[:number])) == samples]
+    if done:
+        assert resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree) == done[0]
     else:
         with pytest.raises(ValueError, match="resume after "):
             resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree)
@@ -367,22 +372,22 @@ def test_a_position_is_the_samples_that_ranks_have_read(
     described = Job(batch_size=batch_size, dataset_size=size, drop_last=drop_last, epochs=3)
     plan = RunPlan.of(described, world_size=dp).batches
     length = len(kept[0])
-    behind = data.draw(st.integers(0, 3 * length))
-    read = sum(len(mine[number % length]) for mine in kept for number in range(behind))
-    assert plan.samples_after(behind) == read
+    done = data.draw(st.integers(0, 3 * length))
+    read = sum(len(mine[number % length]) for mine in kept for number in range(done))
+    assert plan.samples_after(done) == read
     within = data.draw(st.integers(0, length))
     seen = sum(len(batch) for mine in kept for batch in mine[:within])
     assert plan.resumed_batches(seen) == within
     # On another number of data ranks, an endless stream can resume only between two batches.
     endless = [RunPlan.of(Job(batch_size=batch_size), world_size=ranks).batches for ranks in (dp, other)]
-    samples = endless[0].samples_after(behind)
+    samples = endless[0].samples_after(done)
     assert samples is not None
-    assert samples == behind * batch_size * dp
-    if behind * dp % other:
+    assert samples == done * batch_size * dp
+    if done * dp % other:
         with pytest.raises(ValueError, match="resume after"):
             endless[1].resumed_batches(samples)
     else:
-        assert endless[1].resumed_batches(samples) == behind * dp // other
+        assert endless[1].resumed_batches(samples) == done * dp // other
 
 
 def test_a_position_beyond_the_epoch_is_refused() -> None:

@@ -288,7 +288,7 @@ def test_peers_of_65_536_ranks_are_found() -> None:
 
 
 def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[int, dict[str, object]]:
-    """What ranks count off with whose mesh and whose loader each say a share."""
+    """What ranks send to the roll call if both their mesh and their loader have a share of the data."""
     both = zip(loaders, dp_ranks, strict=True)
     return {
         rank: {"dp_rank": dp_rank, "dp_degree": dp_degree, "loader_position": loader}
@@ -297,7 +297,7 @@ def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[in
 
 
 @pytest.mark.parametrize(
-    ("loaders", "said"),
+    ("loaders", "text"),
     [
         ([[0, 2], [0, 2], [1, 2], [1, 2]], ""),
         # Another numbering of the shares reads the same.
@@ -311,13 +311,13 @@ def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[in
         (["01", "01", "12", "12"], ""),
     ],
 )
-def test_loaders_that_disagree_with_the_mesh_are_found(loaders: list[object], said: str) -> None:
+def test_loaders_that_disagree_with_the_mesh_are_found(loaders: list[object], text: str) -> None:
     """Loaders that read other shares than those of the mesh give a RankMapError."""
     verdict = judge_dp_ranks(plans(loaders, [0, 0, 1, 1], 2))
-    assert (verdict is None) == (not said)
+    assert (verdict is None) == (not text)
     if verdict is not None:
         assert verdict.kind == "RankMapError"
-        assert said in verdict.sentence
+        assert text in verdict.sentence
 
 
 def test_a_sampler_over_one_node_reads_data_twice() -> None:

@@ -1,4 +1,4 @@
-"""What is known of a loader from its sampler: whose share it deals out, and in which order."""
+"""What a loader's sampler shows: whether the data is sharded by rank, and what determines its order."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ class Replicated(Stream):
     replication = 2
 
 
-class OfItsOwn(DistributedSampler[Any]):
+class CustomIteration(DistributedSampler[Any]):
     def __iter__(self) -> Any:
         return iter(range(3))
 
@@ -33,19 +33,19 @@ def distributed(rank: int = 1, replicas: int = 2, **options: Any) -> DataLoader[
 
 
 def of(loader: Any) -> Sampling:
-    """As seen by the second of two data ranks."""
+    """The sampling as the second of two data ranks reads it."""
     return sampling_of(loader, dp_rank=1, dp_degree=2)
 
 
 @pytest.mark.parametrize("loader", [DATA, DataLoader(DATA), DataLoader(Stream()), DataLoader(DATA, shuffle=True)])
-def test_nothing_is_known_where_nobody_deals_out(loader):
+def test_nothing_is_known_of_a_loader_without_a_distributed_sampler(loader):
     assert of(loader) == UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("rank", "replicas", "is_sharded"), [(1, 2, True), (0, 2, False), (0, 1, False), (1, 4, False)]
 )
-def test_a_share_is_dealt_to_the_rank_that_the_sampler_names(rank, replicas, is_sharded):
+def test_data_is_sharded_for_the_rank_that_the_sampler_names(rank, replicas, is_sharded):
     assert of(distributed(rank, replicas)).is_sharded is is_sharded
 
 
@@ -59,9 +59,9 @@ def test_the_order_follows_from_seed_and_epoch():
     assert of(distributed(seed=4)).order != first
 
 
-def test_an_order_that_is_not_shuffled_or_of_the_samplers_own_is_not_judged():
+def test_an_order_without_a_shuffle_or_by_a_custom_sampler_is_unknown():
     assert of(distributed(shuffle=False)).order is None
-    own = OfItsOwn(DATA, num_replicas=2, rank=1)
+    own = CustomIteration(DATA, num_replicas=2, rank=1)
     assert of(DataLoader(DATA, sampler=own)) == Sampling(is_sharded=True)
     assert of(DataLoader(DATA, sampler=RandomSampler(DATA))).order is None
 
@@ -76,20 +76,20 @@ def stream_shard(process: int, processes: int) -> DataLoader[Any]:
     return DataLoader(shard, batch_size=2)
 
 
-def test_accelerates_shards_are_dealt():
+def test_accelerates_shards_are_sharded():
     assert of(batch_shard(1, 2, DataLoader(DATA, batch_size=2))) == Sampling(is_sharded=True)
     assert of(stream_shard(1, 2)) == Sampling(is_sharded=True)
 
 
-def test_ranks_are_not_compared_where_accelerate_shares_data_otherwise_than_the_plan():
+def test_ranks_are_not_compared_where_accelerates_shards_differ():
     assert not of(batch_shard(0, 1, DataLoader(DATA, batch_size=2))).comparable
     assert not of(stream_shard(0, 4)).comparable
 
 
-def test_ranks_are_not_compared_where_the_data_set_repeats_shares_on_purpose():
+def test_ranks_are_not_compared_where_the_data_set_replicates():
     assert not of(DataLoader(Replicated())).comparable
 
 
-def test_a_sampler_inside_a_shard_says_the_order():
+def test_a_sampler_inside_a_shard_determines_the_order():
     loader = distributed(rank=0, replicas=1)
     assert of(batch_shard(1, 2, loader)).order == of(loader).order

@@ -1,7 +1,7 @@
 """Entry points of Lightning and Fabric: with ``COUNTOFF=1`` every Trainer gets the callback without a line of code.
 
 An exception or a None from a factory breaks every Trainer on the machine, so a factory imports nothing and returns an
-empty list unless it is asked for.
+empty list unless it is enabled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from countoff.core.settings import factory_enabled
 
 
 def lightning_callbacks() -> list[Any]:
-    """For ``lightning.pytorch.Trainer``."""
+    """Returns the callbacks for ``lightning.pytorch.Trainer``."""
     if not factory_enabled():
         return []
     from countoff.lightning import Countoff
@@ -21,7 +21,7 @@ def lightning_callbacks() -> list[Any]:
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
-    """For ``pytorch_lightning.Trainer``."""
+    """Returns the callbacks for ``pytorch_lightning.Trainer``."""
     if not factory_enabled():
         return []
     from countoff.pytorch_lightning import Countoff
@@ -30,7 +30,7 @@ def pytorch_lightning_callbacks() -> list[Any]:
 
 
 def fabric_callbacks() -> list[Any]:
-    """For ``lightning.fabric.Fabric`` and ``lightning_fabric.Fabric``."""
+    """Returns the callbacks for ``lightning.fabric.Fabric`` and ``lightning_fabric.Fabric``."""
     if not factory_enabled():
         return []
     from countoff.fabric import Countoff

@@ -1,61 +1,60 @@
 """countoff for Composer: ``Trainer(callbacks=[Countoff()])``.
 
-Composer agrees before every batch on whether some rank has run out, and stops all of them there: uneven ranks do not
-hang, they lose data without a word. What the console, the schedules and the end of an epoch go by is ``len()`` of the
-loader. So loaders are read before the first batch and observed where they are iterated. A batch that was fetched and
-thrown away is the framework's design here, and no proof that ranks are out of step.
+Before every batch Composer's ranks agree on whether one of them has run out of data, and all of them stop there: uneven
+ranks do not hang, they lose data without a message. The console, the schedules and the end of an epoch follow `len()`
+of the loader. So loaders are read before the first batch and observed where they are iterated. A batch that was fetched
+and discarded is the framework's design here, and no proof that ranks are out of step.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from countoff._adapter.options import Options
-from countoff._adapter.sampling import look_at
-from countoff._composer.fit import Watched
-from countoff._composer.state import length_of, what_ended_it
-from countoff.core import Guard
+from countoff._adapter.requirements import needs
 
-try:
+with needs("Composer", facade="countoff.composer", install="'countoff[composer]'"):
     from composer.core import Callback, State
     from composer.loggers import Logger
-except ImportError as error:
-    raise ImportError("countoff.composer needs Composer: pip install 'countoff[composer]'") from error
+from countoff._adapter.options import Options
+from countoff._adapter.sampling import fingerprint_batch
+from countoff._composer.fit import WatchedFit
+from countoff._composer.state import exception_at_close, length_of
+from countoff.core import Guard
 
 __all__ = ["Countoff"]
 
 
 class Countoff(Options, Callback):
-    """Asserts that all ranks count the same batches and steps, and logs the true totals.
+    """Checks that all ranks count the same batches and steps, and logs the true totals.
 
     Every rank's Trainer must have it. The options are those of every adapter; one that is not given comes from
     ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
     """
 
-    _fit: Watched | None = None
+    _fit: WatchedFit | None = None
     _guard: Guard | None = None
-    _alone = False  # whether it is an evaluation outside of a fit
-    _mended: tuple[Any, int] | None = None
+    _standalone = False  # whether it is an evaluation outside of a fit
+    _corrected: tuple[Any, int] | None = None
 
     @property
     def guard(self) -> Guard | None:
-        """The guard of the fit under way, or of the last one."""
+        """The guard of the current fit, or of the last one."""
         return self._guard
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """Mends a wrong length before `fit` looks at it; that takes a roll call of its own."""
+        """Corrects a wrong length before `fit` reads it; that takes a roll call of its own."""
         if self._is_active(state) and self.settings.totals == "fix" and state.train_dataloader is not None:
             self._begin(state, train=True, quiet=True)
             self._finish()
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Counts off, with the loader in place and the position restored."""
+        """Begins the fit, with the loader in place and the position restored."""
         if self._is_active(state):
             self._begin(state, train=True)
             self._report(logger)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
-        """Opens the epoch's span; this event does not come where a run resumes in the middle of one."""
+        """Opens the epoch's span; a run that resumes in the middle of an epoch does not get this event."""
         if self._fit is not None:
             self._fit.epoch_start(state)
 
@@ -64,12 +63,12 @@ class Countoff(Options, Callback):
         fit = self._fit
         if fit is None:
             return
-        if fit.opens:
+        if fit.at_first_batch:
             fit.first_batch(state)
         guard = fit.guard
         guard.batch()
         if guard.data.fingerprints_due:
-            look_at(guard.data, state.batch, state.train_dataloader)
+            fingerprint_batch(guard.data, state.batch, state.train_dataloader)
         if not guard.train_batches % self.settings.tick_batches and (done := fit.progress()) is not None:
             logger.log_metrics({"countoff/epoch_progress": done})
 
@@ -77,7 +76,7 @@ class Countoff(Options, Callback):
         """Closes the epoch's span."""
         if self._fit is not None:
             if (length := self._fit.epoch_end(state)) is not None:
-                self._mended = state.train_dataloader, length
+                self._corrected = state.train_dataloader, length
             self._report(logger)
 
     def eval_start(self, state: State, logger: Logger) -> None:
@@ -98,13 +97,13 @@ class Countoff(Options, Callback):
             self._fit.evaluations.end(state)
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Leaves, after evaluations at the end of a fit, which come when the fit has been left."""
-        if self._alone:
+        """Ends what `eval_start` began after the end of a fit: that fit's last evaluations come after `fit_end`."""
+        if self._standalone:
             self._finish()
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Leaves, after `trainer.eval()`."""
-        if self._alone:
+        """Ends what `eval_start` began in `trainer.eval()`."""
+        if self._standalone:
             self._finish()
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -115,23 +114,23 @@ class Countoff(Options, Callback):
             logger.log_metrics(dict(guard.metrics))
 
     def close(self, state: State, logger: Logger) -> None:
-        """Leaves; tells the other ranks why, if an exception has ended the fit."""
-        self._leave(what_ended_it())
+        """Closes the fit; reports the exception to the other ranks if one has ended it."""
+        self._close_fit(exception_at_close())
 
     def _is_active(self, state: State) -> bool:
-        """Whether this is the Trainer's first Countoff (another may come from its configuration), and is enabled."""
+        """Returns whether this is the Trainer's first Countoff (its configuration may add another), and is enabled."""
         return self.settings.enabled and next(each for each in state.callbacks if isinstance(each, Countoff)) is self
 
     def _begin(self, state: State, *, train: bool, quiet: bool = False) -> None:
-        self._leave()
-        loader, length = self._mended or (None, None)
+        self._close_fit()
+        loader, length = self._corrected or (None, None)
         known = length if train and loader is state.train_dataloader and length == length_of(state) else None
-        self._fit = Watched(state, self.settings, train=train, corrected=known)
+        self._fit = WatchedFit(state, self.settings, train=train, corrected=known)
         self._guard = self._fit.guard
-        self._alone = not train
+        self._standalone = not train
         self._fit.begin(state)
-        if train and (length := self._fit.mend(state, quiet=quiet)) is not None:
-            self._mended = state.train_dataloader, length
+        if train and (length := self._fit.correct_length(state, quiet=quiet)) is not None:
+            self._corrected = state.train_dataloader, length
 
     def _report(self, logger: Logger) -> None:
         fit = self._fit
@@ -141,9 +140,9 @@ class Countoff(Options, Callback):
     def _finish(self) -> None:
         if self._fit is not None:
             self._fit.finish()
-        self._leave()
+        self._close_fit()
 
-    def _leave(self, error: BaseException | None = None) -> None:
-        fit, self._fit, self._alone = self._fit, None, False
+    def _close_fit(self, error: BaseException | None = None) -> None:
+        fit, self._fit, self._standalone = self._fit, None, False
         if fit is not None:
-            fit.leave(error)
+            fit.close(error)

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from countoff._adapter.requirements import needs
+
+with needs("PyTorch", facade="countoff.fabric", install="'countoff[torch]'"):
+    from countoff._adapter.guards import new_guard
+    from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._adapter.options import Options
-from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
-from countoff.core import Guard
+from countoff._adapter.remedies import with_common_remedies
+from countoff.core import FitPlan, Guard
 
 __all__ = ["Countoff"]
 
-REMEDIES = {
-    "UnevenBatches": (
-        "give every rank as many batches: let fabric.setup_dataloaders add a DistributedSampler, or cut an iterable "
-        "dataset at the shortest rank; evaluations that may differ: Countoff(uneven_eval='allow')."
-    ),
-    "PlanMismatch": "build the loader from the same configuration on every rank.",
-    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-}
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": (
+            "give every rank as many batches: let fabric.setup_dataloaders add a DistributedSampler, or cut an "
+            "iterable dataset at the shortest rank; evaluations that may differ: Countoff(uneven_eval='allow')."
+        ),
+        "PlanMismatch": "build the loader from the same configuration on every rank.",
+    }
+)
 
 
 class Countoff(Options):
-    """Asserts that all ranks count the same, from the hooks that the loop calls with `fabric.call`.
+    """Checks that all ranks count the same batches and steps, in the hooks that the loop calls with `fabric.call`.
 
     Call at least `on_train_epoch_start`, `on_train_batch_start` and `on_train_epoch_end` on every rank, as Lightning's
     Trainer would; `on_validation_start`, `on_validation_batch_start` and `on_validation_end` where you evaluate;
-    `on_train_end` at the end; `on_exception` if you catch. Arguments of the hooks are ignored. The options are those
-    of `countoff.core.Settings`.
+    `on_train_end` at the end; `on_exception` if you catch exceptions. Arguments of the hooks are ignored. The options
+    are those of `countoff.core.Settings`.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
@@ -43,17 +48,17 @@ class Countoff(Options):
 
     @property
     def guard(self) -> Guard | None:
-        """The guard of the fit under way."""
+        """The guard of the current fit."""
         return self._guard
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        """Counts off. Collective: every rank must call it; called by the first epoch if the loop does not."""
+        """Begins the fit. Collective: every rank must call it; the first epoch calls it if the loop does not."""
         if not self.settings.enabled or self._guard is not None:
             return
         rank, world_size = rank_and_world_size()
-        self._guard = guard = Guard(self.settings, rank=rank, world_size=world_size, remedies=REMEDIES)
+        self._guard = guard = new_guard(self.settings, rank=rank, world_size=world_size, remedies=REMEDIES)
         self._steps = on_optimizer_step(guard.step)
-        guard.fit_start({"position": [self._epoch]}, versions("lightning", "lightning-fabric"))
+        guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
 
     def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
         """Opens the epoch's span."""
@@ -89,7 +94,7 @@ class Countoff(Options):
             self._guard.eval_end("stopped")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Ends the fit and leaves."""
+        """Ends the fit and closes the guard."""
         if self._guard is not None:
             self._steps.remove()
             self._guard.fit_end()
@@ -97,6 +102,6 @@ class Countoff(Options):
             self._guard = None
 
     def on_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
-        """Tells the other ranks why this one goes."""
+        """Reports the exception to the other ranks."""
         if self._guard is not None:
             self._guard.failed(exception)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-try:
-    from lightning.pytorch.callbacks import Callback
-except ImportError as error:
-    raise ImportError("countoff.lightning needs Lightning: pip install 'countoff[lightning]'") from error
+from countoff._adapter.requirements import needs
 
+with needs("Lightning", facade="countoff.lightning", install="'countoff[lightning]'"):
+    from lightning.pytorch.callbacks import Callback
 from countoff._lightning.callback import CountoffCallback
 
 __all__ = ["Countoff"]

@@ -8,40 +8,46 @@ In ``apps/main/train.py``, after the loader has been entered::
               optimizer=optimizer, step=train_state.step)
     )
 
-The dp_rank is the one that lingua's own line computed, so that a wrong factor in it is named before the first batch.
+The dp_rank is the one that lingua's own line computed, so a wrong factor in that line is found before the first batch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
-from countoff._adapter.handle import Attached
-from countoff._adapter.sampling import data_remedies
-from countoff._adapter.torch_facts import learning_rates, rank_and_world_size, versions
-from countoff.core import Guard, LoaderFacts, Settings
+from countoff._adapter.requirements import needs
+
+with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
+    from countoff._adapter.guards import new_guard
+    from countoff._adapter.handle import Attached
+    from countoff._adapter.torch_facts import rank_and_world_size, versions
+from countoff._adapter.mesh_position import rank_map
+from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff.core import FitPlan, LoaderFacts, Settings
 from countoff.core.totals import Totals
-from countoff.mesh import rank_map
 
 __all__ = ["watch"]
 
-REMEDIES = {
-    "UnevenBatches": "lingua's loader has no end: look for a break, or an exception, of one rank alone.",
-    "PlanMismatch": "start every rank with the same configuration and checkpoint.",
-    "StepMismatch": "step on the same batches everywhere: train_state.acc_step must be equal on all ranks.",
-    "LearningRateMismatch": "give optim and steps the same values on every rank.",
-    "RankMapError": (
-        'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
-        "not dp_rank * dp_degree, which is the number of replicas there."
-    ),
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": "lingua's loader has no end: look for a break, or an exception, of one rank alone.",
+        "PlanMismatch": "start every rank with the same configuration and checkpoint.",
+        "StepMismatch": "step on the same batches everywhere: train_state.acc_step must be equal on all ranks.",
+        "LearningRateMismatch": "give optim and steps the same values on every rank.",
+        "RankMapError": (
+            'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
+            "not dp_rank * dp_degree, which is the number of replicas there."
+        ),
+    },
+    data_remedies(
         shares="give build_dataloader_from_args the dp_rank and dp_degree of the mesh, one dp_rank for each share.",
         order="give every epoch its own seed.",
         off="watch(..., fingerprint_batches=0)",
     ),
-}
+)
 
 
 @contextlib.contextmanager
@@ -62,10 +68,10 @@ def watch(
         data_loader: What lingua's ``build_dataloader_from_args`` gives.
         args: Its ``TrainArgs``: ``data.batch_size``, ``data.seq_len``, ``grad_acc_steps`` and ``steps`` are read.
         mesh: Its ``world_mesh``.
-        dp_rank: The share that this rank reads, as train.py computed it.
-        dp_degree: The shares in all, as train.py computed them.
-        optimizer: Its optimizer: the learning rates are compared between ranks.
-        step: Optimizer steps that a checkpoint has behind it.
+        dp_rank: The data rank as which this rank reads, as train.py computed it.
+        dp_degree: The number of data ranks, as train.py computed it.
+        optimizer: Its optimizer, whose learning rates are compared between ranks.
+        step: Optimizer steps that were applied before the checkpoint from which the run resumes.
         **options: The options of every adapter; see `Settings`.
 
     Yields:
@@ -73,7 +79,7 @@ def watch(
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
-        RankMapError: If the ranks' dp_ranks leave data unread, or let ranks read each other's.
+        RankMapError: If the ranks' dp_ranks leave data unread, or let ranks read the data of others.
         PlanMismatch: If ranks begin with different plans.
         ValueError: If dp_degree is not that of the mesh.
     """
@@ -85,7 +91,34 @@ def watch(
     ranks = rank_map(mesh)
     if dp_degree != ranks.dp_degree:
         raise ValueError(f"rank {rank}: dp_degree is {dp_degree}, and the mesh has {ranks.dp_degree} data ranks")
-    facts = LoaderFacts(
+    make_guard = functools.partial(
+        new_guard,
+        settings,
+        rank=rank,
+        world_size=world_size,
+        remedies=REMEDIES,
+        optimizers=lambda: [] if optimizer is None else [optimizer],
+    )
+    facts = _facts(args)
+    attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)
+    position = step * args.grad_acc_steps
+    plan = FitPlan(
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_steps=facts.max_steps,
+        position=[0, position, step],
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+    )
+    attached.begin(plan, versions(), lambda: None)
+    # To leave the context with an error reports it to the other ranks; to leave it without one ends the fit.
+    with attached:
+        yield attached.passes.follow(data_loader, None, position=position)
+
+
+def _facts(args: Any) -> LoaderFacts:
+    """Returns the facts of lingua's loader, which has no end, by its ``TrainArgs``."""
+    return LoaderFacts(
         reported_batches=None,
         batch_size=args.data.batch_size,
         drop_last=True,
@@ -96,22 +129,3 @@ def watch(
         reported_is_cap=False,
         partial_step="dropped",
     )
-
-    def new_guard() -> Guard:
-        rates = None if optimizer is None else lambda: learning_rates([optimizer])
-        return Guard(settings, rank=rank, world_size=world_size, remedies=REMEDIES, learning_rates=rates)
-
-    attached = Attached(new_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)
-    position = step * args.grad_acc_steps
-    plan = {
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-        "max_steps": facts.max_steps,
-        "position": [0, position, step],
-        "dp_degree": dp_degree,
-        "dp_rank": dp_rank,
-    }
-    attached.begin(plan, versions(), lambda: None)
-    # Leaving with an error tells the others; leaving without one ends the fit.
-    with attached:
-        yield attached.passes.follow(data_loader, None, position=position)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-try:
-    from pytorch_lightning.callbacks import Callback
-except ImportError as error:
-    raise ImportError("countoff.pytorch_lightning needs it: pip install pytorch-lightning") from error
+from countoff._adapter.requirements import needs
 
+with needs("pytorch_lightning", facade="countoff.pytorch_lightning", install="pytorch-lightning"):
+    from pytorch_lightning.callbacks import Callback
 from countoff._lightning.callback import CountoffCallback
 
 __all__ = ["Countoff"]

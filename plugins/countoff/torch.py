@@ -1,46 +1,49 @@
 """countoff for a plain PyTorch loop: ``attach(train=train_loader, eval=eval_loader)``, once, on every rank.
 
 Loaders are observed where they are iterated, so the loop stays as it is: a pass opens a span, every batch is counted
-as it is handed out, and the pass closes when the loader is exhausted or the loop leaves it. Optimizer steps are
-counted by torch's own hook.
+as it is handed out, and the pass closes when the loader is exhausted or the loop leaves it. Torch's own hook counts
+optimizer steps.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from countoff._adapter.handle import Attached
-from countoff._adapter.sampling import data_remedies
-from countoff._adapter.torch_facts import learning_rates, loader_facts, rank_and_world_size, versions
-from countoff.core import Guard, Settings
+from countoff._adapter.requirements import needs
+
+with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
+    from countoff._adapter.guards import new_guard
+    from countoff._adapter.handle import Attached, evaluation_loaders
+    from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
+from countoff._adapter.mesh_position import dp_position, loader_position
+from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff.core import FitPlan, Settings
 from countoff.core.totals import Totals
-from countoff.mesh import dp_position, loader_position
 
 __all__ = ["Attached", "attach"]
 
-_HANDLE = "countoff_handle"
-REMEDIES = {
-    "UnevenBatches": (
-        "give every rank as many batches: a DistributedSampler, an iterable dataset that cuts all ranks at the "
-        "shortest, or itertools.islice(loader, n) with an n that every rank has; if only some ranks evaluate: "
-        "attach(eval_ranks=[0])."
-    ),
-    "PlanMismatch": (
-        "build the loader from the same configuration on every rank, and give every rank as many samples (a "
-        "DistributedSampler does)."
-    ),
-    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
-    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
-    "RankMapError": (
-        "share the data out by the mesh: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and "
-        "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
-    ),
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
-    "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": (
+            "give every rank as many batches: a DistributedSampler, an iterable dataset that cuts all ranks at the "
+            "shortest, or itertools.islice(loader, n) with an n that every rank has; if only some ranks evaluate: "
+            "attach(eval_ranks=[0])."
+        ),
+        "PlanMismatch": (
+            "build the loader from the same configuration on every rank, and give every rank as many samples (a "
+            "DistributedSampler does)."
+        ),
+        "RankMapError": (
+            "share the data out by the mesh: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and "
+            "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
+        ),
+        "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
+        "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+    },
+    data_remedies(
         shares=(
             "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every world_size-th "
             "sample of an iterable dataset; where ranks share a batch, say which: attach(mesh=…)."
@@ -48,7 +51,7 @@ REMEDIES = {
         order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
         off="attach(fingerprint_batches=0)",
     ),
-}
+)
 
 
 def attach(
@@ -69,112 +72,74 @@ def attach(
     Args:
         train: The loader of the training loop: a DataLoader, or any object whose class is written in Python.
         eval: The evaluation loader, or a mapping from names to loaders.
-        optimizer: The optimizer, or several: its learning rates are compared between ranks.
-        gradient_accumulation_steps: Batches of one rank per optimizer step.
-        start_epoch: Number of the first epoch, where a run resumes.
+        optimizer: The optimizer, or a list of them; their learning rates are compared between ranks.
+        gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
+        start_epoch: Number of the first epoch of a resumed run.
         mesh: The ``DeviceMesh`` of the job, where some ranks share their data (tensor, context, pipeline parallel):
             batches are then counted per data rank. None: every rank reads its own.
-        data_dims: Names of the mesh's dims along which different data is read; None: those that frameworks name so.
+        data_dims: Names of the mesh's dims along which different data is read; None: those whose names frameworks use
+            for data.
         options: Those of `countoff.core.Settings`.
 
     Returns:
-        A handle, which is also a context manager; without it, the program's end is the end of the fit.
+        A handle, which is also a context manager. If it is not used as one, the fit ends when the program ends.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
-        TypeError: If a loader cannot be observed.
+        TypeError: If a loader cannot be observed; then none of them is.
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         PlanMismatch: If ranks begin with different plans.
-        RankMapError: If the loaders' distributed samplers do not share the data out as the mesh does.
-        ValueError: If the mesh does not tell which ranks share their data, or this rank is not in it.
+        RankMapError: If the loaders' distributed samplers do not divide the data as the mesh does.
+        ValueError: If the mesh does not show which ranks share their data, or this rank is not in it.
     """
     settings = Settings.resolve(**options)
     rank, world_size = rank_and_world_size()
-    if settings.enabled and world_size == 1 and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        raise RuntimeError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised: call attach() after "
-            "init_process_group()"
-        )
-    evals: Mapping[str, Any] = eval if isinstance(eval, Mapping) else {} if eval is None else {"evaluation": eval}
+    if settings.enabled and world_size == 1:
+        _check_single_rank()
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-
-    def new_guard() -> Guard:
-        rates = (lambda: learning_rates(optimizers)) if optimizers else None
-        return Guard(settings, rank=rank, world_size=world_size, remedies=REMEDIES, learning_rates=rates)
-
+    dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
     facts = loader_facts(
         train,
         gradient_accumulation_steps=gradient_accumulation_steps,
         reported_is_cap=False,
         partial_step="dropped",
     )
-    position = _position(mesh, data_dims, rank, world_size)
-    totals = Totals(facts, dp_degree=position[1], framework="len(loader)")
-    attached = Attached(new_guard, totals, settings, epoch=start_epoch)
-    if settings.enabled:
-        classes = (type(loader) for loader in (train, *evals.values()))
-        for earlier in {getattr(each, _HANDLE) for each in classes if hasattr(each, _HANDLE)}:
-            earlier.abandon()  # the loop begins anew, in a notebook say, or after an exception
-        attached.passes.expects_train = True
-        plan = {
-            "batches_per_epoch": facts.reported_batches,
-            "proven_batches_per_epoch": totals.plan.batches_per_epoch,
-            "batch_size": facts.batch_size,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "position": [start_epoch, 0, 0],
-            "dp_rank": position[0],
-            "dp_degree": position[1],
-            "loader_position": None if mesh is None else loader_position(train),
-        }
-        attached.begin(plan, versions(), _observe(attached, {None: train, **evals}))
+    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+    make_guard = functools.partial(
+        new_guard, settings, rank=rank, world_size=world_size, remedies=REMEDIES, optimizers=lambda: optimizers
+    )
+    attached = Attached(make_guard, totals, settings, epoch=start_epoch)
+    if not settings.enabled:
+        return attached
+    plan = FitPlan(
+        batches_per_epoch=facts.reported_batches,
+        proven_batches_per_epoch=totals.plan.batches_per_epoch,
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        position=[start_epoch, 0, 0],
+        dp_rank=dp_rank,
+        dp_degree=dp_degree,
+        loader_position=None if mesh is None else loader_position(train),
+    )
+    attached.passes.expects_train = True
+    attached.begin(plan, versions(), attached.observe_loaders({None: train, **evaluation_loaders(eval)}))
     return attached
 
 
+def _check_single_rank() -> None:
+    announced = os.environ.get("WORLD_SIZE", "1")
+    if announced not in ("", "1"):
+        raise RuntimeError(
+            f"WORLD_SIZE is {announced}, but torch.distributed is not initialised: call attach() after "
+            "init_process_group()"
+        )
+
+
 def _position(mesh: Any, data_dims: Sequence[str] | None, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns this rank's dp_rank and the dp_degree; without a mesh every rank reads its own data."""
     if mesh is None:
         return rank, world_size
     position = dp_position(mesh, data_dims)
     if position is None:
         raise ValueError(f"rank {rank} is not in the mesh: give the mesh of the whole job")
     return position
-
-
-def _observe(attached: Attached, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
-    """Counts the passes over loaders from here on; returns what gives them their own classes back.
-
-    A loader's class is exchanged for a subclass whose `__iter__` returns a counting generator, so the user's loop, and
-    whoever asks for the loader's type, sees what it saw before.
-
-    Args:
-        attached: Where they are counted.
-        loaders: By the evaluation's name; None for the train loader.
-
-    Raises:
-        TypeError: If a loader's class cannot be exchanged, as that of a list or a generator.
-    """
-    exchanged: list[tuple[Any, type]] = []
-    for name, loader in loaders.items():
-        original = type(loader)
-        try:
-            loader.__class__ = _observed(original, attached, name)
-        except (TypeError, AttributeError):
-            raise TypeError(
-                f"attach({'train' if name is None else 'eval'}=…) cannot observe a loader of type {original.__name__}: "
-                "expected a DataLoader or an iterable object whose class is written in Python"
-            ) from None
-        exchanged.append((loader, original))
-
-    def give_back() -> None:
-        for loader, original in exchanged:
-            loader.__class__ = original
-
-    return give_back
-
-
-def _observed(original: type, attached: Attached, name: str | None) -> type:
-    def follow(loader: Any) -> Iterator[Any]:
-        batches = original.__iter__(loader)  # pyright: ignore[reportAttributeAccessIssue]
-        return attached.passes.follow(batches, name, loader=loader)
-
-    names = {"__iter__": follow, "__module__": original.__module__, _HANDLE: attached}
-    return type(original.__name__, (original,), names)

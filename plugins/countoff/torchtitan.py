@@ -9,49 +9,52 @@ A batch is what the trainer takes from its loader at once: a micro-batch, where 
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from countoff._adapter.requirements import needs
+
+with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
+    from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
+from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
-from countoff._adapter.sampling import data_remedies
-from countoff._adapter.torch_facts import learning_rates, rank_and_world_size, versions
-from countoff.core import Guard, LoaderFacts, Settings, Verdict
+from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.torch_facts import rank_and_world_size, versions
+from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.configs import torchtitan_python
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import Job
 from countoff.core.totals import Totals
 
-try:
-    from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
-except ImportError as error:
-    raise ImportError("countoff.torchtitan needs TorchTitan: pip install torchtitan") from error
-
 __all__ = ["attach", "main"]
 
-REMEDIES = {
-    "UnevenBatches": (
-        "let the loader begin anew at its end (infinite=True, the default), or set training.steps to what every data "
-        "rank has; TorchTitan cancels the step in which data runs out, on that rank alone."
-    ),
-    "PlanMismatch": "start every rank with the same config and checkpoint.",
-    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizers.step().",
-    "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
-    "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": (
+            "let the loader start over at its end (infinite=True, the default), or set training.steps to what every "
+            "data rank has; TorchTitan cancels the step in which data runs out, on that rank alone."
+        ),
+        "PlanMismatch": "start every rank with the same config and checkpoint.",
+        "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizers.step().",
+        "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
+        "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+    },
+    data_remedies(
         shares="read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
         order="give every epoch its own seed.",
         off="attach(trainer, fingerprint_batches=0)",
     ),
-}
+)
 
 
 def attach(trainer: Any, **options: Any) -> Attached:
-    """Watches a TorchTitan trainer from the moment at which it begins to read.
+    """Watches a TorchTitan trainer from the moment at which it begins to read. Every rank must call it.
 
-    Every rank must call it, before ``trainer.train()``. The guard begins when the checkpoint has been loaded; then it
-    waits for the other ranks at most `deadline_seconds`.
+    Call it before ``trainer.train()``. The fit begins when the checkpoint has been loaded; then it waits for the other
+    ranks at most `deadline_seconds`.
 
     Args:
         trainer: A ``torchtitan.trainer.Trainer``, or one of its subclasses.
@@ -67,34 +70,33 @@ def attach(trainer: Any, **options: Any) -> Attached:
     rank, world_size = rank_and_world_size()
     job = _job(trainer)
     facts = _facts(trainer, job)
-
-    def new_guard() -> Guard:
-        return Guard(
-            settings,
-            rank=rank,
-            world_size=world_size,
-            remedies=REMEDIES,
-            learning_rates=lambda: learning_rates(trainer.optimizers),
-        )
-
-    dp_rank, dp_degree = _position(trainer, rank, world_size)
-    attached = Attached(new_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
+    dp_rank, dp_degree = _position(trainer, job, rank, world_size)
+    make_guard = functools.partial(
+        new_guard,
+        settings,
+        rank=rank,
+        world_size=world_size,
+        remedies=REMEDIES,
+        optimizers=lambda: trainer.optimizers,
+    )
+    attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
     if not settings.enabled:
         return attached
+    plan = FitPlan(
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_steps=facts.max_steps,
+        dp_degree=dp_degree,
+        dp_rank=dp_rank,
+    )
     read, train = trainer.batch_generator, trainer.train
 
     def begin(loader: Any) -> Iterator[Any]:
-        plan = {
-            "batch_size": facts.batch_size,
-            "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-            "max_steps": facts.max_steps,
-            "position": [0, trainer.step * facts.gradient_accumulation_steps, trainer.step],
-            "dp_degree": dp_degree,
-            "dp_rank": dp_rank,
-        }
-        attached.begin(plan, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
+        batches = trainer.step * facts.gradient_accumulation_steps
+        resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
+        attached.begin(resumed, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
         trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
-        return _counted(attached, read(loader), trainer.step * facts.gradient_accumulation_steps)
+        return _counted(attached, read(loader), batches)
 
     def watched() -> None:
         try:
@@ -125,21 +127,21 @@ def main() -> None:
 
 
 def _job(trainer: Any) -> Job:
-    """The run as its config describes it; the config's attribute has had two names."""
+    """Returns the run as its config describes it; versions of TorchTitan name the config's attribute differently."""
     return torchtitan_python.read(getattr(trainer, "config", None) or trainer.job_config)
 
 
 def _facts(trainer: Any, job: Job) -> LoaderFacts:
-    parts = 1
+    micro_batches = 1
     for name in ("num_pipeline_parallel_microbatches", "num_pp_microbatches"):
-        parts = getattr(trainer, name, parts)
+        micro_batches = getattr(trainer, name, micro_batches)
     return LoaderFacts(
         reported_batches=None,
-        # Counted in tokens alone, a batch is one packed row.
+        # Where the config counts only tokens, a batch is one packed row.
         batch_size=1 if job.batch_size is None else getattr(trainer.dataloader, "batch_size", job.batch_size),
         drop_last=True,
         samples_per_rank=None,
-        gradient_accumulation_steps=trainer.gradient_accumulation_steps * parts,
+        gradient_accumulation_steps=trainer.gradient_accumulation_steps * micro_batches,
         max_steps=job.steps,
         sequence_length=job.tokens_per_micro_batch or job.sequence_length,
         reported_is_cap=False,
@@ -147,23 +149,24 @@ def _facts(trainer: Any, job: Job) -> LoaderFacts:
     )
 
 
-def _position(trainer: Any, rank: int, world_size: int) -> tuple[int, int]:
-    """The share that the loader really reads; without one of TorchTitan's, what the config says."""
+def _position(trainer: Any, job: Job, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns the dp_rank and the dp_degree of TorchTitan's loader; of any other loader, those of the config."""
     loader = trainer.dataloader
     if hasattr(loader, "dp_rank") and hasattr(loader, "dp_world_size"):
         return int(loader.dp_rank), int(loader.dp_world_size)
-    ranks = _job(trainer).rank_map(world_size)
+    ranks = job.rank_map(world_size)
     return ranks.dp_rank(rank), ranks.dp_degree
 
 
 def _horizon(job: Job, world_size: int) -> list[Verdict]:
-    found = check_job(job, world_size=world_size)
-    silent = [finding.text for finding in found if finding.level == "silent" and finding.code in ("horizon", "warm-up")]
+    """Returns a warning about the first schedule of the config that does not fit the run, if there is one."""
+    issues = check_job(job, world_size=world_size)
+    silent = [issue.text for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
     return [Verdict("WrongHorizon", f"{text}.") for text in silent[:1]]
 
 
 def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:
-    """The batches, counted; TorchTitan's own error, which ends its loop, passes as the end of the data."""
+    """Yields the batches, counted. TorchTitan's own error, which ends its loop, is counted as the end of the data."""
     ended: list[DataloaderExhaustedError] = []
 
     def until_the_end() -> Iterator[Any]:

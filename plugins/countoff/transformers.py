@@ -1,25 +1,26 @@
 """countoff for the Trainer of transformers, and for its subclasses as in TRL: ``Trainer(callbacks=[Countoff()])``.
 
-The Trainer's callbacks see steps, not batches, and never the end of a loader, so passes are observed where Accelerate's
-loaders are iterated; the callback says when a fit begins and ends, and when an epoch is over.
+The Trainer's callbacks get steps, not batches, and no event for the end of a loader, so passes are observed where
+Accelerate's loaders are iterated. The callback gets the begin and the end of a fit, and the end of an epoch.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
 from typing import Any, ClassVar
 
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError("countoff.transformers needs transformers: pip install 'countoff[transformers]'") from error
-from accelerate import PartialState
+from countoff._adapter.requirements import needs
 
-from countoff._accelerate.facts import alone, unwrapped
+with needs("transformers", facade="countoff.transformers", install="'countoff[transformers]'"):
+    from accelerate import PartialState
+    from transformers import TrainerCallback
+from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.options import Options
-from countoff._adapter.torch_facts import learning_rates, versions
+from countoff._adapter.prepared_process import not_distributed, unwrapped
+from countoff._adapter.torch_facts import versions
 from countoff._transformers.trainer import REMEDIES, horizon_warning, observe, plan_of, total_warning, train_facts
 from countoff.core import Guard
 from countoff.core.totals import Totals
@@ -32,42 +33,28 @@ _log = logging.getLogger("countoff")
 class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
     _handle: Attached | None = None
-    _under_way: ClassVar[weakref.WeakSet[Attached]] = weakref.WeakSet()  # of every instance; a process trains one model
+    _active: ClassVar[weakref.WeakSet[Attached]] = weakref.WeakSet()  # of every instance; a process trains one model
 
     @property
     def guard(self) -> Guard | None:
-        """The guard of the training under way, or of the last one."""
+        """The guard of the current training, or of the last one."""
         return None if self._handle is None else self._handle.guard
 
     def progress(self) -> dict[str, float]:
-        """The true totals as known by now, and how far this rank is, under the names of the logs; `Trainer.log` it."""
+        """Returns the true totals as known by now and this rank's progress, for `Trainer.log`."""
         return {} if self._handle is None else self._handle.progress()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Counts off: loaders, optimizer and a resumed position are final."""
-        for left in list(self._under_way):  # a training that an exception has ended, such as one that ran out of memory
-            left.abandon()
-        self._under_way.clear()
+        """Begins the fit, with the final loaders and optimizer and the restored position."""
+        for earlier in list(self._active):  # an exception ended that training, out of memory, say
+            earlier.abandon()
+        self._active.clear()
         if not self.settings.enabled:
             return
-        self._handle = None
-        process, loader = PartialState(), of_trainer["train_dataloader"]
-        optimizer, scheduler = of_trainer["optimizer"], of_trainer["lr_scheduler"]
-
-        def new_guard() -> Guard:
-            return Guard(
-                self.settings,
-                rank=process.process_index,
-                world_size=process.num_processes,
-                remedies=REMEDIES,
-                learning_rates=lambda: learning_rates([optimizer]),
-            )
-
+        loader, process = of_trainer["train_dataloader"], PartialState()
         facts = train_facts(loader, args, process)
-        totals = Totals(facts, dp_degree=process.num_processes, framework="the Trainer")
-        applied = unwrapped(optimizer)
-        epoch = int(state.epoch or 0)
-        handle = Attached(new_guard, totals, self.settings, epoch=epoch, steps_of=lambda each: each is applied)
+        self._handle = None
+        handle = self._new_handle(facts, state, of_trainer["optimizer"], process)
         try:
             release = observe(handle, loader, resumes_inside=bool((state.epoch or 0) % 1 and not args.ignore_data_skip))
         except TypeError as error:
@@ -75,33 +62,47 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
                 _log.warning("countoff counts nothing in this training: %s", error)
             return
         self._handle = handle
-        self._under_way.add(handle)
-        position = [epoch, state.global_step]
+        self._active.add(handle)
         handle.begin(
-            plan_of(facts, args) | {"position": position},
+            plan_of(facts, args, state),
             versions("accelerate", "transformers"),
             release,
-            alone(process),
-            horizon_warning(scheduler, state, args),
+            not_distributed(process),
+            horizon_warning(of_trainer["lr_scheduler"], state, args),
             total_warning(args, process.num_processes),
         )
-        self._log(state)
+        self._log_progress(state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Closes the epoch's span: the Trainer leaves its loader before that is exhausted."""
-        if self._handle is not None and self._handle in self._under_way:
+        """Closes the epoch's span: the Trainer stops iterating its loader before the loader is exhausted."""
+        if self._handle is not None and self._handle in self._active:
             before = self._handle.totals.plan
             self._handle.passes.close_stale(everything=True)
             if self._handle.totals.plan != before:
-                self._log(state)
+                self._log_progress(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Ends the fit."""
         if self._handle is not None:
-            self._under_way.discard(self._handle)
+            self._active.discard(self._handle)
             self._handle.detach()
 
-    def _log(self, state: Any) -> None:
+    def _new_handle(self, facts: Any, state: Any, optimizer: Any, process: PartialState) -> Attached:
+        make_guard = functools.partial(
+            new_guard,
+            self.settings,
+            rank=process.process_index,
+            world_size=process.num_processes,
+            remedies=REMEDIES,
+            optimizers=lambda: [optimizer],
+        )
+        totals = Totals(facts, dp_degree=process.num_processes, framework="the Trainer")
+        applied = unwrapped(optimizer)
+        return Attached(
+            make_guard, totals, self.settings, epoch=int(state.epoch or 0), steps_of=lambda each: each is applied
+        )
+
+    def _log_progress(self, state: Any) -> None:
         """Adds the totals to the Trainer's own history, which it saves with every checkpoint."""
         if state.is_world_process_zero and self._handle is not None:
             state.log_history.append({**self._handle.progress(), "step": state.global_step})

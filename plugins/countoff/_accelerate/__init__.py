@@ -1,1 +1,1 @@
-"""The adapter for Hugging Face Accelerate."""
+"""The adapter for Accelerate: its objects, read and observed."""

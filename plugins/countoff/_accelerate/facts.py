@@ -1,50 +1,46 @@
-"""What can be read off an Accelerator and its loaders, and what there is to say about it before the first batch."""
+"""Reads an Accelerator and its prepared loaders, and finds what to warn of before the first batch."""
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
+from countoff._adapter.mesh_position import data_position
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import source_length
-from countoff._adapter.sampling import data_remedies
+from countoff._adapter.prepared_process import PROCESS_REMEDIES, unwrapped
+from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import BatchPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
-from countoff.mesh import data_position
 
 _log = logging.getLogger("countoff")
 
-REMEDIES = {
-    "UnevenBatches": (
-        "give every rank as many batches: even_batches=True for map-style data, dispatch_batches=True (rank 0 reads "
-        "for all) or an iterable that cuts all ranks at the shortest, or itertools.islice(loader, n) with an n that "
-        "every rank has; if only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may differ: "
-        "attach(..., uneven_eval='allow')."
-    ),
-    "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
-    "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
-    "StepMismatch": (
-        "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of one "
-        "rank, which also hides the end of the train loader from accumulate() if it is in an evaluation."
-    ),
-    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    "WrongLength": "make len() of the data set what it yields; nothing else in Accelerate depends on it.",
-    "WrongHorizon": (
-        "multiply horizon and warm-up by accelerator.num_processes, or "
-        "Accelerator(step_scheduler_with_optimizer=False) and step it once per optimizer step, or "
-        "Accelerator(split_batches=True)."
-    ),
-    "NotDistributed": (
-        "start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, or "
-        "Accelerator(cpu=True)."
-    ),
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    PROCESS_REMEDIES,
+    {
+        "UnevenBatches": (
+            "give every rank as many batches: even_batches=True for map-style data, dispatch_batches=True (rank 0 "
+            "reads for all) or an iterable that cuts all ranks at the shortest, or itertools.islice(loader, n) with an "
+            "n that every rank has; if only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may "
+            "differ: attach(..., uneven_eval='allow')."
+        ),
+        "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
+        "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
+        "StepMismatch": (
+            "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of "
+            "one rank, which also hides the end of the train loader from accumulate() if it is in an evaluation."
+        ),
+        "WrongLength": "make len() of the data set what it yields; nothing else in Accelerate depends on it.",
+        "WrongHorizon": (
+            "multiply horizon and warm-up by accelerator.num_processes, or "
+            "Accelerator(step_scheduler_with_optimizer=False) and step it once per optimizer step, or "
+            "Accelerator(split_batches=True)."
+        ),
+    },
+    data_remedies(
         shares=(
             "let accelerator.prepare() shard the loader, or where it finds nothing to shard, as in a stream of "
             "ready-made batches, give each rank its share by accelerator.process_index."
@@ -52,31 +48,25 @@ REMEDIES = {
         order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
         off="attach(..., fingerprint_batches=0)",
     ),
-}
+)
 TICKS = "accelerator.prepare() makes a scheduler tick once per process at every optimizer step."
 
 
-def alone(accelerator: Any) -> Verdict | None:
-    """A warning, on one process, if the launcher started several and Accelerate has taken each for the only one."""
-    launched = os.environ.get("WORLD_SIZE", "")
-    known = accelerator.num_processes
-    if not launched.isdigit() or int(launched) == known or os.environ.get("RANK", "0") != "0":
-        return None
-    sentence = (
-        f"WORLD_SIZE is {launched}, and Accelerate has num_processes={known}: each process trains a model of its own, "
-        "on all of the data."
-    )
-    return Verdict("NotDistributed", sentence, time=time.time())
-
-
 def position_of(accelerator: Any) -> tuple[int, int]:
-    """This rank's dp_rank and the dp_degree: ranks along tensor, context and sequence parallel dims share data."""
+    """Returns this rank's dp_rank and the dp_degree; tensor, context and sequence parallel ranks share their data."""
     mesh = getattr(accelerator, "torch_device_mesh", None)
     return data_position(mesh, rank=accelerator.process_index, world_size=accelerator.num_processes)
 
 
 def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps: int | None) -> LoaderFacts:
-    """What the prepared train loader and the Accelerator say; nothing is known of a loader that there is not."""
+    """Returns the facts of the train loader.
+
+    Args:
+        accelerator: The Accelerator.
+        loader: The prepared train loader; None for none, of which nothing is known.
+        epochs: Epochs of the run, if known.
+        max_steps: Optimizer steps after which the run ends, if there is such a limit.
+    """
     known: dict[str, Any] = {
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
         "max_epochs": epochs,
@@ -91,29 +81,31 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
 
 
 def length_to_agree_on(facts: LoaderFacts) -> int | None:
-    """The reported length, where ranks that differ in it cannot both be right.
+    """Returns the reported length if it must be equal on all ranks; else None.
 
-    With `even_batches=False` they may differ, and inside `join_uneven_inputs` that is what is meant.
+    With `even_batches=False` lengths may differ, and inside `join_uneven_inputs` they do so on purpose.
     """
     return None if facts.one_pass is not None and facts.one_pass.uneven else facts.reported_batches
 
 
-def say_lengths(accelerator: Any, name: str, loader: Any) -> None:
-    """Logs a length before and after `prepare`, on rank 0: schedules are planned with one and run by the other."""
+def log_lengths(accelerator: Any, name: str, loader: Any) -> None:
+    """Logs a loader's length before and after `prepare`, on rank 0, if they differ.
+
+    Schedules are often planned with the length before, and the loop runs by the length after.
+    """
     before, after = source_length(loader), reported_length(loader)
     if accelerator.is_main_process and before is not None and before != after:
         _log.info("%s: %d batches before prepare(), %d per process after it", name, before, after)
 
 
-def unwrapped(optimizer: Any) -> Any:
-    """The torch optimizer inside Accelerate's and DeepSpeed's wrappers."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
+def is_prepared_optimizer(accelerator: Any, optimizer: Any) -> bool:
+    """Returns whether the Accelerator has prepared a torch optimizer; True if it has prepared none at all."""
+    prepared = [unwrapped(each) for each in accelerator._optimizers]
+    return not prepared or any(each is optimizer for each in prepared)
 
 
 def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
-    """The schedulers that Accelerate ticks by itself and whose length can be read, each with its horizon."""
+    """Yields each scheduler that Accelerate ticks by itself and whose length can be read, with its horizon."""
     for prepared in accelerator._schedulers:
         scheduler = getattr(prepared, "scheduler", None)
         if scheduler is None or not getattr(prepared, "step_with_optimizer", False):
@@ -125,10 +117,16 @@ def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
 
 
 def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -> Verdict | None:
-    """A warning about the first scheduler that will not end where the run ends, as far as that can be told yet."""
+    """Returns a warning about the first scheduler that will not end where the run ends, as far as that is known by now.
+
+    Args:
+        accelerator: The Accelerator.
+        plan: The plan of the train loader.
+        epochs: Epochs of the run, if known.
+    """
     for _, horizon in horizons(accelerator):
         if epochs and horizon.ticks in (epochs, epochs * horizon.ticks_per_step):
-            continue  # made to be stepped once per epoch, for all that can be known before it is
+            continue  # it may be meant to be stepped once per epoch, which only its first steps can show
         total = plan.total_steps
         found = None
         if total:
@@ -142,7 +140,7 @@ def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -
 
 
 def horizon_at_epoch(accelerator: Any, epoch: int) -> Verdict | None:
-    """A warning about the first scheduler that is ticked by process and has ended though another epoch begins."""
+    """Returns a warning about the first scheduler that ticks per process and has ended before this epoch begins."""
     for scheduler, horizon in horizons(accelerator):
         if epoch and horizon.ticks_per_step > 1:
             found = run_out(horizon, ticks=scheduler.last_epoch, span=f"train epoch {epoch}", why=TICKS)

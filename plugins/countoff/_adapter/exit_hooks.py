@@ -1,6 +1,6 @@
-"""How a fit hears that it is left: by an exception that nothing catches, or by the program's end.
+"""Tells a fit that it ends early: by an exception that nothing catches, or by the end of the program.
 
-A training loop has no hook for either, so they are heard of at `sys.excepthook` and at the interpreter's exit.
+A training loop has no hook for either, so these are `sys.excepthook` and a function that runs at interpreter exit.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from types import TracebackType
 
 from countoff.core.runtime import shutdown
 
+__all__ = ["ExitHooks"]
+
 
 class ExitHooks:
-    """Listens until it is cancelled; to exceptions at once, to the program's end from `listen_at_exit` on.
+    """Hooks that are active until cancelled: that for exceptions at once, that for the program's end once registered.
 
     Args:
         failed: Called with the exception that ends the program, before its traceback is printed.
@@ -23,23 +25,28 @@ class ExitHooks:
     def __init__(self, failed: Callable[[BaseException], None], at_exit: Callable[[], None]) -> None:
         self._failed = failed
         self._at_exit = at_exit
-        self._stay: Callable[[], None] | None = None
+        self._cancel_at_exit: Callable[[], None] | None = None
         self._excepthook = sys.excepthook
-        sys.excepthook = self._tell_and_raise
+        sys.excepthook = self._report_and_print
 
-    def listen_at_exit(self) -> None:
-        """Hears of the program's end before those who have asked for that until now, as a guard that has begun."""
-        if self._stay is not None:
-            self._stay()
-        self._stay = shutdown.at_exit(self._at_exit)
+    def register_at_exit(self) -> None:
+        """Registers, or registers again, the function for the program's end.
+
+        Such functions run last in, first out: registered after a guard has begun, this one runs before the guard's.
+        """
+        if self._cancel_at_exit is not None:
+            self._cancel_at_exit()
+        self._cancel_at_exit = shutdown.at_exit(self._at_exit)
 
     def cancel(self) -> None:
-        """Listens no more. The second time nothing happens."""
-        if self._stay is not None:
-            self._stay()
-        if sys.excepthook == self._tell_and_raise:  # else somebody stands on top of it, and calls it
+        """Removes the hooks. Does nothing when called again."""
+        if self._cancel_at_exit is not None:
+            self._cancel_at_exit()
+        if sys.excepthook == self._report_and_print:  # else a later hook calls this one, and must go on to find it
             sys.excepthook = self._excepthook
 
-    def _tell_and_raise(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def _report_and_print(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
         self._failed(error)
         self._excepthook(kind, error, traceback)

@@ -1,16 +1,23 @@
-"""What a loader really hands out: counted and timed where it is iterated, whoever iterates it.
+"""Counts and times what a loader hands out where it is iterated, whoever iterates it.
 
-Needed where a framework fetches a batch and may throw it away unseen, or waits for other ranks before it says that it
-has one. The loader's class is exchanged for a subclass whose `__iter__` returns a counting generator, so that whoever
-asks for the loader's type sees what it saw before.
+It serves a framework that fetches a batch and may discard it without a hook, or that waits for other ranks before its
+hook reports the batch. The loader's class is exchanged for a subclass while it is observed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from countoff._adapter.class_swap import swap_class
+from countoff.core.runtime.stacks import register_loader_file
+
+__all__ = ["LoaderObserver", "ObservedPass", "samples_in"]
+
+register_loader_file(__file__)  # a rank whose stack has a frame of this module is in its loader
 
 
 @dataclass
@@ -19,8 +26,8 @@ class ObservedPass:
 
     Attributes:
         batches: Batches that the loader has handed out.
-        skipped: Those of them that the framework threw away before the first that it used, as after a resume.
-        exhausted: Whether the loader was asked for more and had none.
+        skipped: Those of them that the framework discarded before the first batch that it used, as after a resume.
+        exhausted: Whether the loader was asked for another batch and had none.
         last: The batch handed out last, until the next one is asked for.
     """
 
@@ -36,17 +43,17 @@ class LoaderObserver:
     Args:
         loader: Any iterable.
         waited: Called after every fetch with the seconds that it took.
-        failed: Called with the exception that the loader dies of, before it is raised.
-        exhausted: Called when the loader has been asked for more and had none.
-        asks: Called before the loader is asked for another batch in the pass that is used.
+        failed: Called with an exception of the loader before it is raised.
+        exhausted: Called when the loader has been asked for another batch and had none.
+        batch_requested: Called before the loader is asked for another batch in the pass that is used.
 
     Attributes:
         loader: The loader.
-        expected: Batches that a pass is proven to have; one that ends before that has failed without saying so. None if
-            nothing is proven.
+        expected: Batches that a pass is proven to have; a pass that ends earlier is reported as failed. None if nothing
+            is proven.
         begun: The pass that began last; None before the first one, and where the loader cannot be observed because
             its class cannot be exchanged, as that of a list or a generator.
-        used: The pass whose batches are used, where that is known; others are somebody's who only looks.
+        used: The pass whose batches the framework uses, once that is known; any other pass only inspects the loader.
     """
 
     def __init__(
@@ -64,38 +71,29 @@ class LoaderObserver:
         self._waited = waited
         self._failed = failed
         self._exhausted = exhausted
-        self._asks = batch_requested
-        self._original: type | None = type(loader)
-        self._observe(loader, type(loader))
+        self._batch_requested = batch_requested
+        self._give_back: Callable[[], None] | None = None
+        with contextlib.suppress(TypeError):
+            self._give_back = swap_class(loader, self._count)
 
     def release(self) -> None:
-        """Gives the loader its own class back. The second time nothing happens."""
-        if self._original is not None:
-            self.loader.__class__ = self._original
-        self._original = self.begun = self.used = None
+        """Gives the loader its own class back. Does nothing when called again."""
+        if self._give_back is not None:
+            self._give_back()
+        self.begun = self.used = None
 
-    def _observe(self, loader: Any, original: Any) -> None:
-        def observed(this: Any) -> Iterator[Any]:
-            return self._count(original.__iter__(this))
-
-        members = {"__iter__": observed, "__module__": original.__module__, "__qualname__": original.__qualname__}
-        try:
-            loader.__class__ = type(original.__name__, (original,), members)
-        except (TypeError, AttributeError):
-            self._original = None
-
-    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _count(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         self.begun = this = ObservedPass()
         while True:
-            this.last = None  # so that it lives no longer than without an observer
-            if self._asks is not None and this is self.used:
-                self._asks()
+            this.last = None  # so that the batch lives no longer than without an observer
+            if self._batch_requested is not None and this is self.used:
+                self._batch_requested()
             began = time.perf_counter()
             try:
                 this.last = next(batches)
             except StopIteration:
                 this.exhausted = True
-                self._see_whether_it_failed(this)
+                self._report_early_end(this)
                 if self._exhausted is not None:
                     self._exhausted()
                 return
@@ -106,16 +104,16 @@ class LoaderObserver:
             this.batches += 1
             yield this.last
 
-    def _see_whether_it_failed(self, this: ObservedPass) -> None:
-        # streaming ends the pass, with nothing raised, when one of its background threads dies of a download; and when
-        # somebody else begins another one, which is no failure.
+    def _report_early_end(self, this: ObservedPass) -> None:
+        # A loader of streaming ends its pass, and raises nothing, when one of its background threads fails in a
+        # download. It also does so when another pass begins, which is not a failure.
         if self.begun is this and self.expected is not None and this.batches < self.expected:
             ended = f"the loader ended after {this.batches} of {self.expected} batches"
             self._failed(RuntimeError(f"{ended}; its own log may hold the exception of a download"))
 
 
 def samples_in(batch: Any) -> int | None:
-    """Samples in a batch: the length of its first tensor; None for a batch of another kind."""
+    """Returns the samples in a batch: the length of its first tensor; None for a batch of another kind."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)) and batch:

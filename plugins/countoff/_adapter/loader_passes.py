@@ -1,7 +1,7 @@
-"""Passes over loaders, counted batch by batch where a loop iterates them: opened, exhausted or left.
+"""Counts passes over loaders batch by batch where a loop iterates them, and closes them where the loop leaves them.
 
-Whoever observes a loader (by exchanging its class, or the `__iter__` of a framework's loaders) hands the loader's own
-iterator to `Passes.follow` and gives the loop what comes back.
+Whoever observes a loader (by exchanging its class, or the `__iter__` of a framework's loaders) gives the loader's own
+iterator to `LoaderPasses.follow` and hands the returned iterator to the loop.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from countoff._adapter.sampling import look_at
+from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import Guard, Verdict
+
+__all__ = ["UNSEEN_STEPS", "LoaderPasses"]
 
 Reason = Literal["exhausted", "stopped"]
 UNSEEN_STEPS = 64
-"""Optimizer steps without a batch after which the loader is taken for another one than the loop iterates."""
+"""Optimizer steps without a batch after which the attached loader is taken not to be the one that the loop iterates."""
 
 
-class _OpenPass:
-    """One pass under way; told apart from others by identity."""
+class _OpenSpan:
+    """The span of a pass that has begun and not ended; compared by identity."""
 
     def __init__(self, epoch: int | None, at_end: Callable[[], bool], silent: bool) -> None:
         self.epoch = epoch  # None: an evaluation
@@ -28,7 +30,7 @@ class _OpenPass:
 
 
 def _never() -> bool:
-    """The answer of a loader that cannot say whether it holds more."""
+    """Returns False: the loader does not look ahead, so it cannot tell that its last batch is the last one."""
     return False
 
 
@@ -36,16 +38,16 @@ class LoaderPasses:
     """The passes over the loaders of one guard.
 
     Args:
-        guard: Where they are counted.
+        guard: The guard that counts them.
         epoch: Number of the first train epoch.
         exhausted: Called when a train epoch ends because its loader is exhausted; returns a warning, if there is one.
 
     Attributes:
-        guard: Where they are counted.
+        guard: The guard that counts them.
         epoch: Number of the next train epoch.
-        comparing: Whether passes that begin from here on are held against those of other ranks.
+        comparing: Whether passes that begin from here on are compared with those of other ranks.
         began: Called with the number of each train epoch when it has begun.
-        expects_train: Whether a pass over a train loader is still to be seen, without which steps are suspect.
+        expects_train: Whether no pass over the train loader has been seen yet; optimizer steps are then suspect.
     """
 
     def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None]) -> None:
@@ -56,14 +58,14 @@ class LoaderPasses:
         self.expects_train = False
         self._steps_unseen = 0
         self._exhausted = exhausted
-        self._open: list[_OpenPass] = []
+        self._open: list[_OpenSpan] = []
 
     @property
     def position(self) -> tuple[int, int]:
-        """The train epoch under way and the batches of it that this rank has begun; the next one and 0 between them."""
-        for each in self._open:
-            if each.epoch is not None:
-                return each.epoch, self.guard.train_batches
+        """The open train epoch and the batches of it that this rank has begun; the next epoch and 0 if none is open."""
+        for span in self._open:
+            if span.epoch is not None:
+                return span.epoch, self.guard.train_batches
         return self.epoch, 0
 
     def follow(
@@ -75,24 +77,25 @@ class LoaderPasses:
         ahead: Callable[[], bool] | None = None,
         loader: Any = None,
     ) -> Iterator[Any]:
-        """One pass: the generator that the loop's `for` really iterates.
+        """Returns the generator of one pass, which the loop's `for` iterates.
 
         Args:
             batches: The loader's own iterator.
             name: The evaluation's name; None for a train epoch.
-            position: Batches of the epoch that a resumed run has behind it and this pass leaves out.
-            ahead: Where the loader looks one batch ahead: whether the batch that it handed out last is its last one.
-            loader: The loader, for what its sampler says.
+            position: Batches of the epoch that were trained on before a checkpoint, and that this pass does not have.
+            ahead: Given where the loader fetches one batch ahead; returns whether the batch that it handed out last is
+                its last one.
+            loader: The loader, whose sampler tells about the data.
         """
         guard, at_end = self.guard, ahead or _never
-        this, under_way = self._begin(name, position, at_end), self._open
+        span, open_spans = self._begin(name, position, at_end), self._open
         # Looked up once, not per batch.
         fetch, count, waited, now = batches.__next__, guard.batch, guard.waited, time.perf_counter
-        data, looks = guard.data, name is None
-        more = False  # whether the next batch is known to be in hand, so that asking for it is beginning it
+        data, fingerprints = guard.data, name is None
+        more = False  # whether the next batch is known to be fetched, so that to ask for it is to begin it
         try:
             while True:
-                if more and this in under_way:
+                if more and span in open_spans:
                     count()
                 began = now()
                 try:
@@ -104,22 +107,22 @@ class LoaderPasses:
                     raise
                 waited(now() - began)
                 ends = at_end()
-                if this in under_way:
+                if span in open_spans:
                     if not more:
                         count()
-                    if looks and data.fingerprints_due:
-                        look_at(data, batch, loader)
+                    if fingerprints and data.fingerprints_due:
+                        fingerprint_batch(data, batch, loader)
                     if ends:
                         guard.last_batch()
                 more = ahead is not None and not ends
                 yield batch
-        except GeneratorExit:  # the loop left early, which is a legitimate end, or an exception is on its way
-            self._close(this, "stopped", may_raise=False)
+        except GeneratorExit:  # the loop stopped early, which may be legitimate, or an exception is being raised
+            self._close(span, "stopped", may_raise=False)
             raise
-        self._close(this, "exhausted")
+        self._close(span, "exhausted")
 
     def step_unseen(self) -> None:
-        """Notes an optimizer step before the first pass over the train loader, and warns when they are many."""
+        """Counts an optimizer step before the first pass over the train loader; warns at `UNSEEN_STEPS` of them."""
         self._steps_unseen += 1
         if self._steps_unseen == UNSEEN_STEPS:
             self.expects_train = False
@@ -128,18 +131,18 @@ class LoaderPasses:
             self.guard.warn(Verdict("UnseenLoader", sentence, why=why))
 
     def close_stale(self, *, everything: bool) -> None:
-        """Closes passes whose iterator is still around though the program has gone on.
+        """Closes spans whose iterator still exists although the program has gone on to something else.
 
         Args:
-            everything: Whether a train epoch may not go on either.
+            everything: Whether to close a train epoch too.
         """
         while self._open and (everything or self._open[-1].epoch is None):
             self._close(self._open[-1], "stopped")
 
-    def _begin(self, name: str | None, position: int, at_end: Callable[[], bool]) -> _OpenPass:
+    def _begin(self, name: str | None, position: int, at_end: Callable[[], bool]) -> _OpenSpan:
         self.close_stale(everything=name is None)
-        this = _OpenPass(self.epoch if name is None else None, at_end, silent=not self.comparing)
-        if this.silent:
+        span = _OpenSpan(self.epoch if name is None else None, at_end, silent=not self.comparing)
+        if span.silent:
             self.guard.compare_spans(False)
         if name is None:
             self.guard.train_start(self.epoch, position)
@@ -147,16 +150,16 @@ class LoaderPasses:
             self.expects_train = False
         else:
             self.guard.eval_start(name)
-        self._open.append(this)
-        if this.epoch is not None and self.began is not None:
-            self.began(this.epoch)
-        return this
+        self._open.append(span)
+        if span.epoch is not None and self.began is not None:
+            self.began(span.epoch)
+        return span
 
-    def _close(self, this: _OpenPass, reason: Reason, *, may_raise: bool = True) -> None:
-        while this in self._open:
+    def _close(self, span: _OpenSpan, reason: Reason, *, may_raise: bool = True) -> None:
+        while span in self._open:
             innermost = self._open.pop()
-            # A loop that leaves with the last batch has left nothing behind.
-            ended = "exhausted" if (innermost is this and reason == "exhausted") or innermost.at_end() else "stopped"
+            # A loop that stops at the last batch has exhausted its loader too.
+            ended = "exhausted" if (innermost is span and reason == "exhausted") or innermost.at_end() else "stopped"
             if innermost.epoch is None:
                 self.guard.eval_end(ended, may_raise=may_raise)
             else:

@@ -1,4 +1,4 @@
-"""The options of every adapter that is a callback: one list, annotated for configuration tools such as LightningCLI."""
+"""The options of every adapter that is a callback, annotated for configuration tools such as LightningCLI."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from countoff.core import Settings
 
 
 class Options:
-    """Base of the callbacks: takes the options, finds those not given in the environment, refuses bad ones.
+    """Base class of the callbacks: takes the options, reads those not given from the environment, rejects bad ones.
 
     Args:
-        enabled: Whether to do anything at all; `COUNTOFF=0` turns it off too.
-        on_divergence: `raise` ends the job with the verdict, `warn` says it once and trains on.
-        totals: `log` logs the true totals, `fix` also sets the framework's own where the truth is proven to be shorter.
-        uneven_eval: What evaluations of different lengths are: `warn`, `raise` or `allow`.
-        eval_ranks: The ranks that evaluate, if not all of them do; evaluations are not compared then.
+        enabled: Whether countoff does anything; `COUNTOFF=0` turns it off too.
+        on_divergence: `raise` ends the job with the verdict, `warn` prints it once and continues training.
+        totals: `log` logs the true totals, `fix` also sets the framework's own length where the true one is proven to
+                be shorter.
+        uneven_eval: What to do about evaluations of different lengths: `warn`, `raise` or `allow`.
+        eval_ranks: The ranks that evaluate, if not all of them do; evaluations are then not compared.
         stall_seconds: Seconds without progress of any rank after which their stacks are reported.
-        grace_seconds: Seconds that a main thread blocked in a collective has before its process is ended.
-        deadline_seconds: Seconds that the start of a fit waits for the other ranks to count off.
+        grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
+        deadline_seconds: Seconds that the start of a fit waits for the other ranks.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
-        fingerprint_batches: Batches at the beginning of every train epoch of which the data is compared; 0 for none.
+        fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
 
     Attributes:
-        settings: What holds.
+        settings: The settings in force.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.

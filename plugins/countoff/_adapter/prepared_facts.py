@@ -1,4 +1,4 @@
-"""A loader that Accelerate has prepared, read for `countoff.core`: attributes copied, nothing counted.
+"""Reads a loader that Accelerate has prepared for `countoff.core`: it copies attributes and computes nothing.
 
 What only the author of a data set or of a sampler can know stays unknown, because a number here counts as proof.
 """
@@ -16,15 +16,17 @@ from countoff._adapter.torch_facts import reported_length
 from countoff.core import LoaderFacts
 from countoff.core.plan import PreparedFacts, prepared_pass
 
+__all__ = ["loader_facts"]
+
 
 def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known: Any) -> LoaderFacts:
-    """Reads one prepared loader.
+    """Returns the facts of one prepared loader.
 
     Args:
         loader: The loader.
         num_processes: Processes that read different data, at least 1.
-        process_index: This one among them, from 0.
-        known: Facts that whoever iterates it knows.
+        process_index: The index of this process among them, from 0.
+        known: Facts that the caller knows better; they replace what is read from the loader.
     """
     prepared = _prepared_facts(loader, num_processes)
     iterable = isinstance(loader.dataset, IterableDataset)
@@ -54,7 +56,7 @@ def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
         num_processes=num_processes,
         drop_last=bool(loader._drop_last if dispatched else drop_last),
         split_batches=bool(getattr(loader if dispatched else source, "split_batches", False)),
-        # One process alone has an undivided loader, in which nothing is made even.
+        # A single process has an undivided loader, whose batches need not be made even.
         even_batches=bool(getattr(source, "even_batches", divided)),
         all_different=all_different,
         iterable=iterable,
@@ -63,16 +65,16 @@ def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:
 
 
 def _batch_size(loader: Any, source: Any) -> int | None:
-    """Samples per batch of the undivided loader over an iterable data set."""
+    """Returns the samples per batch of the undivided loader over an iterable data set."""
     return source.batch_size if isinstance(source, IterableDatasetShard) else loader.batch_size
 
 
 def _drawn(batch_sampler: Any) -> tuple[int | None, int | None, bool]:
-    """Samples of one pass of a batch sampler, samples per batch, and whether these samples are all different."""
+    """Returns a batch sampler's samples per pass, samples per batch, and whether those samples are all different."""
     if not isinstance(batch_sampler, BatchSampler) or type(batch_sampler).__iter__ is not BatchSampler.__iter__:
         return None, None, False
     sampler, batch_size = batch_sampler.sampler, batch_sampler.batch_size
-    if isinstance(sampler, DistributedSampler):  # divided already, and again by Accelerate
+    if isinstance(sampler, DistributedSampler):  # already divided; Accelerate divides it again
         return sampler.num_samples, batch_size, False
     if isinstance(sampler, (SequentialSampler, RandomSampler)):
         drawn_once = not getattr(sampler, "replacement", False) and len(sampler) <= len(sampler.data_source)

@@ -1,9 +1,9 @@
-"""Iteration of the loaders that Accelerate prepares, seen where it happens: in their classes' `__iter__`.
+"""Observes the loaders that Accelerate prepares where they are iterated: in their classes' `__iter__`.
 
-A loader's own class cannot be exchanged (Accelerate's adapters answer for the class that they wrap), and the loader
-that is iterated need not be the one that was prepared: `skip_first_batches` makes another, the Trainer makes one per
-evaluation. So while anybody follows, the two classes have an `__iter__` of ours, which asks the followers. `LocalSGD`,
-inside which ranks may iterate them unevenly, is watched in the same way.
+A loader's own class cannot be exchanged (Accelerate's adapters report the class that they wrap), and the loader that is
+iterated need not be the one that was prepared: `skip_first_batches` makes another, the Trainer makes one per
+evaluation. So while there are followers, the two classes have an `__iter__` of countoff's, which asks the followers.
+`LocalSGD`, inside which ranks may iterate loaders unevenly, is observed in the same way.
 """
 
 from __future__ import annotations
@@ -12,17 +12,29 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-try:
-    from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
-    from accelerate.local_sgd import LocalSGD
-except ImportError as error:
-    raise ImportError("countoff.accelerate needs Accelerate: pip install 'countoff[accelerate]'") from error
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+from accelerate.local_sgd import LocalSGD
 from torch.utils.data import BatchSampler, IterableDataset
 
 from countoff._adapter.torch_facts import reported_length
 
+__all__ = [
+    "Follower",
+    "follow",
+    "holds_prepared",
+    "is_prepared",
+    "same_source",
+    "skipped_batches",
+    "source_length",
+    "source_of",
+    "watch_local_sgd",
+]
+
 Follower = Callable[[Any, Iterator[Any]], Iterator[Any] | None]
-"""Takes a loader that is about to be iterated and its own iterator; returns another in its place, or None: not mine."""
+"""Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead.
+
+None stands for a loader that the follower does not know.
+"""
 
 PREPARED = (DataLoaderShard, DataLoaderDispatcher)
 _followers: list[Follower] = []
@@ -30,27 +42,27 @@ _local_sgd_watchers: list[Callable[[Any, bool], None]] = []
 
 
 def follow(follower: Follower) -> Callable[[], None]:
-    """Asks a follower about every prepared loader that is iterated from here on; the latest is asked first.
+    """Asks a follower about every prepared loader that is iterated from here on; the latest follower is asked first.
 
     Returns:
-        Ends it. The last one to go leaves Accelerate's classes as they were.
+        A function that removes the follower. With the last follower, Accelerate's classes are restored.
     """
     if not _followers:
         for loader_class in PREPARED:
-            loader_class.__iter__ = _asking(loader_class.__iter__)
+            loader_class.__iter__ = _followed(loader_class.__iter__)
     _followers.append(follower)
 
-    def leave() -> None:
+    def remove() -> None:
         _followers.remove(follower)
         for loader_class in PREPARED if not _followers else ():
             original = getattr(loader_class.__iter__, "countoff_original", None)
-            if original is not None:  # else somebody stands on top of it: it goes on, and asks nobody
+            if original is not None:  # else other code has wrapped ours, which stays and has no followers to ask
                 loader_class.__iter__ = original
 
-    return leave
+    return remove
 
 
-def _asking(original: Callable[[Any], Iterator[Any]]) -> Any:
+def _followed(original: Callable[[Any], Iterator[Any]]) -> Any:
     @functools.wraps(original)
     def observed(loader: Any) -> Iterator[Any]:
         batches = original(loader)
@@ -65,27 +77,30 @@ def _asking(original: Callable[[Any], Iterator[Any]]) -> Any:
 
 
 def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
-    """Calls it with the Accelerator and True when a `LocalSGD` that is enabled has been entered, and False when left.
+    """Calls a watcher when an enabled `LocalSGD` is entered or exited.
+
+    Args:
+        watcher: Called with the Accelerator, and True after an entry, False after an exit.
 
     Returns:
-        Ends it. The last one to go leaves Accelerate's class as it was.
+        A function that removes the watcher. With the last watcher, Accelerate's class is restored.
     """
     if not _local_sgd_watchers:
-        LocalSGD.__enter__ = _telling(LocalSGD.__enter__, inside=True)
-        LocalSGD.__exit__ = _telling(LocalSGD.__exit__, inside=False)
+        LocalSGD.__enter__ = _watched(LocalSGD.__enter__, inside=True)
+        LocalSGD.__exit__ = _watched(LocalSGD.__exit__, inside=False)
     _local_sgd_watchers.append(watcher)
 
-    def leave() -> None:
+    def remove() -> None:
         _local_sgd_watchers.remove(watcher)
         for name in ("__enter__", "__exit__") if not _local_sgd_watchers else ():
             original = getattr(getattr(LocalSGD, name), "countoff_original", None)
-            if original is not None:  # else somebody stands on top of it, as below `follow`
+            if original is not None:  # else other code has wrapped ours, as in `follow`
                 setattr(LocalSGD, name, original)
 
-    return leave
+    return remove
 
 
-def _telling(original: Callable[..., Any], *, inside: bool) -> Any:
+def _watched(original: Callable[..., Any], *, inside: bool) -> Any:
     @functools.wraps(original)
     def watched(local_sgd: Any, *error: Any) -> Any:
         result = original(local_sgd, *error)
@@ -98,35 +113,40 @@ def _telling(original: Callable[..., Any], *, inside: bool) -> Any:
 
 
 def is_prepared(loader: Any) -> bool:
-    """Whether it is one of Accelerate's loaders, and so can be followed."""
+    """Returns whether a loader is one of Accelerate's, and so can be followed."""
     return isinstance(loader, PREPARED)
 
 
 def holds_prepared(loader: Any, *, depth: int = 3) -> bool:
-    """Whether one of Accelerate's loaders is among an object's attributes, or so many levels below, as in a wrapper."""
+    """Returns whether an object, such as a wrapper, holds one of Accelerate's loaders in its attributes.
+
+    Args:
+        loader: The object.
+        depth: Levels of attributes that are searched.
+    """
     held = getattr(loader, "__dict__", {}).values() if depth else ()
     return any(is_prepared(each) or holds_prepared(each, depth=depth - 1) for each in held)
 
 
 def same_source(one: Any, other: Any) -> bool:
-    """Whether two prepared loaders read the same thing, one of them perhaps leaving out its first batches."""
+    """Returns whether two prepared loaders read the same data; one of them may skip its first batches."""
     return one is other or source_of(one) is source_of(other)
 
 
 def source_of(loader: Any) -> Any:
-    """What a prepared loader reads by: its batch sampler, or for iterable data the data set."""
+    """Returns what determines a prepared loader's batches: its batch sampler, or for iterable data the data set."""
     return _source(loader)[0]
 
 
 def skipped_batches(loader: Any) -> int:
-    """Batches at the beginning that a prepared loader leaves out, as `skip_first_batches` makes them."""
+    """Returns the batches that a prepared loader skips at its start, as one made by `skip_first_batches` does."""
     return _source(loader)[1] + int(getattr(loader, "skip_batches", 0))
 
 
 def source_length(loader: Any) -> int | None:
-    """Batches of the loader from which this one was prepared, if that can be known."""
+    """Returns the batches of the loader from which this one was prepared; None if that is unknown."""
     source = source_of(loader)
-    undivided = getattr(source, "batch_sampler", source)  # what a BatchSamplerShard takes its turns from
+    undivided = getattr(source, "batch_sampler", source)  # a BatchSamplerShard takes every n-th batch of it
     return None if isinstance(undivided, IterableDataset) else reported_length(undivided)
 
 

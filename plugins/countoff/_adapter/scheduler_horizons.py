@@ -1,4 +1,4 @@
-"""How long a live learning-rate scheduler was made for, read off torch's and transformers' own objects."""
+"""Reads from live learning-rate schedulers of torch and transformers for how many ticks they were made."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from countoff.core.arithmetic.horizon import Horizon
 
 
 def horizon_of(scheduler: Any, *, ticks_per_step: int = 1) -> Horizon | None:
-    """Returns how long a scheduler was made for; None if it says nothing about it, or never ends.
+    """Returns for how many ticks a scheduler was made; None if it does not show that, or never ends.
 
-    Known are OneCycleLR, CosineAnnealingLR, PolynomialLR, a falling LinearLR, SequentialLR and ChainedScheduler of
+    It knows OneCycleLR, CosineAnnealingLR, PolynomialLR, a falling LinearLR, SequentialLR and ChainedScheduler of
     these, and a LambdaLR whose function was made for `num_training_steps`, as those of transformers and diffusers are.
 
     Args:
@@ -35,7 +35,7 @@ def horizon_of(scheduler: Any, *, ticks_per_step: int = 1) -> Horizon | None:
 
 
 def _length(scheduler: Any) -> tuple[int | None, int]:
-    """Ticks to its end, None if it has none, and ticks of warm-up."""
+    """Returns the ticks until a scheduler ends, None if it does not end, and its warm-up ticks."""
     if isinstance(scheduler, OneCycleLR):
         return int(scheduler.total_steps), 0
     if isinstance(scheduler, CosineAnnealingLR):
@@ -62,7 +62,7 @@ def _length_of_sequence(scheduler: Any) -> tuple[int | None, int]:
 
 
 def _length_of_function(function: Any) -> tuple[int | None, int]:
-    """Length by the names of what a schedule's function was made with, as a partial or as a closure."""
+    """Returns the length by the names of the values that a schedule's function (partial or closure) was made with."""
     if isinstance(function, functools.partial):
         made_with = dict(function.keywords)
     else:

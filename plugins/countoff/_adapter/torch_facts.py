@@ -1,4 +1,4 @@
-"""What the adapters for torch-based trainers read off torch's own objects."""
+"""What adapters read from torch's own objects: ranks, versions, loaders, optimizers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from typing import Any
 
-from countoff.core import LoaderFacts
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
-try:
-    import torch
-    import torch.distributed as dist
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-    from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-    from torch.utils.data.distributed import DistributedSampler
-except ImportError as error:
-    raise ImportError("countoff's adapters need PyTorch: pip install 'countoff[torch]'") from error
+from countoff.core import LoaderFacts
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """This rank and the number of ranks; (0, 1) without torch.distributed."""
+    """Returns this rank and the number of ranks; (0, 1) without torch.distributed."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of Python, torch, countoff and the packages, of which a difference between ranks is worth a warning."""
+    """Returns the versions of Python, torch, countoff and the packages; ranks that differ in one get a warning."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for package in ("countoff", *packages):
         try:
@@ -39,7 +36,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def reported_length(loader: Any) -> int | None:
-    """``len(loader)``, or None if it has none (iterable loaders define `__len__` and raise from it)."""
+    """Returns ``len(loader)``; None if it has none (iterable loaders define `__len__` and raise in it)."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError, RuntimeError):
@@ -47,11 +44,11 @@ def reported_length(loader: Any) -> int | None:
 
 
 def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
-    """Reads one loader; whatever cannot be known from it stays unknown.
+    """Returns the facts of one loader; None stands for what the loader does not show.
 
     Args:
         loader: A torch DataLoader, or anything that is iterated.
-        known: Facts that the framework knows better.
+        known: Facts that the caller knows better; they replace what is read from the loader.
     """
     facts: dict[str, Any] = {
         "reported_batches": reported_length(loader),
@@ -72,22 +69,22 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     if batch_sampler is not None and isinstance(batch_sampler, BatchSampler):
         facts |= {"batch_size": batch_sampler.batch_size, "drop_last": batch_sampler.drop_last}
         if type(batch_sampler).__iter__ is not BatchSampler.__iter__:
-            return facts  # batches of its own making, as of one that sorts samples by length
+            return facts  # its number of batches follows rules of its own, as where it sorts samples by length
     sampler = getattr(batch_sampler, "sampler", loader.sampler)
     size = reported_length(loader.dataset)
     if isinstance(sampler, DistributedSampler):
         if type(sampler).__iter__ is not DistributedSampler.__iter__ and len(sampler) != sampler.num_samples:
-            return facts  # a subclass that yields a number of its own
+            return facts  # a subclass that yields another number of samples
         return facts | {"samples_per_rank": sampler.num_samples, "dataset_size": size, "sampling": "distributed"}
     if isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement):
-        # Ranks that read in order may read the same data set, or each a share of its own making.
+        # Ranks without a DistributedSampler may all read the same data set, or each its own share of it.
         sampling = "replicated" if rank_and_world_size()[1] == 1 else "unknown"
         return facts | {"samples_per_rank": len(sampler), "dataset_size": size, "sampling": sampling}
     return facts
 
 
 def learning_rates(optimizers: Iterable[Any]) -> list[float]:
-    """The learning rate of every parameter group that has one; not one on a device, which reading would wait for."""
+    """Returns the learning rates of all parameter groups; not those on a device, where reading waits for the device."""
     rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
     return [float(rate) for rate in rates if isinstance(rate, Real) or _is_on_cpu(rate)]
 
@@ -97,11 +94,11 @@ def _is_on_cpu(rate: Any) -> bool:
 
 
 def on_optimizer_step(step: Callable[[], None], counts: Callable[[Any], bool] | None = None) -> Any:
-    """Calls `step` after every optimizer step that was really applied; returns a handle with `remove()`.
+    """Calls `step` after every optimizer step that was applied; returns a handle with `remove()`.
 
     Args:
         step: Called without arguments.
-        counts: Whether a step of this optimizer counts; None: all do.
+        counts: Returns whether a step of this optimizer counts; None: every step does.
     """
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:

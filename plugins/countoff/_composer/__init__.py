@@ -1,1 +1,1 @@
-"""The adapter for Composer."""
+"""The adapter for Composer: its State and loaders, read and observed. Does not import Composer itself."""

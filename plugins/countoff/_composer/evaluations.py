@@ -1,4 +1,4 @@
-"""Composer's evaluations, in a fit, after it and outside of one, as a guard sees them."""
+"""Composer's evaluations as a guard counts them: in a fit, after it and outside of one."""
 
 from __future__ import annotations
 
@@ -6,87 +6,90 @@ from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.loader_observer import LoaderObserver
-from countoff._composer.loader_report import LoaderReport, read_loader, report_unused
-from countoff._composer.messages import mended
+from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
+from countoff._composer.messages import with_correction
 from countoff._composer.state import length_of
 from countoff.core import Guard
 
+__all__ = ["Evaluations"]
+
 
 class Evaluations:
-    """The evaluators as they are when a roll call begins, and the evaluation under way.
+    """The evaluators that the ranks agreed on when the fit began, and the current evaluation.
 
     Args:
         state: Composer's State.
         guard: The guard of the fit.
         rank: This rank.
-        dp_degree: Shares into which the data is cut.
+        dp_degree: Number of dp_ranks.
     """
 
     def __init__(self, state: Any, guard: Guard, rank: int, dp_degree: int) -> None:
         self._guard = guard
         self._ranks = {"rank": rank, "dp_degree": dp_degree}
-        self._counted_off: dict[str, tuple[Any, LoaderReport]] = {}
+        self._agreed: dict[str, tuple[Any, LoaderReport]] = {}
         for each in state.evaluators:
             loader, limit = each.dataloader.dataloader, each.subset_num_batches
             limit = None if limit == -1 else limit
-            self._counted_off[each.label] = loader, self._read(loader, each.label, limit)
+            self._agreed[each.label] = loader, self._read(loader, each.label, limit)
         self._open: tuple[LoaderReport, LoaderObserver] | None = None
 
     @property
-    def reads(self) -> dict[str, LoaderReport]:
-        """What was read off the evaluators' loaders, by label."""
-        return {label: read for label, (_, read) in self._counted_off.items()}
+    def reports(self) -> dict[str, LoaderReport]:
+        """The reports of the evaluators' loaders, by label."""
+        return {label: report for label, (_, report) in self._agreed.items()}
 
-    def start(self, state: Any, *, may_mend: bool) -> None:
+    def start(self, state: Any, *, may_correct: bool) -> None:
         """Opens an evaluation.
 
         Args:
             state: Composer's State.
-            may_mend: Whether to set its length where that is proven; all ranks must have agreed on the evaluations.
+            may_correct: Whether to set its length where that is proven; all ranks must have agreed on the evaluations.
         """
         label, loader = str(state.dataloader_label), state.dataloader
-        known, read = self._counted_off.get(label, (None, None))
-        counted_off = known is loader and read is not None
-        if read is None or not counted_off:
-            read = self._read(loader, label, None)
-        if not self._ends_at_a_limit(state, read):
-            wrong = read.wrong_length()
-            length = read.mended_length if counted_off and may_mend else None
+        known, report = self._agreed.get(label, (None, None))
+        agreed = known is loader and report is not None
+        if report is None or not agreed:
+            report = self._read(loader, label, None)
+        if not self._ends_at_a_limit(state, report):
+            wrong = report.wrong_length()
+            length = report.corrected_length if agreed and may_correct else None
             if wrong is not None:
-                self._guard.warn(replace(mended(wrong, length), subject=label))
+                self._guard.warn(replace(with_correction(wrong, length), subject=label))
             if length is not None:
                 state.dataloader_len = length
-        # Announced, because nothing marks its end before the metrics' collectives, in which uneven ranks may hang.
-        fetches = LoaderObserver(loader, self._guard.waited, self._guard.failed, self._guard.last_batch)
-        fetches.expected = read.own_batches if read.streaming is not None else None
-        self._open = read, fetches
+        # The last batch is announced when the loader is exhausted: no hook comes before the collectives of the metrics,
+        # in which uneven ranks may hang.
+        observer = LoaderObserver(loader, self._guard.waited, self._guard.failed, self._guard.last_batch)
+        observer.expected = report.own_batches if report.streaming is not None else None
+        self._open = report, observer
         self._guard.eval_start(f"evaluation {label}")
 
     def end(self, state: Any) -> None:
         """Closes the evaluation."""
         if self._open is None:
             return
-        read, fetches = self._open
-        fetched = fetches.begun
-        left = report_unused(read, fetched, self._guard.batches, before=0, length=length_of(state))
-        if left is not None:
-            self._guard.report_unused(left)
+        report, observer = self._open
+        observed = observer.begun
+        unused = unused_batches(report, observed, self._guard.batches, before=0, length=length_of(state))
+        if unused is not None:
+            self._guard.report_unused(unused)
         self.release()
-        self._guard.eval_end("exhausted" if fetched is not None and fetched.exhausted else "stopped")
+        self._guard.eval_end("exhausted" if observed is not None and observed.exhausted else "stopped")
 
     def release(self) -> None:
-        """Gives the loader back as it was. The second time nothing happens."""
+        """Gives the loader back as it was. Does nothing when called again."""
         if self._open is not None:
             self._open[1].release()
             self._open = None
 
     @staticmethod
-    def _ends_at_a_limit(state: Any, read: LoaderReport) -> bool:
-        """Whether a limit comes before the proven end; `trainer.eval(subset_num_batches=N)` has one of its own."""
+    def _ends_at_a_limit(state: Any, report: LoaderReport) -> bool:
+        """Returns whether a limit comes before the proven end; `trainer.eval(subset_num_batches=N)` sets its own."""
         limit = length_of(state)
-        if limit is None or limit == read.facts.reported_batches:
+        if limit is None or limit == report.facts.reported_batches:
             return False
-        return read.proven is not None and limit <= read.proven
+        return report.proven is not None and limit <= report.proven
 
     def _read(self, loader: Any, label: str, limit: int | None) -> LoaderReport:
         return read_loader(loader, length=limit, evaluator=label, **self._ranks)

@@ -1,4 +1,4 @@
-"""Composer's loaders, read, and what is known of them by now."""
+"""What is known of Composer's loaders: read before the first batch, and learned from the epochs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from typing import Any
 
 from countoff._adapter.loader_observer import ObservedPass, samples_in
 from countoff._adapter.torch_facts import loader_facts, reported_length
-from countoff._composer.messages import consequences, consequences_in_evaluation, mended, uneven_by_design
-from countoff._composer.streaming import iterates_as_it_came, streaming_dataset, streaming_facts
+from countoff._composer.messages import consequences, consequences_in_evaluation, uneven_by_design, with_correction
+from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.plan import LoaderPass, StreamingFacts, streaming_pass
 from countoff.core.protocol.truncation import UnusedBatches
 from countoff.core.totals import Totals
 
+__all__ = ["LoaderReport", "batches_when_resumed", "read_loader", "unused_batches"]
+
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """What was read off one loader.
+    """What is known of one loader.
 
     Attributes:
         facts: The facts, of a pass that ends on every rank where the shortest rank's loader does.
-        totals: What follows from them, and from the epochs seen.
-        own_batches: Batches of a whole pass over this rank's loader, no limit applied; None if that is not proven.
-        streaming: What was read off its StreamingDataset; None if it has none.
-        uneven: Fewest and most batches of a rank in one pass, where they differ by design and no limit hides it.
+        totals: What follows from the facts and from the epochs so far.
+        own_batches: Batches of a whole pass over this rank's loader without any limit; None if that is not proven.
+        streaming: The facts of its StreamingDataset; None if it has none.
+        uneven: Fewest and most batches of a rank in one pass, where they differ by design and no limit
+            ends the pass before; else None.
     """
 
     facts: LoaderFacts
@@ -36,30 +39,30 @@ class LoaderReport:
 
     @property
     def proven(self) -> int | None:
-        """Batches of one pass on every rank, every limit applied; None if they are not proven."""
+        """Batches of one pass on every rank, with all limits; None if they are not proven."""
         return self.totals.plan.batches_per_epoch if self.totals.plan.proven else None
 
     @property
-    def mended_length(self) -> int | None:
-        """The length that Composer should count on; None if it does already, or if the truth is not proven."""
+    def corrected_length(self) -> int | None:
+        """The length that Composer should use; None if it does already, or if the true length is not proven."""
         proven, believed = self.proven, self.totals.plan.reported_batches_per_epoch
         return proven if proven and (believed is None or proven < believed) else None
 
     def wrong_length(self) -> Verdict | None:
-        """A `WrongLength` warning, if Composer counts on another number of batches than there are."""
+        """Returns a `WrongLength` warning if Composer uses another number of batches than there are."""
         plan = self.totals.plan
         if self.facts.limit_batches is not None and plan.batches_per_epoch == plan.reported_batches_per_epoch:
-            return None  # the user's limit is reached, whatever the loader reports
+            return None  # the user's limit ends the pass, whatever the loader reports
         return self.totals.wrong_length()
 
     def warnings(self, length: int | None) -> list[Verdict]:
-        """What is wrong with the train loader before its first batch.
+        """Returns the warnings about the train loader before its first batch.
 
         Args:
-            length: The length that is about to be set; None if none is.
+            length: The length that countoff is about to set; None for none.
         """
         wrong = self.wrong_length()
-        found = [] if wrong is None else [mended(wrong, length)]
+        found = [] if wrong is None else [with_correction(wrong, length)]
         if self.uneven is not None and self.streaming is not None:
             found.append(uneven_by_design(self.streaming.batching_method, self.uneven))
         return found
@@ -76,16 +79,16 @@ class LoaderReport:
         Args:
             state: Composer's State.
             batches: Batches of the epoch.
-            may_set: Whether to set Composer's length if the epoch explains it: all ranks must have agreed on the old
-                one, and must all have seen the whole epoch.
+            may_set: Whether to set Composer's length if the epoch proves it: all ranks must have agreed on the old one,
+                and this fit must have had the whole epoch.
 
         Returns:
-            The warning of a wrong length, and the length that is set; None for what there is not.
+            The warning of a wrong length and the length that was set, each None if there is none.
         """
         self.totals.observe(batches)
         wrong, length = self.wrong_length(), self.totals.shorter_than_reported if may_set else None
         if wrong is not None:
-            wrong = mended(wrong, length, "from the next epoch on")
+            wrong = with_correction(wrong, length, "from the next epoch on")
         if length is not None:
             self.set_length(state, length)
         return wrong, length
@@ -94,13 +97,13 @@ class LoaderReport:
 def read_loader(
     loader: Any, *, length: int | None, rank: int, dp_degree: int, evaluator: str = "", duration: Any = None
 ) -> LoaderReport:
-    """Reads one loader, before it is observed.
+    """Returns the report of one loader, read before it is observed.
 
     Args:
         loader: What the Trainer iterates.
         length: `state.dataloader_len` for it.
         rank: This rank.
-        dp_degree: Shares into which the data is cut, where the loader does not say so.
+        dp_degree: Number of dp_ranks, where the loader does not tell it.
         evaluator: The evaluator's label; empty for the train loader.
         duration: `state.max_duration`, for a train loader.
     """
@@ -112,7 +115,7 @@ def read_loader(
         "max_steps": _duration(duration, "ba"),
         "partial_step": "applied",  # Composer accumulates within a batch, over micro-batches
     }
-    if not iterates_as_it_came(loader):
+    if not has_known_iterator(loader):
         known["samples_per_rank"] = None
     facts, own, uneven = loader_facts(loader, **known), None, None
     streaming = streaming_facts(loader)
@@ -134,46 +137,49 @@ def read_loader(
     return LoaderReport(facts, totals, totals.plan.loader_batches if totals.plan.proven else None, None, None)
 
 
-def batches_when_resumed(state: Any, read: LoaderReport, rank: int) -> int | None:
-    """Batches of the epoch in whose middle this run resumes, with those before the checkpoint; None if unknown."""
-    if read.streaming is None or "train" not in state.dataset_resumption:
-        return read.totals.plan.batches_per_epoch
-    rest = replace(read.streaming, drop_first=int(state.timestamp.sample_in_epoch))
+def batches_when_resumed(state: Any, report: LoaderReport, rank: int) -> int | None:
+    """Returns the batches of the epoch in which this run resumes, those before the checkpoint included.
+
+    None if they are unknown.
+    """
+    if report.streaming is None or "train" not in state.dataset_resumption:
+        return report.totals.plan.batches_per_epoch
+    rest = replace(report.streaming, drop_first=int(state.timestamp.sample_in_epoch))
     batches = streaming_pass(rest, rank=rank).fewest_batches
     return None if batches is None else int(state.timestamp.batch_in_epoch) + batches
 
 
-def report_unused(
-    read: LoaderReport, fetched: ObservedPass | None, used: int, *, before: int | None, length: int | None
+def unused_batches(
+    report: LoaderReport, observed: ObservedPass | None, used: int, *, before: int | None, length: int | None
 ) -> UnusedBatches | None:
-    """What this rank's loader had beyond the batches used in a pass that ended by itself; None if nobody knows.
+    """Returns what this rank's loader had beyond the batches used in a pass that ended by itself; None if unknown.
 
     Args:
-        read: What was read off the loader.
-        fetched: What it was seen to hand out; None if it cannot be observed.
+        report: The report of the loader.
+        observed: The pass as observed; None if the loader cannot be observed.
         used: Batches of this pass that were used.
-        before: Batches of it that came before those, as after a resume; None if that is not known.
+        before: Batches of the pass before those, as after a resume; None if unknown.
         length: `state.dataloader_len` of the pass.
     """
-    if fetched is not None and fetched.exhausted:
+    if observed is not None and observed.exhausted:
         return UnusedBatches(0)
-    own = read.own_batches if before is not None else None
+    own = report.own_batches if before is not None else None
     if own is not None:
         own = min(own, own if length is None else length) - (before or 0)
-    if own is None and fetched is None:
+    if own is None and observed is None:
         return None
-    seen = 0 if fetched is None else max(0, fetched.batches - fetched.skipped - used)
-    batches = seen if own is None else max(0, own - used)
+    fetched = 0 if observed is None else max(0, observed.batches - observed.skipped - used)
+    batches = fetched if own is None else max(0, own - used)
     samples = None
-    if fetched is not None and batches == seen == 1:
-        samples = samples_in(fetched.last)
-    elif batches and read.facts.drop_last and read.facts.batch_size is not None:
-        samples = batches * read.facts.batch_size
+    if observed is not None and batches == fetched == 1:
+        samples = samples_in(observed.last)
+    elif batches and report.facts.drop_last and report.facts.batch_size is not None:
+        samples = batches * report.facts.batch_size
     return UnusedBatches(batches, samples, exact=own is not None or not batches)
 
 
 def _shortest(own: LoaderPass) -> LoaderPass:
-    """The pass as it goes on every rank, since Composer stops all of them at the shortest."""
+    """Returns the pass as every rank has it: Composer stops all of them at the shortest."""
     fewest = own.fewest_batches
     if fewest is None or not own.uneven:
         return own

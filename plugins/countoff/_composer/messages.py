@@ -1,49 +1,55 @@
-"""What is said to the user of Composer, in Composer's own words."""
+"""The remedies and messages for users of Composer, in Composer's own terms."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from countoff._adapter.sampling import data_remedies
+from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff.core import Verdict
 from countoff.core.plan import BatchPlan
+
+__all__ = ["REMEDIES", "consequences", "consequences_in_evaluation", "uneven_by_design", "with_correction"]
 
 _EQUAL_LENGTHS = (
     "give every rank as many batches: StreamingDataset(batching_method='random'), a DistributedSampler, or as many "
     "files for each"
 )
-REMEDIES = {
-    "UnevenBatches": f"{_EQUAL_LENGTHS}; evaluations that may differ: Countoff(uneven_eval='allow').",
-    "Truncated": (
-        f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If the loss is meant, say it with a number "
-        "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
-    ),
-    "PlanMismatch": (
-        "build the loader and the Trainer from the same configuration on every rank; where lengths differ, "
-        "Trainer(train_subset_num_batches=N) with N batches that every rank has. Otherwise a schedule in epochs gives "
-        "each rank a learning rate of its own, and max_duration in batches ends an epoch on some ranks only."
-    ),
-    "StepMismatch": "step on the same batches everywhere: no algorithm, no condition of one rank around the step.",
-    "LearningRateMismatch": "give the scheduler the same horizon on every rank: compare state.dataloader_len there.",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    "WrongLength": (
-        "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until then "
-        "Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is proven."
-    ),
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": f"{_EQUAL_LENGTHS}; evaluations that may differ: Countoff(uneven_eval='allow').",
+        "Truncated": (
+            f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
+            "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
+        ),
+        "PlanMismatch": (
+            "build the loader and the Trainer from the same configuration on every rank; where lengths differ, "
+            "Trainer(train_subset_num_batches=N) with N batches that every rank has. Otherwise a schedule in epochs "
+            "gives each rank a learning rate of its own, and max_duration in batches ends an epoch on some ranks only."
+        ),
+        "StepMismatch": "step on the same batches everywhere: no algorithm, no condition of one rank around the step.",
+        "LearningRateMismatch": (
+            "give the scheduler the same horizon on every rank: compare state.dataloader_len there."
+        ),
+        "WrongLength": (
+            "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until "
+            "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where that is "
+            "proven."
+        ),
+    },
+    data_remedies(
         shares=(
             "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
             "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
         ),
-        order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
     ),
-}
+)
 
 
 def consequences(plan: BatchPlan, *, epochs: int | None) -> str:
-    """What a wrong length does, as sentences.
+    """Returns the consequences of a wrong length of the train loader, as sentences.
 
     Args:
         plan: The loader's plan.
@@ -66,7 +72,7 @@ def consequences(plan: BatchPlan, *, epochs: int | None) -> str:
 
 
 def consequences_in_evaluation(plan: BatchPlan) -> str:
-    """What a wrong length of an evaluator's loader does, as sentences."""
+    """Returns the consequences of a wrong length of an evaluator's loader, as sentences."""
     true, believed = plan.loader_batches, plan.reported_batches_per_epoch
     if not true or not believed or true == believed:
         return ""
@@ -76,30 +82,30 @@ def consequences_in_evaluation(plan: BatchPlan) -> str:
 
 
 def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
-    """A warning, before the first batch, that the train loader gives ranks different numbers of batches.
+    """Returns a warning, for before the first batch, that the train loader gives ranks different numbers of batches.
 
     Args:
-        batching_method: That of the StreamingDataset.
+        batching_method: The StreamingDataset's argument of that name.
         uneven: The fewest and the most batches of a rank in one epoch.
     """
     fewest, most = uneven
     return Verdict(
         "Truncated",
         f"with batching_method='{batching_method}' ranks have from {fewest} to {most} batches of train data per epoch; "
-        f"Composer ends every epoch after {fewest} on all of them, and what the others have beyond is not trained on.",
-        why="Batches are dealt out to the ranks in turns, stream by stream, and their number does not divide.",
+        f"Composer ends every epoch after {fewest} on all of them, and does not train on what the others have beyond.",
+        why="Batches go to the ranks in turns, stream by stream, and their number is not a multiple of the ranks.",
         time=time.time(),
         subject="plan",
     )
 
 
-def mended(wrong: Verdict, length: int | None, since: str = "before the first batch") -> Verdict:
-    """The warning of a wrong length, with what was done about it.
+def with_correction(wrong: Verdict, length: int | None, since: str = "before the first batch") -> Verdict:
+    """Returns the warning of a wrong length, with what countoff did about it.
 
     Args:
         wrong: The warning.
         length: The length that countoff has set; None if it has not.
-        since: From when on that holds.
+        since: When that takes effect.
     """
     if length is None:
         return wrong

@@ -1,23 +1,29 @@
-"""Composer's State, read: the length and the position that hold, and what all ranks must agree on."""
+"""Reads Composer's State: the length and the position in force, and what all ranks must agree on."""
 
 from __future__ import annotations
 
 import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
-from countoff.mesh import data_position
+from countoff.core import FitPlan
+
+__all__ = ["exception_at_close", "length_of", "plan_of", "position_of"]
 
 
 def length_of(state: Any) -> int | None:
-    """Batches after which Composer leaves the pass over the loader that is in place; None for no limit."""
+    """Returns the batches after which Composer stops the pass over its current loader; None for no limit."""
     return None if state.dataloader_len is None else int(state.dataloader_len)
 
 
 def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
-    """This rank's dp_rank and the dp_degree: those of the mesh that `parallelism_config` makes, or each rank its own.
+    """Returns this rank's dp_rank and the dp_degree by the mesh that `parallelism_config` makes.
+
+    Without a mesh every rank reads its own data.
 
     Args:
         state: Composer's State.
@@ -29,34 +35,31 @@ def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
 
 def plan_of(
     state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], *, position: tuple[int, int]
-) -> dict[str, Any]:
-    """What all ranks must agree on at the start of a fit, or of an evaluation that stands alone.
+) -> FitPlan:
+    """Returns what all ranks must agree on at the start of a fit, or of an evaluation that stands alone.
 
     Args:
         state: Composer's State.
-        train: What was read off the train loader, if a fit begins.
-        evaluations: What was read off the evaluators' loaders, by label.
+        train: The report of the train loader, if a fit begins.
+        evaluations: The reports of the evaluators' loaders, by label.
         position: This rank's dp_rank and the dp_degree.
     """
-    proven = sorted((label, read.proven) for label, read in evaluations.items())
-    plan: dict[str, Any] = {
-        "evaluations": zlib.crc32(repr(proven).encode()),
-        "dp_rank": position[0],
-        "dp_degree": position[1],
-    }
+    proven = sorted((label, report.proven) for label, report in evaluations.items())
+    plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=position[0], dp_degree=position[1])
     if train is None:
         return plan
     timestamp = state.timestamp
-    return plan | {
-        "batches_per_epoch": train.totals.plan.reported_batches_per_epoch,
-        "proven_batches_per_epoch": train.proven,
-        "batch_size": train.facts.batch_size,
-        "max_epochs": train.facts.max_epochs,
-        "max_steps": train.facts.max_steps,
-        "position": [int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
-    }
+    return replace(
+        plan,
+        batches_per_epoch=train.totals.plan.reported_batches_per_epoch,
+        proven_batches_per_epoch=train.proven,
+        batch_size=train.facts.batch_size,
+        max_epochs=train.facts.max_epochs,
+        max_steps=train.facts.max_steps,
+        position=[int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
+    )
 
 
-def what_ended_it() -> BaseException:
-    """The exception under way, or the program's last; a `SystemExit` without a code if it ends without one."""
+def exception_at_close() -> BaseException:
+    """Returns the exception that is being handled, or the program's last; a `SystemExit` without a code if none."""
     return sys.exc_info()[1] or getattr(sys, "last_value", None) or SystemExit()

@@ -1,6 +1,6 @@
-"""mosaicml-streaming's objects, read into facts for the arithmetic; the library itself is not imported.
+"""Reads mosaicml-streaming's objects into facts for the arithmetic, without importing the library.
 
-A `StreamingDataset` whose subclass deals out samples in a way of its own is not one whose length can be worked out.
+The length of a `StreamingDataset` is computed only where a subclass does not change how samples are divided.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from typing import Any
 
 from countoff.core.plan import StreamFacts, StreamingFacts
 
-_DEALS_OUT = ("__iter__", "_each_sample_id", "_get_work", "_resume", "_resume_incr_epoch", "resample_streams")
-_PASSES = {"torch.utils.data": "DataLoader", "streaming.base.dataloader": "StreamingDataLoader"}
+_DIVIDES_SAMPLES = ("__iter__", "_each_sample_id", "_get_work", "_resume", "_resume_incr_epoch", "resample_streams")
+_KNOWN_LOADERS = {"torch.utils.data": "DataLoader", "streaming.base.dataloader": "StreamingDataLoader"}
 
 
-def iterates_as_it_came(loader: Any) -> bool:
-    """Whether a loader's `__iter__` is that of torch's DataLoader or of streaming's, not one of the user's own."""
-    known = [getattr(sys.modules.get(module), name, None) for module, name in _PASSES.items()]
+def has_known_iterator(loader: Any) -> bool:
+    """Returns whether a loader's `__iter__` is that of torch's DataLoader or of streaming's StreamingDataLoader."""
+    known = [getattr(sys.modules.get(module), name, None) for module, name in _KNOWN_LOADERS.items()]
     return any(each is not None and type(loader).__iter__ is each.__iter__ for each in known)
 
 
 def streaming_dataset(loader: Any) -> Any:
-    """The StreamingDataset that a DataLoader reads; None if it reads another one, or one that deals out by itself."""
+    """Returns the StreamingDataset that a DataLoader reads.
+
+    None if it reads another data set, or a subclass that divides samples by itself.
+    """
     base = getattr(sys.modules.get("streaming.base.dataset"), "StreamingDataset", None)
     dataset = getattr(loader, "dataset", None)
-    if base is None or not isinstance(dataset, base) or not iterates_as_it_came(loader):
+    if base is None or not isinstance(dataset, base) or not has_known_iterator(loader):
         return None
-    changed = [name for name in _DEALS_OUT if getattr(type(dataset), name, None) is not getattr(base, name, None)]
+    changed = [name for name in _DIVIDES_SAMPLES if getattr(type(dataset), name, None) is not getattr(base, name, None)]
     return None if changed else dataset
 
 
 def streaming_facts(loader: Any, *, drop_first: int = 0) -> StreamingFacts | None:
-    """What the arithmetic of streaming needs to know of a loader; None if it does not read a StreamingDataset.
+    """Returns the facts of a loader for the arithmetic of streaming; None if it does not read a StreamingDataset.
 
     Args:
         loader: Any loader.

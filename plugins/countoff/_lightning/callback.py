@@ -1,16 +1,18 @@
-"""What both Lightning packages share: their hooks translated to guard calls. Imports neither of them.
+"""Translates the hooks of both Lightning packages to guard calls. Imports neither package.
 
 Before every train batch Lightning broadcasts from rank 0, so ranks that differ pair wrong collectives or hang in the
-next one; the last batch in hand is therefore announced before it is trained on, and what its fetcher has taken ahead
-counts as in hand.
+next one. The last fetched batch is therefore announced before it is trained on, and batches that the fetcher has
+fetched ahead count as fetched.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from countoff._adapter.guards import new_guard
+from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
-from countoff._adapter.torch_facts import learning_rates, on_optimizer_step, versions
+from countoff._adapter.torch_facts import on_optimizer_step, versions
 from countoff._lightning.sigterm_hook import SigtermHook
 from countoff._lightning.trainer import (
     REMEDIES,
@@ -19,21 +21,22 @@ from countoff._lightning.trainer import (
     eval_loop,
     exhausted_by_looking,
     fetcher_of,
+    fingerprint_before_transfer,
     last_step,
     log,
-    look_before_transfer,
     plan_of,
     set_length,
     time_fetches,
     train_facts,
 )
-from countoff.core import Guard
+from countoff.core import FitPlan, Guard
 from countoff.core.totals import Totals
-from countoff.mesh import data_position
+
+__all__ = ["CountoffCallback"]
 
 
 class CountoffCallback(Options):
-    """Asserts that all ranks count the same batches and steps, and logs the true totals.
+    """Checks that all ranks count the same batches and steps, and logs the true totals.
 
     Every rank's Trainer must have it. The options, and the error for a bad one, are those of `Options`.
     """
@@ -42,32 +45,31 @@ class CountoffCallback(Options):
     _observers: tuple[Any, ...] = ()
     _totals: Totals | None = None
     _active = False
-    _begins = True
+    _epoch_begins = True
     _fetcher: Any = None
     _last_step: int | None = None
 
     @property
     def guard(self) -> Guard | None:
-        """The guard of the fit under way, or of the last one."""
+        """The guard of the current fit, or of the last one."""
         return self._guard
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Steps aside if the Trainer already has this callback (from the entry point, say)."""
-        self.teardown(trainer, pl_module, stage)  # which does not come after an exception that the program outlives
+        """Stays inactive if the Trainer already has this callback, from the entry point, say."""
+        self.teardown(trainer, pl_module, stage)  # Lightning skips it after an exception that the program survives
         first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
         self._active = self.settings.enabled and first is self
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Counts off: the first hook with final lengths and restored counters."""
+        """Begins the fit: this is the first hook with final lengths and restored counters."""
         if not self._active:
             return
         facts = train_facts(trainer)
-        # FSDPStrategy has a shape here until its mesh is made; ModelParallelStrategy raises until then.
+        # Until the mesh is made, FSDPStrategy returns a shape here and ModelParallelStrategy raises.
         mesh = getattr(trainer.strategy, "device_mesh", None)
         dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
         self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
-        plan = plan_of(trainer, facts, self._totals.plan.batches_per_epoch)
-        self._begin(trainer, plan | {"dp_degree": dp_degree, "dp_rank": dp_rank})
+        self._begin(trainer, plan_of(trainer, facts, self._totals.plan.batches_per_epoch, (dp_rank, dp_degree)))
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
@@ -76,17 +78,17 @@ class CountoffCallback(Options):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the epoch's span."""
         if self._guard is not None:
-            self._begins = True
+            self._epoch_begins = True
             self._guard.train_start(trainer.current_epoch)
-            look_before_transfer(trainer, self._guard.data)
+            fingerprint_before_transfer(trainer, self._guard.data)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Counts the batch, with what the fetcher holds besides it."""
+        """Counts the batch, with those that the fetcher has fetched ahead of it."""
         guard = self._guard
         if guard is None:
             return
-        if self._begins:  # what does not change within an epoch is looked up once
-            self._begins = False
+        if self._epoch_begins:  # the lookups that do not change within an epoch
+            self._epoch_begins = False
             if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
                 ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
                 guard.train_start(trainer.current_epoch, ready - 1)
@@ -101,15 +103,15 @@ class CountoffCallback(Options):
             log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Closes the epoch's span and learns its length; a fit that resumes behind an epoch's last batch opens none."""
+        """Closes the epoch's span, if one is open (none is after a resume at the last batch), and learns its length."""
         guard = self._guard
         if guard is None or guard.open_span is None:
             return
-        how = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
-        totals = self._totals if how == "exhausted" else None
+        reason = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
+        totals = self._totals if reason == "exhausted" else None
         if totals is not None:
             totals.observe(guard.batches)
-        guard.train_end(how, notice=None if totals is None else totals.wrong_length())
+        guard.train_end(reason, notice=None if totals is None else totals.wrong_length())
         if totals is not None:
             self._report(trainer)
 
@@ -118,7 +120,7 @@ class CountoffCallback(Options):
         if not self._active or trainer.sanity_checking:
             return
         if self._guard is None:
-            self._begin(trainer, {})
+            self._begin(trainer, FitPlan())
         guard = self._guard
         if guard is not None:
             inside = guard.open_span is not None
@@ -156,29 +158,29 @@ class CountoffCallback(Options):
             self._guard.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Tells the other ranks why this one goes; the guard stays armed on the way out."""
+        """Reports the exception to the other ranks; the guard stays active until the process ends."""
         if self._guard is not None:
             self._guard.failed(exception)
             self._stop_counting()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leaves."""
+        """Closes the guard."""
         self._stop_counting()
         if self._guard is not None:
             self._guard.close()
             self._guard = None
 
-    def _begin(self, trainer: Any, plan: dict[str, Any]) -> None:
+    def _begin(self, trainer: Any, plan: FitPlan) -> None:
         self._stop_counting()
-        self._begins = True
+        self._epoch_begins = True
         if self._guard is not None:
             self._guard.close()
-        self._guard = guard = Guard(
+        self._guard = guard = new_guard(
             self.settings,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             remedies=REMEDIES,
-            learning_rates=lambda: learning_rates(trainer.optimizers),
+            optimizers=lambda: trainer.optimizers,
         )
         self._observers = on_optimizer_step(guard.step), SigtermHook(guard, trainer.fit_loop.epoch_loop)
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
@@ -189,7 +191,7 @@ class CountoffCallback(Options):
         self._observers = ()
 
     def _report(self, trainer: Any) -> None:
-        """Logs the totals as known by now, and mends a wrong length where it is proven."""
+        """Logs the totals as known by now, and corrects a wrong length where the true one is proven."""
         guard, totals = self._guard, self._totals
         if guard is None or totals is None:
             return

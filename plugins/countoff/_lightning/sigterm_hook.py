@@ -1,4 +1,4 @@
-"""Where Lightning's ranks meet before a batch, and what that says of a rank that waits there."""
+"""Hooks into the broadcast before each batch in which Lightning's ranks wait for each other."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ __all__ = ["SigtermHook"]
 
 
 class SigtermHook:
-    """Tells the guard when this rank goes on to another batch: Lightning broadcasts before it fetches one.
+    """Tells the guard when this rank requests another batch: Lightning broadcasts before it fetches one.
 
-    Without it a rank that waits in that broadcast looks like one that has stopped, while another has begun to evaluate.
+    Without this hook, a rank that waits in the broadcast looks as if it had stopped where another rank has begun to
+    evaluate.
 
     Args:
-        guard: Told before the broadcast, which another version of Lightning may not have, or not have by this name.
+        guard: Told before the broadcast; some versions of Lightning do not have it, or not by this name.
         epoch_loop: The Trainer's loop over the batches of an epoch.
     """
 
@@ -27,11 +28,11 @@ class SigtermHook:
         if broadcast is None:
             return
 
-        def ask_and_broadcast() -> None:
+        def request_and_broadcast() -> None:
             guard.batch_requested()
             broadcast()
 
-        setattr(epoch_loop, self._NAME, ask_and_broadcast)
+        setattr(epoch_loop, self._NAME, request_and_broadcast)
 
     def remove(self) -> None:
         """Gives the loop its own broadcast back."""

@@ -1,4 +1,4 @@
-"""Lightning's own objects, read and (one of them) set; names that it does not promise are asked for with care."""
+"""Reads Lightning's own objects, and sets one of them. Names outside its public API are read with a fallback."""
 
 from __future__ import annotations
 
@@ -7,55 +7,64 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff._adapter.sampling import data_remedies, look_at
+from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.torch_facts import loader_facts
-from countoff.core import Guard, LoaderFacts
+from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
 
-REMEDIES = {
-    "UnevenBatches": (
-        "give every rank as many batches: a map-style dataset (Lightning adds a DistributedSampler), an iterable that "
-        "cuts all ranks at the shortest, or Trainer(limit_train_batches=N) with N batches that every rank has; "
-        "evaluations that may differ: Countoff(uneven_eval='allow')."
-    ),
-    "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
-    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
-    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
-    "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-    "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    {
+        "UnevenBatches": (
+            "give every rank as many batches: a map-style dataset (Lightning adds a DistributedSampler), an iterable "
+            "that cuts all ranks at the shortest, or Trainer(limit_train_batches=N) with N batches that every rank "
+            "has; evaluations that may differ: Countoff(uneven_eval='allow')."
+        ),
+        "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
+        "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
+        "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
+    },
+    data_remedies(
         shares=(
             "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
             "trainer.distributed_sampler_kwargs; an iterable data set must take its share by itself."
         ),
-        order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and heed the call.",
+        order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
     ),
-}
+)
 
 
 def _finite(number: int | float) -> int | None:
-    """A number of batches; None for Lightning's infinity, which means that there is no length."""
+    """Returns a number of batches; None for Lightning's infinity, which stands for no length."""
     return None if math.isinf(number) else int(number)
 
 
-def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None) -> dict[str, Any]:
-    """What all ranks must agree on before the first batch."""
+def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position: tuple[int, int]) -> FitPlan:
+    """Returns what all ranks must agree on before the first batch.
+
+    Args:
+        trainer: Lightning's Trainer.
+        facts: The facts of the train loader.
+        proven: Batches per epoch as the arithmetic knows them; None if it does not.
+        data_position: This rank's dp_rank and the dp_degree.
+    """
     batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return {
-        "batches_per_epoch": _finite(trainer.num_training_batches),
-        "proven_batches_per_epoch": proven,
-        "batch_size": facts.batch_size,
-        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
-        "max_epochs": facts.max_epochs,
-        "max_steps": facts.max_steps,
-        "position": [trainer.current_epoch, batches, trainer.global_step],
-    }
+    return FitPlan(
+        batches_per_epoch=_finite(trainer.num_training_batches),
+        proven_batches_per_epoch=proven,
+        batch_size=facts.batch_size,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        max_epochs=facts.max_epochs,
+        max_steps=facts.max_steps,
+        position=[trainer.current_epoch, batches, trainer.global_step],
+        dp_rank=data_position[0],
+        dp_degree=data_position[1],
+    )
 
 
 def train_facts(trainer: Any) -> LoaderFacts:
-    """What the train loader and the Trainer's limits say."""
+    """Returns the facts of the train loader, with the Trainer's limits."""
     loader = trainer.train_dataloader
     limit = trainer.limit_train_batches
     known = {
@@ -64,42 +73,45 @@ def train_facts(trainer: Any) -> LoaderFacts:
         "max_steps": trainer.max_steps,
         "limit_batches": None if limit == 1.0 and isinstance(limit, float) else limit,
     }
-    if isinstance(loader, (Mapping, Sequence)):  # several, of which Lightning combines an epoch of its own length
+    if isinstance(
+        loader, (Mapping, Sequence)
+    ):  # several loaders, which Lightning combines into an epoch of its own length
         combined = {"reported_batches": _finite(trainer.num_training_batches), "limit_batches": None}
         return loader_facts(loader, **known | combined)
     return loader_facts(loader, **known)
 
 
 def fetcher_of(loop: Any, name: str) -> Any:
-    """An attribute of the loop's data fetcher; None where another version of Lightning has it no more."""
+    """Returns an attribute of the loop's data fetcher; None where a version of Lightning does not have it."""
     return getattr(getattr(loop, "_data_fetcher", None), name, None)
 
 
-def _hands_out_its_iterator(loop: Any) -> bool:
-    # With training_step(dataloader_iter) the module fetches by itself, and what was fetched says nothing.
+def _module_fetches(loop: Any) -> bool:
+    # With training_step(dataloader_iter) the module fetches by itself, so what the fetcher holds tells nothing.
     return fetcher_of(loop, "iterator_wrapper") is not None
 
 
 def exhausted_by_looking(loop: Any) -> bool:
-    """Whether the loop's fetcher will hand out no more than it has."""
-    return bool(fetcher_of(loop, "done")) and not _hands_out_its_iterator(loop)
+    """Returns whether the loop's fetcher has seen the loader exhausted by fetching ahead."""
+    return bool(fetcher_of(loop, "done")) and not _module_fetches(loop)
 
 
 def countable_fetcher(loop: Any) -> Any:
-    """The loop's data fetcher, if its `fetched` and `done` say what the loop has in hand; else None."""
-    return None if _hands_out_its_iterator(loop) else getattr(loop, "_data_fetcher", None)
+    """Returns the loop's data fetcher if its `fetched` and `done` describe what the loop has fetched; else None."""
+    return None if _module_fetches(loop) else getattr(loop, "_data_fetcher", None)
 
 
 def last_step(trainer: Any) -> int | None:
-    """Optimizer steps after which the batch under way may be the last one, by `max_steps`; None without that limit.
+    """Returns the optimizer steps after which the current batch may be the last one, by `max_steps`.
 
-    What is fetched ahead of it is then never used, so a rank that holds more than another is not out of step.
+    None without that limit. Batches fetched ahead of that batch are never used, so a rank that has fetched more than
+    another is not out of step.
     """
     return None if trainer.max_steps < 0 else trainer.max_steps - max(1, len(trainer.optimizers))
 
 
 def count(guard: Guard, loop: Any) -> None:
-    """Counts the batch that the loop is about to use, with what its fetcher has taken and knows."""
+    """Counts the batch that the loop is about to use, with what its fetcher has fetched."""
     fetcher = countable_fetcher(loop)
     if fetcher is None:
         guard.batch()
@@ -108,7 +120,7 @@ def count(guard: Guard, loop: Any) -> None:
 
 
 def time_fetches(guard: Guard, loop: Any) -> None:
-    """Adds the time of every fetch to the span under way, from the next one on, until the epoch ends."""
+    """Adds the time of every fetch to the open span, from the next fetch on, until the epoch ends."""
     fetcher = getattr(loop, "_data_fetcher", None)
     before, after = getattr(fetcher, "_start_profiler", None), getattr(fetcher, "_stop_profiler", None)
     if fetcher is None or before is None or after is None:
@@ -127,14 +139,14 @@ def time_fetches(guard: Guard, loop: Any) -> None:
     fetcher._start_profiler, fetcher._stop_profiler = start, stop
 
 
-def look_before_transfer(trainer: Any, data: DataIdentity) -> None:
-    """Looks at the first train batches of the epoch as the loader hands them out, just before they go to their device.
+def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> None:
+    """Takes fingerprints of the epoch's first train batches just before they are moved to their device.
 
-    Ranks are not compared where a strategy shares data among them in a way that its mesh does not tell.
+    Ranks are not compared where a strategy shares data among them in a way that its mesh does not show.
 
     Args:
         trainer: Lightning's Trainer.
-        data: That of the guard, with the epoch begun.
+        data: The guard's `data`, after `train_start`.
     """
     replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
     if not data.fingerprints_due or replicas != data.dp_degree:
@@ -145,7 +157,7 @@ def look_before_transfer(trainer: Any, data: DataIdentity) -> None:
 
     def moving(batch: Any, *args: Any, **kwargs: Any) -> Any:
         if trainer.training and data.fingerprints_due:
-            look_at(data, batch, trainer.train_dataloader)
+            fingerprint_batch(data, batch, trainer.train_dataloader)
         if not data.fingerprints_due and own.get("batch_to_device") is moving:
             give_back()
         return move(batch, *args, **kwargs)
@@ -160,14 +172,14 @@ def look_before_transfer(trainer: Any, data: DataIdentity) -> None:
 
 
 def eval_loop(trainer: Any) -> Any:
-    """The loop that evaluates now."""
+    """Returns the loop that is evaluating."""
     return {"fit": trainer.fit_loop.epoch_loop.val_loop, "validate": trainer.validate_loop}.get(
         trainer.state.fn, trainer.test_loop
     )
 
 
 def log(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Logs what is known to all loggers, from rank 0; `self.log` would be refused in some of the hooks."""
+    """Logs metrics that are not None to all loggers, on rank 0; `self.log` is not allowed in some of the hooks."""
     if not trainer.is_global_zero:
         return
     known = {name: value for name, value in metrics.items() if value is not None}
@@ -177,7 +189,10 @@ def log(trainer: Any, metrics: dict[str, Any]) -> None:
 
 
 def set_length(trainer: Any, batches: int) -> bool:
-    """Sets the epoch's length that Lightning counts on; it is also a cap, so never below the truth."""
+    """Sets Lightning's length of an epoch if it is longer; returns whether it was set.
+
+    The length is also a limit, so it must never be below the true one.
+    """
     loop = trainer.fit_loop
     if getattr(loop, "max_batches", 0) <= batches:
         return False

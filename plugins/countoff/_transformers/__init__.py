@@ -1,1 +1,1 @@
-"""The adapter for the transformers Trainer."""
+"""The adapter for the transformers Trainer: its objects, read and observed."""

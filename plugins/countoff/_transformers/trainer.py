@@ -1,4 +1,4 @@
-"""The transformers Trainer's own objects: what they say, what they say wrong, and where its batches are seen."""
+"""The transformers Trainer's own objects: facts, warnings about its settings, and where its batches are observed."""
 
 from __future__ import annotations
 
@@ -9,46 +9,57 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from countoff._accelerate.facts import REMEDIES as ACCELERATE_REMEDIES
 from countoff._adapter import torch_facts
 from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import follow, holds_prepared, is_prepared, same_source, skipped_batches
-from countoff._adapter.sampling import data_remedies
+from countoff._adapter.prepared_process import PROCESS_REMEDIES
+from countoff._adapter.remedies import data_remedies, with_common_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
-from countoff.core import LoaderFacts, Verdict
+from countoff.core import FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import wrong_horizon
-from countoff.torch import _observe as exchange_classes
+
+__all__ = ["REMEDIES", "horizon_warning", "observe", "plan_of", "total_warning", "train_facts"]
 
 _log = logging.getLogger("countoff")
 
-REMEDIES = {
-    **ACCELERATE_REMEDIES,
-    "UnevenBatches": (
-        "give every rank as many batches: TrainingArguments(accelerator_config={'dispatch_batches': True}), so that "
-        "rank 0 reads for all, or an iterable data set that cuts all ranks at the shortest; if only some ranks "
-        "evaluate: Countoff(eval_ranks=[0]); evaluations that may differ: Countoff(uneven_eval='allow')."
-    ),
-    "PlanMismatch": (
-        "build data set and TrainingArguments alike on every rank, with accelerator_config={'even_batches': True} "
-        "where the lengths differ, and resume from the same checkpoint."
-    ),
-    "StepMismatch": "let every rank decide alike: no callback that sets control.should_training_stop on one rank.",
-    "WrongLength": "make len() of the data set what it yields; the Trainer's epochs and max_steps follow from it.",
-    "WrongHorizon": "make the scheduler for as many ticks as the run has optimizer steps, or let the Trainer make it.",
-    **data_remedies(
+REMEDIES = with_common_remedies(
+    PROCESS_REMEDIES,
+    {
+        "UnevenBatches": (
+            "give every rank as many batches: TrainingArguments(accelerator_config={'dispatch_batches': True}), so "
+            "that rank 0 reads for all, or an iterable data set that cuts all ranks at the shortest; if only some "
+            "ranks evaluate: Countoff(eval_ranks=[0]); evaluations that may differ: Countoff(uneven_eval='allow')."
+        ),
+        "PlanMismatch": (
+            "build data set and TrainingArguments alike on every rank, with accelerator_config={'even_batches': True} "
+            "where the lengths differ, and resume from the same checkpoint."
+        ),
+        "StepMismatch": "let every rank decide alike: no callback that sets control.should_training_stop on one rank.",
+        "WrongLength": "make len() of the data set what it yields; the Trainer's epochs and max_steps follow from it.",
+        "WrongHorizon": (
+            "make the scheduler for as many ticks as the run has optimizer steps, or let the Trainer make it."
+        ),
+        "WrongTotal": (
+            "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
+        ),
+    },
+    data_remedies(
         shares="give the Trainer the whole data set on every rank, not sharded: it shards it by itself.",
         order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
         off="Countoff(fingerprint_batches=0)",
     ),
-    "WrongTotal": (
-        "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
-    ),
-}
+)
 
 
 def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
-    """What the train loader and TrainingArguments say."""
+    """Returns the facts of the train loader, with the limits of TrainingArguments.
+
+    Args:
+        loader: The train loader.
+        args: TrainingArguments.
+        process: Accelerate's PartialState.
+    """
     limited = args.max_steps > 0
     known: dict[str, Any] = {
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
@@ -58,7 +69,7 @@ def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
     }
     if is_prepared(loader):
         facts = loader_facts(loader, num_processes=process.num_processes, process_index=process.process_index, **known)
-    else:  # what a subclass's get_train_dataloader() has returned as it is: nobody divides it by the processes
+    else:  # returned by a subclass's get_train_dataloader() without prepare(), so nothing divides it between ranks
         facts = torch_facts.loader_facts(loader, **known)
     if facts.reported_batches is None:
         _log.info("the train loader has no length: the Trainer's `epoch` is a fraction of max_steps, not of the data")
@@ -66,61 +77,68 @@ def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
 
 
 def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[[], None]:
-    """Counts the passes over the Trainer's loaders from here on; returns what gives them back as they were.
+    """Counts the passes over the Trainer's loaders from here on; returns a function that restores the loaders.
 
     Args:
-        handle: Where they are counted.
-        loader: The train loader, which Accelerate has prepared or not.
-        resumes_inside: Whether the Trainer goes on within an epoch.
+        handle: The handle that counts them.
+        loader: The train loader, prepared by Accelerate or not.
+        resumes_inside: Whether the Trainer resumes in the middle of an epoch.
 
     Raises:
-        TypeError: If the passes over the train loader cannot be seen, with the reason.
+        TypeError: If the passes over the train loader cannot be observed, with the reason.
     """
     prepared, stack = is_prepared(loader), contextlib.ExitStack()
     if not prepared:
-        stack.callback(_observe_own(handle, loader, resumes_inside))
+        stack.callback(_observe_unprepared(handle, loader, resumes_inside))
 
     def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        left_out = skipped_batches(iterated)
-        train = prepared and (iterated is loader or (left_out > 0 and same_source(loader, iterated)))
+        skipped = skipped_batches(iterated)
+        train = prepared and (iterated is loader or (skipped > 0 and same_source(loader, iterated)))
         name = None if train else "evaluation"
         return handle.passes.follow(
-            batches, name, position=left_out, ahead=lambda: iterated.end_of_dataloader, loader=iterated
+            batches, name, position=skipped, ahead=lambda: iterated.end_of_dataloader, loader=iterated
         )
 
     stack.callback(follow(follower))
     return stack.close
 
 
-def _observe_own(handle: Attached, loader: Any, resumes_inside: bool) -> Callable[[], None]:
+def _observe_unprepared(handle: Attached, loader: Any, resumes_inside: bool) -> Callable[[], None]:
     """Counts the passes over a train loader that Accelerate has not prepared."""
     reason = ""
     if holds_prepared(loader):
-        reason = "which stands around a prepared loader"  # whose passes would be taken for evaluations
+        reason = "which wraps a prepared loader"  # whose passes would be counted as evaluations
     elif resumes_inside:
         reason = "of which the Trainer makes a copy to resume within an epoch"
-    elif hasattr(type(loader), "__iter__"):
+    else:
         with contextlib.suppress(TypeError):
-            return exchange_classes(handle, {None: loader})
+            return handle.observe_loaders({None: loader})
     raise TypeError(
-        f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes nobody can see'}: let it "
-        "return what self.accelerator.prepare() returned for a DataLoader"
+        f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes cannot be observed'}: "
+        "let it return what self.accelerator.prepare() returned for a DataLoader"
     )
 
 
-def plan_of(facts: LoaderFacts, args: Any) -> dict[str, Any]:
-    """What all ranks must agree on before the first batch."""
-    return {
-        "batches_per_epoch": facts.reported_batches,
-        "batch_size": args.per_device_train_batch_size,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        "max_epochs": facts.max_epochs,
-        "max_steps": facts.max_steps,
-    }
+def plan_of(facts: LoaderFacts, args: Any, state: Any) -> FitPlan:
+    """Returns what all ranks must agree on before the first batch.
+
+    Args:
+        facts: The facts of the train loader.
+        args: TrainingArguments.
+        state: The TrainerState, with the restored position.
+    """
+    return FitPlan(
+        batches_per_epoch=facts.reported_batches,
+        batch_size=args.per_device_train_batch_size,
+        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        max_epochs=facts.max_epochs,
+        max_steps=facts.max_steps,
+        position=[int(state.epoch or 0), state.global_step],
+    )
 
 
 def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:
-    """A warning about a scheduler that will not end where the run ends."""
+    """Returns a warning about a scheduler that will not end where the run ends."""
     horizon = None if scheduler is None else horizon_of(getattr(scheduler, "scheduler", scheduler))
     if horizon is None or state.max_steps < 1:
         return None
@@ -128,7 +146,7 @@ def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:
 
 
 def total_warning(args: Any, world_size: int) -> Verdict | None:
-    """A warning about the Trainer's total batch size where Accelerate splits each batch over the processes."""
+    """Returns a warning about the Trainer's total batch size where Accelerate splits each batch over the processes."""
     if world_size == 1 or not args.accelerator_config.split_batches:
         return None
     true = args.per_device_train_batch_size * args.gradient_accumulation_steps

@@ -1,0 +1,63 @@
+"""Exchanges a loader's class for a subclass that observes iteration, and gives the loader its own class back.
+
+The subclass has the names of the loader's own class, so the user's loop, and whoever asks for the loader's type, sees
+what it saw before. Only `__iter__` differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Observe", "handle_of", "swap_class"]
+
+_HANDLE = "countoff_handle"
+
+Observe = Callable[[Any, Iterator[Any]], Iterator[Any]]
+"""Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead."""
+
+
+def swap_class(loader: Any, observe: Observe, *, handle: Any = None) -> Callable[[], None]:
+    """Observes a loader from here on; returns a function that gives its own class back, once.
+
+    To observe several loaders or none, put the returned functions on a `contextlib.ExitStack`: where one loader is
+    refused, it gives the others their classes back, in reverse order.
+
+    Args:
+        loader: Any iterable.
+        observe: Called for every pass over the loader.
+        handle: What `handle_of` returns for this loader until its class is given back.
+
+    Raises:
+        TypeError: If the loader has no `__iter__`, or its class cannot be exchanged, as that of a list or a generator.
+    """
+    original: Any = type(loader)
+
+    def iterate(this: Any) -> Iterator[Any]:
+        return observe(this, original.__iter__(this))
+
+    members: dict[str, Any] = {
+        "__iter__": iterate,
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+    }
+    if handle is not None:
+        members[_HANDLE] = handle
+    try:
+        if not hasattr(original, "__iter__"):
+            raise TypeError("no __iter__")
+        loader.__class__ = type(original.__name__, (original,), members)
+    except (TypeError, AttributeError):
+        raise TypeError(
+            f"cannot observe a loader of type {original.__name__}: expected a DataLoader or an iterable object whose "
+            "class is written in Python"
+        ) from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, loader, "__class__", original)
+        return stack.pop_all().close
+
+
+def handle_of(loader: Any) -> Any:
+    """Returns the handle that observes a loader; None if there is none."""
+    return getattr(type(loader), _HANDLE, None)

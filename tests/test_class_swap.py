@@ -1,0 +1,69 @@
+"""Loaders are observed by a class that is exchanged: of all loaders or of none, and given back as it was."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.utils.data
+from torch.utils.data import DataLoader
+
+from countoff.torch import attach
+
+DATA: Any = list(range(4))
+
+
+def batches() -> Iterator[int]:
+    yield from DATA
+
+
+@pytest.mark.parametrize("refused", [lambda: [1, 2], batches], ids=["list", "generator"])
+def test_a_refused_loader_leaves_the_others_as_they_were(refused: Callable[[], Any]) -> None:
+    train = DataLoader(DATA, batch_size=2)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"attach\(eval=…\) cannot observe a loader of type (list|generator)"):
+            attach(train=train, eval=refused())
+        assert type(train) is DataLoader
+    handle = attach(train=train, eval=DataLoader(DATA))
+    assert len(list(train)) == handle.guard.train_batches == 2
+    handle.detach()
+    assert type(train) is DataLoader
+
+
+def test_a_loader_in_two_places_gets_its_own_class_back() -> None:
+    loader = DataLoader(DATA, batch_size=2)
+    attach(train=loader, eval=loader).detach()
+    assert type(loader) is DataLoader
+
+
+def test_a_second_attach_replaces_the_first() -> None:
+    train = DataLoader(DATA, batch_size=2)
+    attach(train=train)
+    handle = attach(train=train)
+    assert type(train).__bases__ == (DataLoader,)
+    handle.detach()
+    assert type(train) is DataLoader
+
+
+def test_the_observing_class_has_the_names_of_the_loaders_own() -> None:
+    class Loader:
+        def __iter__(self) -> Iterator[int]:
+            return batches()
+
+    loader = Loader()
+    with attach(train=loader):
+        assert isinstance(loader, Loader)
+        assert type(loader) is not Loader
+        for name in ("__name__", "__qualname__", "__module__"):
+            assert getattr(type(loader), name) == getattr(Loader, name)
+    assert type(loader) is Loader
+
+
+def test_detach_twice_gives_the_class_back_once() -> None:
+    train = DataLoader(DATA, batch_size=2)
+    handle = attach(train=train)
+    handle.detach()
+    other = attach(train=train)
+    handle.detach()
+    assert type(train) is not torch.utils.data.DataLoader
+    other.detach()
+    assert type(train) is DataLoader

@@ -1,12 +1,12 @@
-"""An Accelerate loop on real digits, with ranks that are uneven by a setting that was meant for the evaluation.
+"""An Accelerate loop on real digits, with ranks that are uneven because of a setting meant for the evaluation.
 
     ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 examples/accelerate_digits.py
-    ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 examples/accelerate_digits.py --mended
+    ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node 2 examples/accelerate_digits.py --fixed
 
-`even_batches=False` keeps Accelerate from repeating samples, so that an evaluation counts each digit once; but it
-holds for the train loader as well: of its 47 batches one rank gets 24 and the other 23. Without `attach` (COUNTOFF=0)
-the ranks drift apart after the first epoch and the job hangs; with it every rank stops there, with the same sentence.
-`--mended` asks for it in the evaluation loader alone. Runs on the CPU, with gloo.
+`even_batches=False` stops Accelerate from repeating samples, so that an evaluation counts each digit once. But it also
+applies to the train loader: of its 47 batches, one rank gets 24 and the other 23. Without `attach` (COUNTOFF=0) the
+ranks drift apart after the first epoch and the job hangs. With it every rank stops there, with the same verdict.
+`--fixed` applies the setting only to the evaluation loader. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[accelerate]' scikit-learn
 """
@@ -27,8 +27,8 @@ HELD_OUT, BATCH_SIZE, EPOCHS = 293, 32, 10  # 1504 digits to train on: 47 batche
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mended", action="store_true", help="give every rank as many batches")
-    mended = parser.parse_args().mended
+    parser.add_argument("--fixed", action="store_true", help="give every rank the same number of batches")
+    fixed = parser.parse_args().fixed
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))
 
     pixels, targets = load_digits(return_X_y=True)
@@ -41,10 +41,10 @@ def main():
     model, optimizer, eval_loader = accelerator.prepare(
         network, torch.optim.Adam(network.parameters(), lr=0.01), DataLoader(eval_set, batch_size=BATCH_SIZE)
     )
-    accelerator.even_batches = mended
+    accelerator.even_batches = fixed
     train_loader = accelerator.prepare(DataLoader(train_set, batch_size=BATCH_SIZE, shuffle=True))
 
-    watched = attach(accelerator, train=train_loader, eval=eval_loader, epochs=EPOCHS)  # the one line
+    handle = attach(accelerator, train=train_loader, eval=eval_loader, epochs=EPOCHS)  # the only change
     right = torch.zeros(1)
     for _ in range(EPOCHS):
         for images, labels in train_loader:
@@ -55,8 +55,8 @@ def main():
         right = sum((network(images).argmax(dim=1) == labels).sum() for images, labels in eval_loader)
 
     accuracy = accelerator.reduce(right).item() / HELD_OUT
-    watched.detach()
-    batches = watched.progress().get("countoff/batches_per_epoch", "uncounted")
+    handle.detach()
+    batches = handle.progress().get("countoff/batches_per_epoch", "uncounted")
     accelerator.print(
         f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {accuracy:.3f}"
     )

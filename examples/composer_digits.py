@@ -1,13 +1,13 @@
-"""Composer on real digits in MDS shards, with a data set whose length is its size by mistake.
+"""Composer on real digits in MDS shards, with a dataset that returns the wrong length.
 
     composer -n 2 examples/composer_digits.py
     composer -n 2 examples/composer_digits.py --fix
     torchrun --standalone --nproc-per-node 2 examples/composer_digits.py
 
-Rank 0 writes the digits as an MDS data set into a temporary directory. `len(dataset)` is then the number of samples of
-all ranks, where Composer wants those of one: on two ranks the console counts to 94 while an epoch has 47 batches, and
-the warm-up of one epoch takes two. countoff says so before the first batch; with `--fix` it sets the length, and
-console and learning rate are right. Runs on the CPU, with gloo.
+Rank 0 writes the digits as an MDS dataset into a temporary directory. `len(dataset)` returns the number of samples of
+all ranks together, but Composer needs the number of one rank. So on two ranks the console counts to 94 while an epoch
+has 47 batches, and the warm-up of one epoch takes two epochs. countoff reports this before the first batch. With
+`--fix` it sets the length, and the console and the learning rate are right. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[composer]' scikit-learn
 """
@@ -37,10 +37,10 @@ class Digits(StreamingDataset):
         return torch.from_numpy(sample["image"].copy()), sample["label"]
 
     def __len__(self):
-        return self.size  # the mistake: `length` is one rank's, `size` that of all ranks together
+        return self.size  # the mistake: `size` is that of all ranks together, `length` that of one rank
 
 
-class SayRates(Callback):
+class PrintLearningRate(Callback):
     """Prints the learning rate at every quarter of an epoch."""
 
     def batch_end(self, state, logger):
@@ -68,7 +68,7 @@ def train(directory, totals):
         max_duration=f"{EPOCHS}ep",
         device="cpu",
         progress_bar=False,
-        callbacks=[Countoff(totals=totals), SayRates()],  # the one argument
+        callbacks=[Countoff(totals=totals), PrintLearningRate()],  # the only change
     )
     trainer.fit()
     if dist.get_global_rank() == 0:

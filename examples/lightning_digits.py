@@ -1,12 +1,12 @@
-"""Lightning on real digits, with ranks that are uneven by design.
+"""Lightning on real digits, with ranks that are uneven on purpose.
 
     torchrun --standalone --nproc-per-node 2 examples/lightning_digits.py
-    torchrun --standalone --nproc-per-node 2 examples/lightning_digits.py --mended
+    torchrun --standalone --nproc-per-node 2 examples/lightning_digits.py --fixed
 
-The digits lie in 47 files of one batch each, which are dealt out whole: of two ranks, the last gets 23 where the other
-gets 24; of four, 11 where the others get 12. Without the callback (COUNTOFF=0) the ranks drift apart after the first
-epoch; with it every rank stops there, with the same sentence. `--mended` deals out digits in whole rounds, one for
-each rank, and trains to the end. Runs on the CPU, with gloo.
+The digits are in 47 files of one batch each, and each rank reads whole files. Of two ranks, the last one gets 23 files
+and the other 24; of four ranks, the last one gets 11 and the others 12. Without the callback (COUNTOFF=0) the ranks
+drift apart after the first epoch. With it every rank stops there, with the same verdict. `--fixed` distributes single
+digits, so that all ranks get the same number, and trains to the end. Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[lightning]' scikit-learn
 """
@@ -28,7 +28,7 @@ HELD_OUT, FILE_SIZE, BATCH_SIZE, EPOCHS = 293, 32, 32, 10  # 1504 digits to trai
 
 
 class Files(IterableDataset):
-    """Deals whole files out to the ranks, as many data sets do: some ranks get one more than others."""
+    """Distributes whole files over the ranks, as many datasets do: some ranks get one more than others."""
 
     def __init__(self, images, labels):
         self.images, self.labels = images, labels
@@ -43,7 +43,7 @@ class Files(IterableDataset):
 
 
 class Rounds(Files):
-    """Deals single digits out in whole rounds: every rank gets as many, and at most one round is left out."""
+    """Distributes single digits in rounds of one per rank: all ranks get the same number, and the rest is dropped."""
 
     def indices(self, rank, world_size):
         return list(range(rank, len(self.images) - len(self.images) % world_size, world_size))
@@ -68,7 +68,7 @@ class Digits(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
-class SayAccuracy(Callback):
+class PrintAccuracy(Callback):
     def on_fit_end(self, trainer, pl_module):
         if trainer.is_global_zero:
             print(f"trained {trainer.current_epoch} epochs; accuracy on held-out digits", end=" ")
@@ -77,12 +77,12 @@ class SayAccuracy(Callback):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mended", action="store_true", help="give every rank as many digits")
-    mended = parser.parse_args().mended
+    parser.add_argument("--fixed", action="store_true", help="give every rank the same number of digits")
+    fixed = parser.parse_args().fixed
 
     pixels, targets = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(targets)
-    train_set = (Rounds if mended else Files)(images[HELD_OUT:], labels[HELD_OUT:])
+    train_set = (Rounds if fixed else Files)(images[HELD_OUT:], labels[HELD_OUT:])
     eval_set = TensorDataset(images[:HELD_OUT], labels[:HELD_OUT])
 
     trainer = pl.Trainer(
@@ -90,7 +90,7 @@ def main():
         strategy="ddp",
         devices=int(os.environ.get("WORLD_SIZE", "1")),
         max_epochs=EPOCHS,
-        callbacks=[Countoff(), SayAccuracy()],  # the one argument
+        callbacks=[Countoff(), PrintAccuracy()],  # the only change
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

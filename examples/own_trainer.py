@@ -1,10 +1,10 @@
-"""An adapter for a trainer of one's own, with nothing of countoff but `Guard` and `Settings`.
+"""An adapter for your own trainer; of countoff it needs only `FitPlan`, `Guard` and `Settings`.
 
     torchrun --standalone --nproc-per-node 2 examples/own_trainer.py
-    torchrun --standalone --nproc-per-node 2 examples/own_trainer.py --mended
+    torchrun --standalone --nproc-per-node 2 examples/own_trainer.py --fixed
 
 `Rowboat` is a made-up trainer that knows nothing of countoff; `Countoff` translates its hooks. The last rank's loader
-holds a batch less than the others', unless it is `--mended`. docs/write-an-adapter.md explains each call. Runs on the
+has one batch less than the others', except with `--fixed`. docs/write-an-adapter.md explains each call. Runs on the
 CPU, with gloo.
 
 Needs: pip install 'countoff[torch]'
@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 
 
 class Rowboat:
-    """A made-up trainer: it calls the method of a hook's name on each of its listeners, if there is one."""
+    """A made-up trainer: for each hook, it calls the method of that name of each listener that has one."""
 
     def __init__(self, listeners=()):
         self.listeners = list(listeners)
@@ -73,7 +73,8 @@ class Countoff:
             remedies={"UnevenBatches": "give every rank as many batches: Rowboat goes on until the loader ends."},
             learning_rates=lambda: [group["lr"] for group in trainer.optimizer.param_groups],
         )
-        self.guard.fit_start({"batch_size": trainer.train_loader.batch_size}, {"torch": torch.__version__})
+        plan = FitPlan(batch_size=trainer.train_loader.batch_size)
+        self.guard.fit_start(plan, {"torch": torch.__version__})
 
     def epoch_begins(self, epoch):
         if self.guard:
@@ -119,14 +120,14 @@ def numbers(batches):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mended", action="store_true", help="give every rank as many batches")
-    mended = parser.parse_args().mended
+    parser.add_argument("--fixed", action="store_true", help="give every rank the same number of batches")
+    fixed = parser.parse_args().fixed
     dist.init_process_group("gloo")
 
     torch.manual_seed(7)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    short = not mended and dist.get_rank() == dist.get_world_size() - 1
+    short = not fixed and dist.get_rank() == dist.get_world_size() - 1
     trainer = Rowboat(listeners=[Countoff()])
     trainer.fit(model, optimizer, numbers(4 if short else 5), numbers(2), epochs=30)
 

@@ -1,12 +1,12 @@
-"""The transformers Trainer on real digits, with ranks that are uneven by a setting that was meant for the evaluation.
+"""The transformers Trainer on real digits, with ranks that are uneven because of a setting meant for evaluation.
 
     torchrun --standalone --nproc-per-node 2 examples/transformers_digits.py
-    torchrun --standalone --nproc-per-node 2 examples/transformers_digits.py --mended
+    torchrun --standalone --nproc-per-node 2 examples/transformers_digits.py --fixed
 
-`even_batches: False` keeps Accelerate from repeating samples; of the 47 batches of the train loader one rank then gets
-24 and the other 23, and each makes its own plan of them: 240 steps here, 230 there. Without the callback (COUNTOFF=0)
-the job drifts, then hangs; with it every rank says so before the first batch. `--mended` leaves the setting out. Runs
-on the CPU, with gloo.
+`even_batches: False` stops Accelerate from repeating samples. Of the 47 batches of the train loader, one rank then gets
+24 and the other 23, so one rank plans 240 steps and the other 230. Without the callback (COUNTOFF=0) the job drifts,
+then hangs. With it every rank stops before the first batch, with the same verdict. `--fixed` leaves the setting out.
+Runs on the CPU, with gloo.
 
 Needs: pip install 'countoff[transformers]' scikit-learn
 """
@@ -25,7 +25,7 @@ HELD_OUT, BATCH_SIZE, EPOCHS = 293, 32, 10  # 1504 digits to train on: 47 batche
 
 
 class Network(torch.nn.Module):
-    """What the Trainer wants of a model: a dict with the loss."""
+    """A model as the Trainer expects it: its output is a dict with the loss."""
 
     def __init__(self):
         super().__init__()
@@ -48,8 +48,8 @@ def accuracy(prediction):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mended", action="store_true", help="give every rank as many batches")
-    mended = parser.parse_args().mended
+    parser.add_argument("--fixed", action="store_true", help="give every rank the same number of batches")
+    fixed = parser.parse_args().fixed
 
     pixels, targets = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(targets)
@@ -62,7 +62,7 @@ def main():
             per_device_train_batch_size=BATCH_SIZE,
             per_device_eval_batch_size=BATCH_SIZE,
             learning_rate=0.01,
-            accelerator_config={"even_batches": mended},
+            accelerator_config={"even_batches": fixed},
             label_names=["labels"],
             remove_unused_columns=False,
             dataloader_pin_memory=False,
@@ -77,12 +77,12 @@ def main():
         eval_dataset=TensorDataset(images[:HELD_OUT], labels[:HELD_OUT]),
         data_collator=collate,
         compute_metrics=accuracy,
-        callbacks=[watched := Countoff()],  # the one line
+        callbacks=[countoff := Countoff()],  # the only change
     )
     trainer.train()
 
     if trainer.is_world_process_zero():
-        batches = watched.progress().get("countoff/batches_per_epoch", "uncounted")
+        batches = countoff.progress().get("countoff/batches_per_epoch", "uncounted")
         last = next(line for line in reversed(trainer.state.log_history) if "eval_accuracy" in line)["eval_accuracy"]
         print(f"trained {EPOCHS} epochs of {batches} batches on each rank; accuracy on held-out digits {last:.3f}")
 

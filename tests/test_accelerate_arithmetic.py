@@ -1,4 +1,4 @@
-"""The arithmetic of Accelerate's loaders and of the Trainer: every row of the golden tables, and lists of indices."""
+"""The arithmetic of Accelerate's loaders and of the Trainer, against every row of the golden tables and index lists."""
 
 import ast
 import csv
@@ -25,7 +25,7 @@ Row = dict[str, str]
 
 
 def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a table, after a count of them, so that a table that was lost cannot pass."""
+    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
     with (Path(__file__).parent / "golden" / f"{table}.csv").open(newline="") as lines:
         read = list(csv.DictReader(lines))
     assert len(read) == rows
@@ -45,7 +45,7 @@ def facts_of(row: Row) -> PreparedFacts:
         num_processes=int(row["world_size"]),
         drop_last=row["drop_last"] == "1",
         split_batches=row["split_batches"] == "1",
-        even_batches=row["even_batches"] != "0",  # empty for the kinds that do not ask
+        even_batches=row["even_batches"] != "0",  # empty for the kinds that do not use it
         iterable=row["kind"] == "IterableDatasetShard",
     )
 
@@ -91,7 +91,7 @@ def test_every_prepared_loader_is_reproduced_on_every_process(table: str, rows: 
 
 
 def trainer_row(row: Row, reported: int) -> tuple[object, ...]:
-    """What the Trainer would give, in the order of the table; the name of the error where it refuses."""
+    """The totals of the Trainer in the order of the table; the name of the error if it refuses."""
     epochs = float(row["epochs"]) if "." in row["epochs"] else int(row["epochs"])
     try:
         totals = trainer_totals(
@@ -146,7 +146,7 @@ def cut(samples: list[int], size: int) -> list[list[int]]:
 
 
 def filled(samples: list[int], unit: int, beginning: list[int]) -> list[int]:
-    """The samples, filled up to a multiple of a unit from their beginning, over and over."""
+    """The samples, filled up to a multiple of a unit with the given ones, repeatedly."""
     source = itertools.cycle(beginning)
     return samples + [next(source) for _ in range(-len(samples) % unit)]
 
@@ -189,7 +189,8 @@ def prepared(draw: st.DrawFn) -> PreparedFacts:
 
 @settings(deadline=None, max_examples=300)
 @given(prepared())
-def test_batches_and_samples_are_those_of_the_real_index_lists(facts: PreparedFacts) -> None:
+def test_batches_and_samples_match_real_index_lists(facts: PreparedFacts) -> None:
+    """The counted batches and samples are those of index lists that are cut and sharded as Accelerate does."""
     found = [prepared_pass(facts, process_index=process) for process in range(facts.num_processes)]
     lists = [divided(facts, process) for process in range(facts.num_processes)]
     if facts.kind == "DataLoaderDispatcher" and not lists[0]:
@@ -206,7 +207,8 @@ def test_batches_and_samples_are_those_of_the_real_index_lists(facts: PreparedFa
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4), st.integers(1, 5))
-def test_accumulated_steps_are_those_of_a_loop_that_takes_them(passes: list[tuple[int, bool]], accumulate: int) -> None:
+def test_accumulated_steps_match_a_loop(passes: list[tuple[int, bool]], accumulate: int) -> None:
+    """Over several passes, the counted steps and carried batches are those of a loop that takes them."""
     counter, carried = 0, 0
     for batches, at_end in passes:
         steps = 0
@@ -222,9 +224,10 @@ def test_accumulated_steps_are_those_of_a_loop_that_takes_them(passes: list[tupl
 
 @settings(deadline=None)
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 4), st.none() | st.integers(0, 12))
-def test_a_run_that_carries_accumulation_over_is_that_of_a_loop(
+def test_a_run_that_carries_accumulation_matches_a_loop(
     batches: int, accumulate: int, epochs: int, max_steps: int | None
 ) -> None:
+    """Steps and batches of a run that carries accumulation into the next epoch are those of a loop."""
     trained, steps = 0, 0
     for _ in range(epochs * batches):
         if steps == max_steps:
@@ -239,7 +242,8 @@ def test_a_run_that_carries_accumulation_over_is_that_of_a_loop(
     assert plan.steps_per_epoch == (None if batches % accumulate else batches // accumulate)
 
 
-def test_uneven_shards_are_told_on_every_process_and_are_no_proof() -> None:
+def test_uneven_shards_are_known_but_no_proof() -> None:
+    """Every process knows that shards are uneven, and no number of batches is proven."""
     facts = PreparedFacts(
         "BatchSamplerShard", samples=13, batch_size=2, num_processes=2, drop_last=False, even_batches=False
     )
@@ -248,7 +252,8 @@ def test_uneven_shards_are_told_on_every_process_and_are_no_proof() -> None:
     assert [(plan.uneven_batches, plan.proven) for plan in plans] == [((3, 4), False)] * 2
 
 
-def test_samples_that_may_repeat_by_themselves_are_not_called_unique() -> None:
+def test_samples_that_may_repeat_are_not_counted_as_unique() -> None:
+    """Without proof that all samples differ, repeats are unknown."""
     facts = PreparedFacts(
         "BatchSamplerShard", samples=12, batch_size=2, num_processes=2, drop_last=False, all_different=False
     )
@@ -267,7 +272,8 @@ def test_samples_that_may_repeat_by_themselves_are_not_called_unique() -> None:
         ({"kind": "DataLoaderDispatcher", "samples": 0}, "has no batch to hand out"),
     ],
 )
-def test_what_cannot_be_known_of_a_prepared_loader_is_refused_in_words(changes: dict[str, object], why: str) -> None:
+def test_an_unknown_pass_has_a_reason(changes: dict[str, object], why: str) -> None:
+    """A pass that cannot be counted has no numbers, and the plan gives the reason."""
     given: dict[str, object] = {
         "kind": "BatchSamplerShard",
         "samples": 10,
@@ -281,7 +287,8 @@ def test_what_cannot_be_known_of_a_prepared_loader_is_refused_in_words(changes: 
     assert (plan.batches_per_epoch, plan.samples_per_epoch, plan.proven) == (None, None, False)
 
 
-def test_workers_of_a_dispatcher_over_a_map_style_dataset_share_its_batches() -> None:
+def test_dispatcher_workers_share_the_batches() -> None:
+    """With a map-style dataset, the workers of a dispatcher do not change the number of batches."""
     facts = PreparedFacts(
         "DataLoaderDispatcher", samples=10, batch_size=2, num_processes=2, drop_last=False, num_workers=2
     )
@@ -310,9 +317,10 @@ def test_a_trainer_without_a_length_trusts_max_steps() -> None:
     )
 
 
-@pytest.mark.parametrize(("reported", "said"), [(None, "no length"), (0, "no batch")])
-def test_a_trainer_with_nothing_to_count_by_refuses(reported: int | None, said: str) -> None:
-    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {said}, got -1"):
+@pytest.mark.parametrize(("reported", "length"), [(None, "no length"), (0, "no batch")])
+def test_a_trainer_without_batches_needs_max_steps(reported: int | None, length: str) -> None:
+    """Without batches to count, the Trainer's totals are refused unless max_steps is positive."""
+    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {length}, got -1"):
         trainer_totals(
             reported,
             dataset_size=None,
@@ -324,7 +332,8 @@ def test_a_trainer_with_nothing_to_count_by_refuses(reported: int | None, said: 
         )
 
 
-def test_a_dataset_without_a_length_has_as_many_examples_as_its_batches_hold_on_one_process() -> None:
+def test_examples_of_a_dataset_without_length() -> None:
+    """Without a dataset length, the Trainer counts the samples of one process's batches as examples."""
     totals = trainer_totals(
         7,
         dataset_size=None,
@@ -341,7 +350,8 @@ def test_a_dataset_without_a_length_has_as_many_examples_as_its_batches_hold_on_
     ("name", "value"),
     [("samples", -1), ("batch_size", 0), ("num_processes", 0), ("num_workers", -1), ("kind", "DataLoader")],
 )
-def test_a_fact_of_a_prepared_loader_outside_its_domain_is_refused_by_its_name(name: str, value: object) -> None:
+def test_a_bad_prepared_fact_is_refused_by_name(name: str, value: object) -> None:
+    """A fact of a prepared loader outside its domain is refused, and the error names the fact."""
     given: dict[str, object] = {
         "kind": "BatchSamplerShard",
         "samples": 10,

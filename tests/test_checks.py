@@ -1,4 +1,4 @@
-"""The mistakes that a configuration shows: each is found, at its level, with its numbers, and nothing else is."""
+"""Mistakes in a configuration: each is found, at its level and with its numbers, and nothing else is found."""
 
 import json
 from dataclasses import replace
@@ -114,20 +114,20 @@ def test_the_worst_mistake_comes_first(tmp_path: Path) -> None:
     assert [issue.level for issue in worst_first(reversed(issues))] == [issue.level for issue in issues]
 
 
-def test_what_a_pipeline_does_to_a_batch_is_said(tmp_path: Path) -> None:
+def test_a_note_says_how_a_pipeline_cuts_a_batch(tmp_path: Path) -> None:
     notes = [issue.text for issue in titan(tmp_path, world_size=16, pp=2) if issue.code == "micro-batches"]
     assert len(notes) == 1
     assert "2 pipeline micro-batches, cut out of the batch" in notes[0]
 
 
-def test_ranks_that_share_data_are_not_to_be_counted_twice(tmp_path: Path) -> None:
+def test_a_note_warns_not_to_count_shared_data_twice(tmp_path: Path) -> None:
     notes = [issue.text for issue in titan(tmp_path, world_size=16, tp=4) if issue.code == "data-ranks"]
     assert notes == [
         "16 ranks read 4 shares: count samples and tokens over the data ranks alone, or they come out 4 times too high"
     ]
 
 
-def test_a_run_that_is_cut_short_of_its_schedule_is_a_note(tmp_path: Path) -> None:
+def test_a_run_that_ends_before_its_schedule_is_a_note(tmp_path: Path) -> None:
     issues = titan(tmp_path, world_size=16, schedule="total_steps = 1000")
     assert faults(issues) == []
     assert "the run ends after 100 steps" in issues[0].text
@@ -186,8 +186,9 @@ def test_a_mistake_in_a_lingua_config_is_found(
 
 
 @pytest.mark.parametrize("world_size", [4, 8, 16])
-def test_linguas_wrong_factor_is_right_by_luck_where_it_equals_the_right_one(tmp_path: Path, world_size: int) -> None:
-    # One replica, no shards, or as many of one as of the other.
+def test_linguas_wrong_factor_can_be_right_by_chance(tmp_path: Path, world_size: int) -> None:
+    """With one replica, no shards, or as many replicas as shards, the wrong factor has no effect."""
+    # One replica, no shards, or as many replicas as shards.
     shard = {4: 2, 8: 8, 16: 4}[world_size]
     assert faults(lingua(tmp_path, world_size=world_size, shard=shard)) == []
 
@@ -219,7 +220,7 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
             ("stops", "batch"),
             "64 is not train_micro_batch_size_per_gpu 4 × gradient_accumulation_steps 1 × 8 data ranks = 32",
         ),
-        # The batches of all data ranks taken for those of one.
+        # The batches of all data ranks, where those of one are expected.
         (
             {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 16},
             ("stops", "batch"),
@@ -232,7 +233,7 @@ def test_linguas_chunks_must_fit_its_data_ranks(tmp_path: Path, chunks: int, lev
             "30 is no multiple of train_micro_batch_size_per_gpu 4 × 8 data ranks = 32 samples: 32 would do",
         ),
         ({"train_batch_size": 63}, ("stops", "batch"), "56 or 64 would"),
-        # World taken for data ranks: 8 ranks in tensor-parallel pairs are 4 shares.
+        # All ranks counted as data ranks: 8 ranks in tensor-parallel pairs are 4 shares.
         (
             {
                 "train_batch_size": 64,
@@ -276,20 +277,21 @@ DEEPSPEED = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps":
         (100, 200, 100, "warmup_num_steps is 100 and steps is 100: the learning rate only rises, to 0.99 of the"),
     ],
 )
-def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
+def test_a_deepspeed_warm_up_that_is_too_long_is_found(
     tmp_path: Path, warmup: int, total: int, steps: int | None, text: str
 ) -> None:
+    """A DeepSpeed warm-up that is as long as its schedule, or as the run, is found."""
     params = {"warmup_num_steps": warmup, "total_num_steps": total}
     scheduler = {"type": "WarmupDecayLR", "params": params}
     (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
     issues = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=steps), world_size=4)
-    said = [issue.text for issue in issues if (issue.level, issue.code) == ("silent", "warm-up")]
-    assert len(said) == bool(text)
-    assert not text or text in said[0]
+    texts = [issue.text for issue in issues if (issue.level, issue.code) == ("silent", "warm-up")]
+    assert len(texts) == bool(text)
+    assert not text or text in texts[0]
 
 
 @pytest.mark.parametrize(
-    ("total", "what"),
+    ("total", "text"),
     [
         (200, "2 times the 100 steps of the run: that counts the batches of a rank, and the schedule ticks once per"),
         (199, "so the run ends at 0.503 of the schedule; set scheduler.params.total_num_steps to 100"),
@@ -299,16 +301,24 @@ def test_a_deepspeed_warm_up_that_outlasts_its_schedule_is_found(
         (100, ""),
     ],
 )
-def test_a_horizon_that_was_counted_in_another_unit_is_found(tmp_path: Path, total: int, what: str) -> None:
+def test_a_horizon_counted_in_another_unit_is_found(tmp_path: Path, total: int, text: str) -> None:
+    """A horizon that is a multiple of the run was counted in batches, or over all ranks."""
     scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
     (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
     issues = check_job(replace(read_job(str(tmp_path / "ds.json")), steps=100), world_size=4)
-    assert faults(issues) == ([("silent", "horizon")] if what else [])
-    assert not what or what in issues[0].text
+    assert faults(issues) == ([("silent", "horizon")] if text else [])
+    assert not text or text in issues[0].text
 
 
-def test_a_horizon_that_torchtitan_is_given_beyond_the_run_is_no_fault_whatever_its_factor(tmp_path: Path) -> None:
-    # 2 batches per step on 16 data ranks: twice the steps may be a run that is to be cut short.
+def test_the_horizon_of_a_run_of_one_step_is_no_fault(tmp_path: Path) -> None:
+    scheduler = {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 0, "total_num_steps": 1}}
+    (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "scheduler": scheduler}))
+    assert check_job(replace(read_job(str(tmp_path / "ds.json")), steps=1), world_size=4) == []
+
+
+def test_a_longer_torchtitan_horizon_is_no_fault(tmp_path: Path) -> None:
+    """A horizon after the end of a TorchTitan run is a note, also if it is a multiple of the run."""
+    # 2 batches per step on 16 data ranks: with twice the steps, the run may be meant to end early.
     issues = titan(tmp_path, world_size=16, schedule="total_steps = 200")
     assert faults(issues) == []
     assert "2 times the 100 steps of the run: that counts the batches of a rank" in issues[0].text
@@ -324,7 +334,7 @@ def test_shares_of_a_dataset_that_differ_by_a_batch_are_found() -> None:
 
 
 @pytest.mark.parametrize(("total", "text"), [(50, "the last 50 steps have a learning rate of 0"), (100, "")])
-def test_a_deepspeed_schedule_that_ends_before_the_run_is_found(tmp_path: Path, total: int, text: str) -> None:
+def test_a_deepspeed_schedule_that_ends_too_early_is_found(tmp_path: Path, total: int, text: str) -> None:
     scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10, "total_num_steps": total}}
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "scheduler": scheduler}))
     job = read_job(str(tmp_path / "ds.json"))
@@ -337,7 +347,7 @@ def test_a_deepspeed_schedule_that_ends_before_the_run_is_found(tmp_path: Path, 
     ("lines", "world_size", "fault", "text"),
     [
         ("num_processes: 8\nnum_machines: 4", 16, ("stops", "world-size"), "num_processes is 8"),
-        # One machine's processes taken for all of them.
+        # The processes of one machine, where those of all machines are expected.
         ("num_processes: 6\nnum_machines: 4", 6, ("stops", "machines"), "6 per machine would be 24"),
         (
             "num_processes: 8\n"
@@ -381,7 +391,7 @@ def composer(path: Path, **changes: object) -> list[ConfigIssue]:
         {"micro": "auto"},
     ],
 )
-def test_a_sound_composer_config_has_nothing_to_say(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_sound_composer_config_has_no_issue(tmp_path: Path, changes: dict[str, object]) -> None:
     assert composer(tmp_path, **changes) == []
 
 
@@ -403,7 +413,8 @@ def test_a_mistake_in_a_composer_config_is_found(
     assert text in issues[0].text
 
 
-def test_a_micro_batch_that_is_larger_than_a_ranks_batch_is_said(tmp_path: Path) -> None:
+def test_a_too_large_micro_batch_is_a_note(tmp_path: Path) -> None:
+    """A micro-batch larger than a rank's batch is a note."""
     issues = composer(tmp_path, micro=64)
     assert faults(issues) == []
     assert "64 is more than the 32 samples that a rank has" in issues[0].text
@@ -412,7 +423,7 @@ def test_a_micro_batch_that_is_larger_than_a_ranks_batch_is_said(tmp_path: Path)
 @pytest.mark.parametrize(
     ("drop_last", "text"), [(False, "1 sample is read twice per epoch"), (True, "left out of every epoch")]
 )
-def test_what_a_dataset_loses_or_repeats_is_said(drop_last: bool, text: str) -> None:
+def test_dropped_and_repeated_samples_are_notes(drop_last: bool, text: str) -> None:
     job = Job("", ("dp",), (-1,), ("dp",), batch_size=4, dataset_size=99, epochs=1, drop_last=drop_last)
     assert text in check_job(job, world_size=4)[0].text
 
@@ -420,7 +431,8 @@ def test_what_a_dataset_loses_or_repeats_is_said(drop_last: bool, text: str) -> 
 @pytest.mark.parametrize(
     ("infinite", "world_size", "is_fault"), [(False, 4, True), (False, 1, False), (True, 4, False)]
 )
-def test_data_that_ends_on_every_rank_by_itself_is_said(infinite: bool, world_size: int, is_fault: bool) -> None:
+def test_data_that_ends_at_different_steps_is_found(infinite: bool, world_size: int, is_fault: bool) -> None:
+    """Data that each of several data ranks reads once is a fault."""
     config = SimpleNamespace(
         training=SimpleNamespace(steps=100),
         parallelism=SimpleNamespace(),

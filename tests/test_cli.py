@@ -1,4 +1,4 @@
-"""The command line teaches, refuses in one line, and never imports a framework before it has to."""
+"""The command line: its help teaches, its errors are one line, and it imports a framework only where it needs one."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ CALL = "from countoff.core.cli.__main__ import main\nmain()"
 
 
 def run(arguments: Sequence[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
-    """`countoff` with these arguments in a fresh interpreter; what it has imported by its end is in `modules`."""
+    """Runs `countoff` with these arguments in a fresh interpreter, which prints the imported modules at its end."""
     path = [str(ROOT / "core"), str(ROOT / "plugins")]
     script = f"""
 import atexit, sys
@@ -35,7 +35,7 @@ def imported(finished: subprocess.CompletedProcess[str]) -> set[str]:
 
 
 def without(*modules: str) -> str:
-    """Code that lets an interpreter find all modules but these."""
+    """Code with which an interpreter does not find these modules."""
     return f"""
 import importlib.util
 find = importlib.util.find_spec
@@ -72,7 +72,7 @@ def test_seconds_out_of_range_are_refused_in_one_line(seconds: str) -> None:
     assert len(finished.stderr.splitlines()) == 1
 
 
-def test_what_is_no_number_at_all_is_refused() -> None:
+def test_ranks_that_are_not_a_number_are_refused() -> None:
     assert run(["demo", "--ranks", "many"]).returncode == 2
 
 
@@ -88,9 +88,8 @@ def test_an_unknown_command_is_refused() -> None:
         (("torch", "lightning", "sklearn"), "torch and lightning and scikit-learn"),
     ],
 )
-def test_a_missing_framework_is_one_line_with_the_command_that_installs_it(
-    missing: tuple[str, ...], named: str
-) -> None:
+def test_a_missing_framework_is_one_line(missing: tuple[str, ...], named: str) -> None:
+    """A missing framework is one line with the command that installs it, and nothing heavy is imported."""
     finished = run(["demo"], before=without(*missing))
     assert finished.returncode == 1
     assert finished.stderr == f"countoff: the demo needs {named}: pip install 'countoff[demo]'\n"

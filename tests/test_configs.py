@@ -1,4 +1,4 @@
-"""Each format is read into the same run, by its own names, and what cannot be read is said in one line."""
+"""Each format is read into the same run, by its own names, and what cannot be read is refused in one line."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ from countoff.core.configs import ConfigError, read_job
 from countoff.core.configs.job import Job, RunPlan
 
 
-class Desk:
-    """A directory in which configurations are written and read."""
+class ConfigDirectory:
+    """A directory in which tests write configurations and read them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -24,8 +24,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+def configs(tmp_path: Path) -> ConfigDirectory:
+    return ConfigDirectory(tmp_path)
 
 
 ERAS = {
@@ -72,8 +72,8 @@ ERAS = {
 
 
 @pytest.mark.parametrize("era", ERAS)
-def test_torchtitans_toml_of_every_era_is_the_same_run(desk: Desk, era: str) -> None:
-    job = desk.read("titan.toml", ERAS[era])
+def test_torchtitans_toml_of_every_era_is_the_same_run(configs: ConfigDirectory, era: str) -> None:
+    job = configs.read("titan.toml", ERAS[era])
     plan = RunPlan.of(job, world_size=16)
     assert plan.ranks.sizes == (2, 1, 4, 1, 2)
     assert plan.batches.tokens_per_step == 2 * 2048 * 4
@@ -83,22 +83,22 @@ def test_torchtitans_toml_of_every_era_is_the_same_run(desk: Desk, era: str) -> 
     assert job.issues == ()
 
 
-def test_what_a_torchtitan_toml_does_not_say_has_its_defaults(desk: Desk) -> None:
-    job = desk.read("titan.toml", "[training]\n")
+def test_missing_torchtitan_fields_have_their_defaults(configs: ConfigDirectory) -> None:
+    job = configs.read("titan.toml", "[training]\n")
     assert (job.batch_size, job.sequence_length, job.steps) == (8, 2048, 10_000)
     assert not job.origins["batch_size"].given
     assert RunPlan.of(job, world_size=8).batches.tokens_per_step == 8 * 2048 * 8
 
 
-def test_a_number_remembers_the_name_under_which_it_is_written(desk: Desk) -> None:
-    job = desk.read("titan.toml", "[training]\nbatch_size = 3\n")
+def test_a_number_keeps_the_name_of_its_field(configs: ConfigDirectory) -> None:
+    job = configs.read("titan.toml", "[training]\nbatch_size = 3\n")
     assert job.key("batch_size") == "training.batch_size"
     assert job.origins["batch_size"].given
 
 
-def test_two_names_of_one_number_that_disagree_are_refused(desk: Desk) -> None:
+def test_two_names_of_one_number_that_disagree_are_refused(configs: ConfigDirectory) -> None:
     with pytest.raises(ConfigError, match=r"training\.local_batch_size is 2 and training\.batch_size is 4: keep one"):
-        desk.read("titan.toml", "[training]\nlocal_batch_size = 2\nbatch_size = 4\n")
+        configs.read("titan.toml", "[training]\nlocal_batch_size = 2\nbatch_size = 4\n")
 
 
 LINGUA = """
@@ -110,33 +110,35 @@ LINGUA = """
     """
 
 
-def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(desk: Desk) -> None:
-    plan = RunPlan.of(desk.read("lingua.yaml", LINGUA), world_size=16)
+def test_linguas_views_of_a_batch_do_not_multiply_its_tokens(configs: ConfigDirectory) -> None:
+    plan = RunPlan.of(configs.read("lingua.yaml", LINGUA), world_size=16)
     assert plan.batches.tokens_per_step == 4 * 4096 * 2 * 16
     assert plan.batches.total_steps == 60_000
 
 
-def test_an_exponent_without_a_dot_is_taken_as_a_learning_rate_and_said(desk: Desk) -> None:
-    job = desk.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4"))
+def test_an_exponent_without_dot_is_a_learning_rate(configs: ConfigDirectory) -> None:
+    """YAML reads 3e-4 as text: it is accepted as a learning rate, with a note."""
+    job = configs.read("lingua.yaml", LINGUA.replace("3.0e-4", "3e-4"))
     assert job.learning_rate == 3e-4
     assert [issue.code for issue in job.issues] == ["exponent"]
     assert "optim.lr is 3e-4, which YAML reads as text: write 3.0e-4" in job.issues[0].text
 
 
-def test_an_exponent_without_a_dot_is_no_number_of_samples(desk: Desk) -> None:
+def test_an_exponent_without_dot_is_not_a_count(configs: ConfigDirectory) -> None:
+    """YAML reads 3e-4 as text: it is refused as a number of samples."""
     with pytest.raises(
         ConfigError, match=r"data\.batch_size must be a whole number of at least 1, got the text '3e-4'"
     ):
-        desk.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
+        configs.read("lingua.yaml", LINGUA.replace("batch_size: 4", "batch_size: 3e-4"))
 
 
-def test_linguas_chunks_are_counted_where_its_data_is_here(desk: Desk) -> None:
+def test_linguas_chunks_are_counted_if_the_data_is_here(configs: ConfigDirectory) -> None:
     for source, chunks in (("books", 3), ("code", 2)):
-        (desk.path / source).mkdir()
+        (configs.path / source).mkdir()
         for number in range(chunks):
-            (desk.path / source / f"{source}.chunk.{number:02}.jsonl").touch()
-    sources = f"root_dir: {desk.path}, sources: {{books: 1.0, code: 1.0, gone: 1.0}}"
-    job = desk.read("lingua.yaml", LINGUA.replace("sources: {books: 1.0}", sources))
+            (configs.path / source / f"{source}.chunk.{number:02}.jsonl").touch()
+    sources = f"root_dir: {configs.path}, sources: {{books: 1.0, code: 1.0, gone: 1.0}}"
+    job = configs.read("lingua.yaml", LINGUA.replace("sources: {books: 1.0}", sources))
     assert job.chunks == {"books": 3, "code": 2}
 
 
@@ -155,28 +157,28 @@ def test_linguas_chunks_are_counted_where_its_data_is_here(desk: Desk) -> None:
         ),
     ],
 )
-def test_deepspeeds_three_batch_numbers_complete_each_other(
-    desk: Desk, given: dict[str, object], batch: int, accumulation: int
+def test_any_two_deepspeed_batch_numbers_give_the_third(
+    configs: ConfigDirectory, given: dict[str, object], batch: int, accumulation: int
 ) -> None:
-    plan = RunPlan.of(desk.read("ds.json", json.dumps(given)), world_size=8)
+    plan = RunPlan.of(configs.read("ds.json", json.dumps(given)), world_size=8)
     assert (plan.batch_size, plan.gradient_accumulation_steps) == (batch, accumulation)
     assert plan.batches.global_batch_size == batch * accumulation * 8
 
 
-def test_deepspeeds_tensor_parallel_ranks_share_their_data(desk: Desk) -> None:
+def test_deepspeeds_tensor_parallel_ranks_share_their_data(configs: ConfigDirectory) -> None:
     text = json.dumps({"train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 4}})
-    plan = RunPlan.of(desk.read("ds.json", text), world_size=8)
+    plan = RunPlan.of(configs.read("ds.json", text), world_size=8)
     assert (plan.ranks.dp_degree, plan.batches.global_batch_size) == (2, 4)
 
 
-def test_accelerates_processes_are_the_world_size(desk: Desk) -> None:
-    job = desk.read("acc.yaml", "compute_environment: LOCAL_MACHINE\nnum_processes: 16\nnum_machines: 2\n")
+def test_accelerates_processes_are_the_world_size(configs: ConfigDirectory) -> None:
+    job = configs.read("acc.yaml", "compute_environment: LOCAL_MACHINE\nnum_processes: 16\nnum_machines: 2\n")
     assert job.world_size == 16
     assert job.batch_size is None
     assert job.rank_map(16).dp_degree == 16
 
 
-def test_accelerates_parallelism_config_is_a_mesh(desk: Desk) -> None:
+def test_accelerates_parallelism_config_is_a_mesh(configs: ConfigDirectory) -> None:
     text = """
         compute_environment: LOCAL_MACHINE
         num_processes: 16
@@ -186,7 +188,7 @@ def test_accelerates_parallelism_config_is_a_mesh(desk: Desk) -> None:
           parallelism_config_dp_shard_size: 4
           parallelism_config_tp_size: 2
         """
-    job = desk.read("acc.yaml", text)
+    job = configs.read("acc.yaml", text)
     assert job.rank_map(16).dp_degree == 8
     assert job.gradient_accumulation_steps == 4
     assert job.issues == ()
@@ -204,8 +206,8 @@ COMPOSER = """
     """
 
 
-def test_composers_global_batch_is_shared_by_the_data_ranks(desk: Desk) -> None:
-    job = desk.read("mpt.yaml", COMPOSER)
+def test_composers_global_batch_is_shared_by_the_data_ranks(configs: ConfigDirectory) -> None:
+    job = configs.read("mpt.yaml", COMPOSER)
     plan = RunPlan.of(job, world_size=8)
     assert (plan.batch_size, plan.batches.global_batch_size) == (32, 256)
     assert plan.batches.tokens_per_step == 256 * 2048
@@ -219,9 +221,9 @@ def test_composers_global_batch_is_shared_by_the_data_ranks(desk: Desk) -> None:
     [("1ep", None, 1), ("1000sp", 4, None), ("1_000_000tok", 2, None), ("1e4ba", 10_000, None), (3, None, 3)],
 )
 def test_composers_durations_are_read_in_their_unit(
-    desk: Desk, duration: str | int, steps: int | None, epochs: int | None
+    configs: ConfigDirectory, duration: str | int, steps: int | None, epochs: int | None
 ) -> None:
-    job = desk.read("mpt.yaml", COMPOSER.replace("4800ba", str(duration)))
+    job = configs.read("mpt.yaml", COMPOSER.replace("4800ba", str(duration)))
     assert (job.steps, job.epochs) == (steps, epochs)
 
 
@@ -234,9 +236,9 @@ def test_composers_durations_are_read_in_their_unit(
         ("max_seq_len: ${max_seq_len}", r"refer to each other in a circle"),
     ],
 )
-def test_a_composer_file_that_makes_no_sense_is_refused(desk: Desk, wrong: str, message: str) -> None:
+def test_a_contradictory_composer_file_is_refused(configs: ConfigDirectory, wrong: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        desk.read("mpt.yaml", wrong, "composer")
+        configs.read("mpt.yaml", wrong, "composer")
 
 
 PYTHON = """
@@ -279,19 +281,19 @@ def test_torchtitans_python_config_is_called(titan: str) -> None:
         (":other", "a TorchTitan config has a training section; SimpleNamespace has none"),
     ],
 )
-def test_a_python_config_that_is_none_is_refused_in_one_line(titan: str, function: str, message: str) -> None:
+def test_a_bad_python_config_is_refused_in_one_line(titan: str, function: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_job(titan + function)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_module_that_is_not_here_is_said(titan: str) -> None:
+def test_a_missing_module_is_named(titan: str) -> None:
     with pytest.raises(ConfigError, match="there is no module no_such_titan here"):
         read_job("no_such_titan:small")
 
 
-def test_a_module_that_needs_another_one_says_which(titan: str, tmp_path: Path) -> None:
+def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> None:
     (tmp_path / "needy_titan.py").write_text("import no_such_package_at_all\n")
     with pytest.raises(ConfigError, match="needy_titan needs no_such_package_at_all, which is not installed"):
         read_job("needy_titan:small")
@@ -324,9 +326,7 @@ def test_a_module_that_needs_another_one_says_which(titan: str, tmp_path: Path) 
         ("tp.toml", b"[parallelism]\ntensor_parallel_degree = -1", "tensor_parallel_degree must be a whole number"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused_in_one_line(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError) as refused:
         read_job(str(tmp_path / name))
@@ -335,7 +335,7 @@ def test_a_file_that_is_no_configuration_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.toml does not exist"):
         read_job(str(tmp_path / "gone.toml"))
     with pytest.raises(ConfigError, match=r"is not a file"):
@@ -375,9 +375,9 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
         ("a.yaml", "num_processes: 2\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
     ],
 )
-def test_a_misspelt_field_is_said_with_the_nearest_name(
-    desk: Desk, name: str, text: str, level: str, message: str
+def test_a_misspelt_field_is_an_issue_with_the_nearest_name(
+    configs: ConfigDirectory, name: str, text: str, level: str, message: str
 ) -> None:
-    issues = desk.read(name, text).issues
+    issues = configs.read(name, text).issues
     assert [issue.level for issue in issues] == [level]
     assert message in issues[0].text

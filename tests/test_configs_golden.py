@@ -1,4 +1,4 @@
-"""Every row of the tables made with TorchTitan and lingua, through their readers, down to the learning rate."""
+"""Every row of the golden tables made with TorchTitan and lingua, through their readers, including learning rates."""
 
 import csv
 import math
@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 
 def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a table, after a count of them, so that a table that was lost cannot pass."""
+    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
     with (Path(__file__).parent / "golden" / f"{table}.csv").open(newline="") as lines:
         read = list(csv.DictReader(lines))
     assert len(read) == rows
@@ -27,7 +27,7 @@ def golden(table: str, *, rows: int) -> list[Row]:
 
 
 def like(row: Row, rows: list[Row]) -> Row:
-    """Another row of the same configuration that ran, for what a refused one does not show."""
+    """A row of the same configuration that ran, for the columns that are empty in a refused one."""
     for other in rows:
         if other["config"] == row["config"] and other["source"] == row["source"] and not other["error"]:
             return other
@@ -35,7 +35,7 @@ def like(row: Row, rows: list[Row]) -> Row:
 
 
 def titan_config(row: Row) -> Any:
-    """A TorchTitan config as its registry has it, from what the table shows of it."""
+    """A TorchTitan config as in its registry, from the columns of the table."""
     replicate, shard = int(row["dp_replicate"]), int(row["dp_shard"])
     main = row["source"] == "torchtitan-main"
     micro = int(row["pp_microbatches"])
@@ -81,7 +81,7 @@ def assert_mesh(row: Row, ranks: RankMap, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("table", "rows", "refused"), [("torchtitan_030", 29, 2), ("torchtitan_main", 38, 3)])
-def test_every_row_of_torchtitans_python_configs_is_reproduced(table: str, rows: int, refused: int) -> None:
+def test_every_row_of_torchtitan_python_is_reproduced(table: str, rows: int, refused: int) -> None:
     read = golden(table, rows=rows)
     for row in read:
         job = torchtitan_python.read(titan_config(row if not row["error"] else like(row, read)))
@@ -162,7 +162,7 @@ def read_text(text: str, path: Path) -> Job:
     return read_job(str(path))
 
 
-def test_every_row_of_linguas_configs_is_reproduced(tmp_path: Path) -> None:
+def test_every_row_of_lingua_is_reproduced(tmp_path: Path) -> None:
     for row, _ in rows_of("lingua", rows=43):
         job = read_text(lingua_yaml(row), tmp_path / "lingua.yaml")
         plan = RunPlan.of(job, world_size=int(row["world"]))
@@ -174,7 +174,7 @@ def test_every_row_of_linguas_configs_is_reproduced(tmp_path: Path) -> None:
         assert math.isclose(last, float(row["lr_factor_last"]), rel_tol=1e-3, abs_tol=1e-8), row
 
 
-def test_every_row_of_torchtitans_toml_configs_is_reproduced(tmp_path: Path) -> None:
+def test_every_row_of_torchtitan_toml_is_reproduced(tmp_path: Path) -> None:
     refused = 0
     for row, ran in rows_of("torchtitan-0.2.2-toml", rows=45):
         job = read_text(titan_toml(ran), tmp_path / "titan.toml")
@@ -190,7 +190,7 @@ def test_every_row_of_torchtitans_toml_configs_is_reproduced(tmp_path: Path) -> 
 
 
 def wrong_formula(ranks: RankMap) -> list[int]:
-    """Lingua's dp_rank with the number of replicas as the factor, as its train.py had it."""
+    """Lingua's dp_rank with the number of replicas as the factor, as in its train.py before the fix."""
     replicas, shards = ranks.sizes[0], ranks.sizes[1]
     positions = [ranks.coordinates(rank) for rank in range(ranks.world_size)]
     return [at["dp_replicate"] * (replicas if shards > 1 else 1) + at["dp_shard"] for at in positions]
@@ -207,7 +207,8 @@ def each_formula() -> Iterator[tuple[Row, RankMap]]:
         yield row, RankMap.of("lingua", world_size=int(row["world"]), **sizes)
 
 
-def test_every_row_of_linguas_wrong_dp_rank_formula_is_judged_right() -> None:
+def test_every_row_of_linguas_wrong_formula_is_judged() -> None:
+    """Every fault of lingua's wrong dp_rank formula is counted as the golden table has it."""
     kinds: dict[str, int] = {}
     for row, ranks in each_formula():
         computed = wrong_formula(ranks)

@@ -1,4 +1,4 @@
-"""Whatever stands in a configuration, it is read, or refused in one line; nothing else comes out."""
+"""Any configuration is either read or refused in one line."""
 
 import contextlib
 from types import ModuleType
@@ -60,7 +60,7 @@ odd = (
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """The fields in their sections; a field that stands where a section should be stays there."""
+    """The fields in their sections; a field in the place of a section stays there."""
     data: dict[str, Any] = {}
     for path, value in flat.items():
         *sections, name = path.split(".")
@@ -79,12 +79,12 @@ def test_odd_values_are_read_or_refused_in_one_line(reader: ModuleType, data: st
     names = st.sampled_from(FIELDS[reader].split())
     config = nested(data.draw(st.dictionaries(names, numbers | odd, min_size=1)))
     job: Job | None = None
-    said = ""
+    error = ""
     try:
         job = reader.read(config)
     except ValueError as refused:
-        said = str(refused)
-    assert "\n" not in said
+        error = str(refused)
+    assert "\n" not in error
     if job is None:
         return
     for world_size in (1, 6, 8):

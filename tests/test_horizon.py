@@ -1,4 +1,4 @@
-"""Learning-rate horizons: where a schedule ends in a run, and what is said of one that ends elsewhere."""
+"""Learning-rate horizons: the step at which a schedule ends, and the warning if the run does not end there."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, w
 
 
 def ticked(horizon, steps):
-    """The step after which the schedule has had all its ticks, found by ticking."""
+    """The step after which the schedule has had all its ticks, found by counting them."""
     ticks = 0
     for step in range(1, steps + 1):
         ticks += horizon.ticks_per_step
@@ -18,7 +18,7 @@ def ticked(horizon, steps):
 
 
 @given(st.integers(1, 500), st.integers(1, 9))
-def test_it_ends_at_the_step_at_which_its_ticks_are_used_up(ticks, ticks_per_step):
+def test_a_schedule_ends_when_its_ticks_are_used(ticks, ticks_per_step):
     horizon = Horizon("OneCycleLR", ticks=ticks, ticks_per_step=ticks_per_step)
     assert horizon.end_step == ticked(horizon, ticks)
 
@@ -34,7 +34,8 @@ def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epoch
 
 
 @pytest.mark.parametrize(("ticks_per_step", "end", "warmup", "share"), [(2, 50, 10, "1/2"), (4, 25, 5, "1/4")])
-def test_a_schedule_made_in_steps_ends_at_a_part_of_the_run(ticks_per_step, end, warmup, share):
+def test_a_schedule_made_in_steps_ends_early(ticks_per_step, end, warmup, share):
+    """With several ticks per step, a schedule made in steps ends at a fraction of the run."""
     horizon = Horizon("LambdaLR", ticks=100, ticks_per_step=ticks_per_step, warmup_ticks=20)
     verdict = wrong_horizon(horizon, total_steps=100, slack_steps=3, why="Two processes tick it.")
     assert verdict is not None
@@ -45,7 +46,7 @@ def test_a_schedule_made_in_steps_ends_at_a_part_of_the_run(ticks_per_step, end,
     )
 
 
-def test_a_schedule_that_is_longer_than_the_run_is_told_so():
+def test_a_schedule_longer_than_the_run_is_a_warning():
     verdict = wrong_horizon(Horizon("CosineAnnealingLR", ticks=300), total_steps=100, slack_steps=3)
     assert verdict is not None
     assert verdict.sentence == (
@@ -54,19 +55,20 @@ def test_a_schedule_that_is_longer_than_the_run_is_told_so():
     )
 
 
-def test_an_end_that_is_no_round_part_is_given_in_percent():
+def test_an_end_at_no_simple_fraction_is_in_percent():
     verdict = wrong_horizon(Horizon("LinearLR", ticks=70), total_steps=100, slack_steps=3)
     assert verdict is not None
     assert "ends at step 70 of 100 (70% of the run)" in verdict.sentence
 
 
 @pytest.mark.parametrize(("ticks", "wrong"), [(97, False), (96, True), (103, False), (104, True)])
-def test_rounding_is_not_mentioned(ticks, wrong):
+def test_a_difference_that_rounding_explains_is_no_warning(ticks, wrong):
     verdict = wrong_horizon(Horizon("LinearLR", ticks=ticks), total_steps=100, slack_steps=3)
     assert (verdict is not None) == wrong
 
 
-def test_what_can_have_been_meant_is_not_mentioned():
+def test_planned_epochs_are_none_if_ambiguous():
+    """A schedule that fits in ticks as well as in steps gives no planned epochs."""
     two_epochs_of_ticks = Horizon("OneCycleLR", ticks=400, ticks_per_step=2)
     assert planned_epochs(two_epochs_of_ticks, steps_per_epoch=100) is None
     assert planned_epochs(Horizon("OneCycleLR", ticks=301, ticks_per_step=2), steps_per_epoch=100) is None
@@ -74,7 +76,7 @@ def test_what_can_have_been_meant_is_not_mentioned():
     assert planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=4), steps_per_epoch=100) == 3
 
 
-def test_a_schedule_has_run_out_with_its_last_tick():
+def test_a_schedule_runs_out_with_its_last_tick():
     horizon = Horizon("OneCycleLR", ticks=30, ticks_per_step=2)
     assert run_out(horizon, ticks=29, span="train epoch 1") is None
     assert run_out(horizon, ticks=30, span="train epoch 1") is not None

@@ -1,4 +1,4 @@
-"""Runs on so many ranks: against enumerations of what the ranks really read, and refused where they do not divide."""
+"""Runs on a number of ranks, against enumerations of what the ranks read, and refused where they do not divide."""
 
 import math
 from collections.abc import Callable
@@ -29,9 +29,10 @@ def job(**numbers: object) -> Job:
     st.integers(0, 3),
     st.none() | st.integers(1, 40),
 )
-def test_a_run_over_a_dataset_is_the_enumeration_of_what_its_ranks_read(
+def test_a_run_over_a_dataset_matches_an_enumeration(
     dp: int, tp: int, size: int, batch_size: int, accumulation: int, drop_last: bool, epochs: int, steps: int | None
 ) -> None:
+    """The plan of a run over a dataset has the numbers of an enumeration of all batches of all ranks."""
     order = list(range(size))
     order += [order[place % size] for place in range(-size % dp)]
     shares = [order[dp_rank::dp] for dp_rank in range(dp)]
@@ -88,7 +89,8 @@ def test_any_two_of_the_three_batch_numbers_give_the_third(
 
 @settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 9))
-def test_a_global_batch_that_does_not_divide_is_refused_with_the_two_that_do(total: int, size: int, dp: int) -> None:
+def test_a_global_batch_that_does_not_divide_is_refused(total: int, size: int, dp: int) -> None:
+    """The error names the nearest global batches that divide."""
     described = job(global_batch_size=total, batch_size=size)
     if total % (size * dp) == 0:
         assert RunPlan.of(described, world_size=dp).gradient_accumulation_steps == total // (size * dp)
@@ -100,7 +102,7 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_two_that_do(tot
     assert "\n" not in str(refused.value)
 
 
-def test_the_identity_of_torchtitans_question_is_spelled_out() -> None:
+def test_the_identity_of_a_step_is_a_product() -> None:
     plan = RunPlan.of(job(batch_size=2, sequence_length=2048), world_size=4)
     assert plan.identity == "2 sequences × 2,048 tokens × 4 data ranks × 1 accumulation = 16,384 tokens per step"
 
@@ -118,7 +120,7 @@ def test_pipeline_micro_batches_cut_a_batch_or_multiply_it(inside: bool, tokens:
     assert ("4 pipeline micro-batches" in plan.identity) == (not inside)
 
 
-def test_a_framework_that_counts_in_tokens_is_refused_in_tokens() -> None:
+def test_an_error_about_tokens_counts_in_tokens() -> None:
     described = job(tokens_per_micro_batch=4096, tokens_per_step=100_000, microbatches_inside=False)
     with pytest.raises(JobError, match=r"= 32768 tokens: 98304 or 131072 would do"):
         RunPlan.of(described, world_size=8)
@@ -156,9 +158,7 @@ def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], mess
     st.integers(1, 40),
     st.integers(1, 60),
 )
-def test_the_peak_of_a_schedule_is_the_largest_of_all_its_steps(
-    kind: str, warmup: int, horizon: int, steps: int
-) -> None:
+def test_the_peak_is_the_largest_factor_of_all_steps(kind: str, warmup: int, horizon: int, steps: int) -> None:
     schedule = {
         "torchtitan": TorchTitanSchedule(warmup, horizon, decay_ratio=0.3),
         "linear": TorchTitanSchedule(warmup, horizon),
@@ -182,9 +182,15 @@ def test_linguas_cosine_is_back_at_one_after_its_last_step() -> None:
     assert schedule.factor(101) == 0.1
 
 
-def test_torchtitans_learning_rate_turns_negative_past_its_horizon() -> None:
+def test_torchtitans_learning_rate_can_become_negative() -> None:
+    """After the horizon, TorchTitan's learning rate becomes negative."""
     schedule = TorchTitanSchedule(warmup_steps=10, horizon_steps=50)
     assert schedule.factor(99) == pytest.approx(-1.225)
+
+
+def test_a_horizon_that_is_a_fraction_has_at_least_one_step() -> None:
+    schedule = WarmupDecay("linear", warmup_steps=0, horizon_steps=40, horizon_part=0.4)
+    assert [schedule.planned_for(steps).horizon_steps for steps in (1, 100)] == [1, 40]
 
 
 @pytest.mark.parametrize(("batch", "linear", "root"), [(8192, 3.2, 0.566), (256, 0.1, 0.1), (64, 0.025, 0.05)])
@@ -194,7 +200,7 @@ def test_learning_rates_are_scaled_between_batches(batch: int, linear: float, ro
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
-def test_a_learning_rate_that_is_none_is_not_scaled(rate: float) -> None:
+def test_a_bad_learning_rate_is_not_scaled(rate: float) -> None:
     with pytest.raises(ValueError, match="must be a finite number above 0"):
         linear_scaled(rate, tuned_batch_size=1, global_batch_size=1)
 
@@ -208,7 +214,8 @@ def test_every_share_of_an_expert_mesh_is_a_data_share() -> None:
         described.rank_map(6)
 
 
-def test_the_dim_that_a_framework_refills_takes_what_is_left_over() -> None:
+def test_a_refilled_dim_takes_the_ranks_left_over() -> None:
+    """The dim that a framework changes takes the ranks that the other dims leave over."""
     described = Job("lingua", ("dp_replicate", "tp"), (3, 2), ("dp_replicate",), refilled_dim="dp_replicate")
     sizes = [described.rank_map(world_size).sizes for world_size in (6, 8, 2)]
     assert sizes == [(3, 2), (4, 2), (1, 2)]
@@ -218,12 +225,12 @@ def test_the_dim_that_a_framework_refills_takes_what_is_left_over() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(1, 300))
-def test_a_ramp_is_what_a_loop_over_its_steps_finds(start: int, increment: int, increments: int, samples: int) -> None:
+def test_a_ramp_matches_a_loop_over_its_steps(start: int, increment: int, increments: int, samples: int) -> None:
     ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=start + increment * increments)
     taken: list[int] = []
     seen = 0
     while True:
-        # Megatron's own words, with its division of floats made exact.
+        # Megatron's formula, with its division of floats made exact.
         batch = ramp.global_batch_size
         if seen <= samples and increments:
             batch = start + int(seen * increments / samples) * increment
@@ -242,24 +249,25 @@ def test_a_ramp_is_what_a_loop_over_its_steps_finds(start: int, increment: int, 
         ((0, 8, 100, 32), "start must be an integer of at least 1"),
     ],
 )
-def test_a_ramp_that_does_not_arrive_is_refused(numbers: tuple[int, int, int, int], message: str) -> None:
+def test_a_ramp_that_misses_the_full_batch_is_refused(numbers: tuple[int, int, int, int], message: str) -> None:
     start, increment, samples, total = numbers
     with pytest.raises(ValueError, match=message):
         Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
 
 
-def test_a_ramp_whose_batches_do_not_divide_is_refused_and_not_rounded() -> None:
+def test_a_ramp_that_does_not_divide_is_refused() -> None:
+    """A ramp with a global batch that does not divide is refused, not rounded."""
     with pytest.raises(ValueError, match="the ramp's global batch 24 is no multiple of 16"):
         Ramp(start=16, increment=8, samples=1000, global_batch_size=32).pieces(divisor=16)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 5))
-def test_a_run_goes_on_between_two_batches_or_not_at_all(samples: int, batch_size: int, dp_degree: int) -> None:
+def test_a_run_resumes_only_between_two_batches(samples: int, batch_size: int, dp_degree: int) -> None:
     read = [list(range(start, start + batch_size * dp_degree)) for start in range(0, 300, batch_size * dp_degree)]
-    behind = [number for number in range(len(read) + 1) if sum(map(len, read[:number])) == samples]
-    if behind:
-        assert resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree) == behind[0]
+    done = [number for number in range(len(read) + 1) if sum(map(len, read[:number])) == samples]
+    if done:
+        assert resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree) == done[0]
     else:
         with pytest.raises(ValueError, match="resume after "):
             resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree)
@@ -275,9 +283,10 @@ def test_a_run_goes_on_between_two_batches_or_not_at_all(samples: int, batch_siz
     st.integers(1, 3),
     st.none() | st.integers(1, 30),
 )
-def test_a_run_over_uneven_shares_is_the_enumeration_that_the_first_rank_to_end_ends(
+def test_a_run_over_uneven_shares_matches_an_enumeration(
     dp: int, size: int, batch_size: int, accumulation: int, drop_last: bool, epochs: int, steps: int | None
 ) -> None:
+    """In a run over uneven shares, the shortest share ends each epoch for all ranks."""
     shares = [list(range(size))[dp_rank::dp] for dp_rank in range(dp)]
     cut = [
         [
@@ -324,9 +333,10 @@ def test_a_run_over_uneven_shares_is_the_enumeration_that_the_first_rank_to_end_
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(1, 200), st.integers(1, 3), st.integers(1, 60)
 )
-def test_a_run_that_ramps_up_is_what_a_loop_over_its_steps_reads(
+def test_a_run_with_a_ramp_matches_a_loop(
     start: int, increment: int, increments: int, samples: int, unit: int, steps: int
 ) -> None:
+    """The plan of a run that ramps up has the batches of a loop over its steps."""
     full = (start + increment * increments) * unit
     plan = RunPlan.of(Job(batch_size=1, global_batch_size=full, steps=steps), world_size=unit).batches
     pieces = plan.ramp_up(start=start * unit, increment=increment * unit, samples=samples)
@@ -348,35 +358,36 @@ def test_a_ramp_over_data_that_ends_is_refused() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 3), st.booleans(), st.data())
-def test_where_a_run_stands_is_what_its_ranks_have_read(
+def test_a_position_is_the_samples_that_ranks_have_read(
     dp: int, other: int, size: int, batch_size: int, drop_last: bool, data: st.DataObject
 ) -> None:
+    """A position in samples is what all ranks have read, and a run resumes from it between two batches."""
     order = list(range(size))
     order += [order[place % size] for place in range(-size % dp)]
     batches = [
         [share[at : at + batch_size] for at in range(0, len(share), batch_size)]
         for share in (order[dp_rank::dp] for dp_rank in range(dp))
     ]
-    check_count = [[batch for batch in mine if len(batch) == batch_size or not drop_last] for mine in batches]
+    kept = [[batch for batch in mine if len(batch) == batch_size or not drop_last] for mine in batches]
     described = Job(batch_size=batch_size, dataset_size=size, drop_last=drop_last, epochs=3)
     plan = RunPlan.of(described, world_size=dp).batches
-    length = len(check_count[0])
-    behind = data.draw(st.integers(0, 3 * length))
-    read = sum(len(mine[number % length]) for mine in check_count for number in range(behind))
-    assert plan.samples_after(behind) == read
+    length = len(kept[0])
+    done = data.draw(st.integers(0, 3 * length))
+    read = sum(len(mine[number % length]) for mine in kept for number in range(done))
+    assert plan.samples_after(done) == read
     within = data.draw(st.integers(0, length))
-    seen = sum(len(batch) for mine in check_count for batch in mine[:within])
+    seen = sum(len(batch) for mine in kept for batch in mine[:within])
     assert plan.resumed_batches(seen) == within
-    # An endless stream goes on at another number of data ranks between two batches, or not at all.
+    # On another number of data ranks, an endless stream can resume only between two batches.
     endless = [RunPlan.of(Job(batch_size=batch_size), world_size=ranks).batches for ranks in (dp, other)]
-    samples = endless[0].samples_after(behind)
+    samples = endless[0].samples_after(done)
     assert samples is not None
-    assert samples == behind * batch_size * dp
-    if behind * dp % other:
+    assert samples == done * batch_size * dp
+    if done * dp % other:
         with pytest.raises(ValueError, match="resume after"):
             endless[1].resumed_batches(samples)
     else:
-        assert endless[1].resumed_batches(samples) == behind * dp // other
+        assert endless[1].resumed_batches(samples) == done * dp // other
 
 
 def test_a_position_beyond_the_epoch_is_refused() -> None:

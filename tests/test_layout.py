@@ -16,7 +16,8 @@ HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accele
 CORE_LADDER = [
     {"settings", "verdict"},
     {"arithmetic"},
-    {"plan", "totals", "ranks"},
+    {"plan", "ranks"},
+    {"totals"},
     {"configs"},
     {"job"},
     {"cli"},

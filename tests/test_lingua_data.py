@@ -1,7 +1,7 @@
-"""What lingua's data ranks really read, line by line, against what a check of its configuration says of it.
+"""What lingua's data ranks really read, line by line, against the check of its configuration.
 
-The rules are lingua's, written anew: each data rank has one file of chunks, several ranks share a file where there are
-fewer files than ranks, and then each reads every n-th line of it; of more files than ranks the last are left out.
+The rules are lingua's, written again: each data rank reads one chunk file. With fewer files than ranks, n ranks share a
+file and each reads every n-th line of it. With more files than ranks, the last files are not read.
 """
 
 import json
@@ -18,7 +18,7 @@ LINES = 64
 
 
 def write_chunks(directory: Path, chunks: int) -> None:
-    """Files of numbered documents, as lingua's preparation leaves them."""
+    """Writes files of numbered documents, as lingua's data preparation does."""
     directory.mkdir()
     for chunk in range(chunks):
         lines = [json.dumps({"text": f"{chunk} {line}"}) for line in range(LINES)]
@@ -26,7 +26,11 @@ def write_chunks(directory: Path, chunks: int) -> None:
 
 
 def documents(directory: Path, dp_rank: int, dp_degree: int) -> list[str]:
-    """What a rank with this dp_rank reads in one pass; an IndexError where there is no such share."""
+    """The documents that a rank with this dp_rank reads in one pass.
+
+    Raises:
+        IndexError: If there is no such share.
+    """
     files = sorted(directory.glob("*.chunk.*.jsonl"))[:dp_degree]
     per_file = dp_degree // len(files)
     shares = [(file, offset) for file in files for offset in range(per_file)]
@@ -35,12 +39,12 @@ def documents(directory: Path, dp_rank: int, dp_degree: int) -> list[str]:
 
 
 def wrong_dp_rank(rank: int, replicas: int, shards: int) -> int:
-    """Lingua's line before it was mended: the number of replicas stands where that of shards is right."""
+    """Lingua's formula before its fix, with the number of replicas where the number of shards is right."""
     return rank // shards * replicas + rank % shards
 
 
 def check(directory: Path, **sizes: int) -> list[str]:
-    """What a check of a lingua configuration over this data says is wrong, on so many ranks."""
+    """The faults that the check of a lingua configuration over this data finds."""
     world_size = sizes.pop("world_size")
     dims = ", ".join(f"{name}: {size}" for name, size in sizes.items())
     text = f"""
@@ -57,9 +61,8 @@ data: {{batch_size: 2, seq_len: 128, root_dir: {directory.parent}, sources: {{{d
 @pytest.mark.parametrize(
     ("replicas", "shards", "unread"), [(2, 8, "37.5 %"), (2, 32, "46.9 %"), (3, 8, "41.7 %"), (2, 4, "25 %")]
 )
-def test_the_part_of_the_data_that_a_wrong_factor_leaves_unread_is_the_one_that_is_said(
-    tmp_path: Path, replicas: int, shards: int, unread: str
-) -> None:
+def test_the_unread_data_of_a_wrong_factor_is_reported(tmp_path: Path, replicas: int, shards: int, unread: str) -> None:
+    """The check reports the fraction of the data that a simulation of lingua's loader leaves unread."""
     degree = replicas * shards
     write_chunks(tmp_path / "books", replicas)
     wrong = [wrong_dp_rank(rank, replicas, shards) for rank in range(degree)]
@@ -69,10 +72,10 @@ def test_the_part_of_the_data_that_a_wrong_factor_leaves_unread_is_the_one_that_
     repeated = f"{100 * sum(count > 1 for count in read.values()) / total:.3g} %"
     verdict = check_dp_ranks(wrong, dp_degree=degree)
     assert verdict is not None
-    said = check(tmp_path / "books", world_size=degree, dp_replicate=replicas, dp_shard=shards)
-    assert len(said) == 1
-    assert said[0].startswith("silent  dp-rank: ")
-    for text in (verdict.sentence, said[0]):
+    found = check(tmp_path / "books", world_size=degree, dp_replicate=replicas, dp_shard=shards)
+    assert len(found) == 1
+    assert found[0].startswith("silent  dp-rank: ")
+    for text in (verdict.sentence, found[0]):
         assert f"{unread} of the data is never read; {repeated} of the data is read more than once" in text
 
 
@@ -86,10 +89,10 @@ def test_more_replicas_than_shards_leave_ranks_without_a_share(tmp_path: Path) -
         except IndexError:
             crashed.append(rank)
     assert (len(crashed), crashed[0], max(wrong)) == (16, 16, 59)
-    said = check(tmp_path / "books", world_size=32, dp_replicate=8, dp_shard=4)
-    assert len(said) == 1
-    assert said[0].startswith("stops   dp-rank: ")
-    assert "16 of 32 ranks have a dp_rank outside 0 to 31 (rank 16: 32, the largest 59)" in said[0]
+    found = check(tmp_path / "books", world_size=32, dp_replicate=8, dp_shard=4)
+    assert len(found) == 1
+    assert found[0].startswith("stops   dp-rank: ")
+    assert "16 of 32 ranks have a dp_rank outside 0 to 31 (rank 16: 32, the largest 59)" in found[0]
 
 
 @pytest.mark.parametrize(("replicas", "shards", "chunks"), [(2, 8, 4), (8, 4, 8), (2, 32, 16), (3, 8, 12), (4, 4, 1)])
@@ -106,9 +109,9 @@ def test_with_the_right_factor_every_document_is_read_once(
     assert len(read) == len(set(read)) == chunks * LINES
 
 
-def test_of_more_chunks_than_data_ranks_the_rest_is_never_read(tmp_path: Path) -> None:
+def test_chunks_beyond_the_data_ranks_are_never_read(tmp_path: Path) -> None:
     write_chunks(tmp_path / "books", 20)
     read = {one for dp_rank in range(8) for one in documents(tmp_path / "books", dp_rank, 8)}
     assert 20 * LINES - len(read) == 768
-    (said,) = check(tmp_path / "books", world_size=8, dp_replicate=8)
-    assert "lingua reads the first 8, and 12 (60 % of the files) are never read" in said
+    (found,) = check(tmp_path / "books", world_size=8, dp_replicate=8)
+    assert "lingua reads the first 8, and 12 (60 % of the files) are never read" in found

@@ -1,4 +1,4 @@
-"""The arithmetic of plans: every row of the golden tables, and enumerations of real index lists."""
+"""The arithmetic of plans, against every row of the golden tables and enumerations of real index lists."""
 
 import csv
 import dataclasses
@@ -29,7 +29,7 @@ Row = dict[str, str]
 
 
 def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a table, after a count of them, so that a table that was lost cannot pass."""
+    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
     with (Path(__file__).parent / "golden" / f"{table}.csv").open(newline="") as lines:
         read = list(csv.DictReader(lines))
     assert len(read) == rows
@@ -37,12 +37,12 @@ def golden(table: str, *, rows: int) -> list[Row]:
 
 
 def number(text: str) -> int | float:
-    """A limit as the Trainer was given it: 1 and 1.0 differ."""
+    """A limit as the argument of the Trainer: 1 and 1.0 differ."""
     return float(text) if "." in text else int(text)
 
 
 def distributed_indices(dataset_size: int, *, dp_degree: int, drop_last: bool) -> list[list[int]]:
-    """The indices of every dp_rank, as DistributedSampler deals them out: fill up or cut, then take turns."""
+    """The indices of every dp_rank, as in DistributedSampler: fill up or cut, then take turns."""
     order = list(range(dataset_size))
     if drop_last:
         order = order[: len(order) - len(order) % dp_degree]
@@ -79,10 +79,11 @@ def test_every_rank_of_torchs_distributed_sampler_is_reproduced() -> None:
         assert sampled.samples_repeated == int(row["global_duplicates"]), row
 
 
-def test_every_rank_of_a_strided_iterable_with_workers_is_reproduced() -> None:
+def test_every_rank_of_a_strided_iterable_is_reproduced() -> None:
+    """Batches and samples of every rank are reproduced, with and without workers."""
     for row in golden("iterable_strided", rows=4915):
         world_size, workers = int(row["world_size"]), max(int(row["num_workers"]), 1)
-        # Here the workers share first, and the ranks share what each worker has.
+        # Here the data is sharded among the workers first, then each worker's part among the ranks.
         streams = [strided_share(int(row["dataset_size"]), parts=workers, part=worker) for worker in range(workers)]
         ranks = [
             [strided_share(stream, parts=world_size, part=rank) for stream in streams] for rank in range(world_size)
@@ -106,7 +107,7 @@ def test_every_iterable_with_workers_in_lightning_is_reproduced() -> None:
 
 
 def lightning_samples(row: Row) -> tuple[int, int | None, Literal["distributed", "replicated", "unknown"]]:
-    """Samples per rank, distinct samples, and how they are shared, of a row of lightning_batches."""
+    """Samples per rank, distinct samples, and how they are sharded, of a row of lightning_batches."""
     size, world_size = int(row["n"]), int(row["world"])
     if row["sampler"] == "off":
         return size, size, "replicated"
@@ -133,7 +134,8 @@ def lightning_facts(row: Row) -> LoaderFacts:
     )
 
 
-def test_every_run_of_lightning_over_a_map_style_dataset_is_reproduced() -> None:
+def test_every_map_style_run_of_lightning_is_reproduced() -> None:
+    """Batches, steps and samples of every run of Lightning over a map-style dataset are reproduced."""
     ran = [row for row in golden("lightning_batches", rows=1602) if row["outcome"] == "ok"]
     assert len(ran) == 1421
     for row in ran:
@@ -160,7 +162,8 @@ def test_every_fraction_that_lightning_refuses_is_refused() -> None:
             BatchPlan.of(lightning_facts(row), dp_degree=int(row["world"]))
 
 
-def test_every_estimate_of_lightning_over_a_map_style_dataset_is_reproduced() -> None:
+def test_every_map_style_estimate_is_reproduced() -> None:
+    """Lightning's estimated_stepping_batches is reproduced for every map-style dataset."""
     for row in golden("lightning_batches", rows=1602):
         if row["outcome"] == "ok":
             estimate = estimated_stepping_batches(
@@ -186,7 +189,8 @@ def iterable_facts(row: Row) -> LoaderFacts:
     )
 
 
-def test_every_run_of_lightning_over_an_iterable_with_a_wrong_length_is_reproduced() -> None:
+def test_every_iterable_run_of_lightning_is_reproduced() -> None:
+    """Runs of Lightning over iterables with a right, wrong or no length are reproduced."""
     ran = [row for row in golden("lightning_iterable", rows=283) if row["outcome"] == "ok"]
     assert len(ran) == 254
     for row in ran:
@@ -197,7 +201,8 @@ def test_every_run_of_lightning_over_an_iterable_with_a_wrong_length_is_reproduc
         assert plan.total_batches == int(row["micro"]), row
 
 
-def test_every_estimate_of_lightning_over_an_iterable_is_reproduced() -> None:
+def test_every_iterable_estimate_is_reproduced() -> None:
+    """Lightning's estimated_stepping_batches is reproduced for every iterable dataset."""
     for row in golden("lightning_iterable", rows=283):
         if row["outcome"] == "ok":
             estimate = estimated_stepping_batches(
@@ -209,7 +214,8 @@ def test_every_estimate_of_lightning_over_an_iterable_is_reproduced() -> None:
             assert estimate == int(row["est"]), row
 
 
-def test_every_fraction_of_an_unknown_length_is_refused_as_in_lightning() -> None:
+def test_a_fraction_of_an_unknown_length_is_refused() -> None:
+    """As in Lightning, a limit that is a fraction is refused for a loader without a length."""
     refused = [row for row in golden("lightning_iterable", rows=283) if row["outcome"] != "ok"]
     assert len(refused) == 29
     for row in refused:
@@ -225,7 +231,7 @@ steps_per_update = st.integers(1, 5)
 
 @settings(deadline=None)
 @given(st.integers(1, 60), degrees, batch_sizes, st.booleans(), st.booleans(), st.none() | st.integers(0, 12))
-def test_samples_are_those_of_the_real_index_lists(
+def test_samples_match_real_index_lists(
     size: int, dp_degree: int, batch_size: int, sampler_drop: bool, loader_drop: bool, limit: int | None
 ) -> None:
     shares = distributed_indices(size, dp_degree=dp_degree, drop_last=sampler_drop)
@@ -251,22 +257,23 @@ def test_samples_are_those_of_the_real_index_lists(
 
 @settings(deadline=None)
 @given(sizes, degrees, batch_sizes, st.booleans())
-def test_samples_of_ranks_that_all_read_the_whole_dataset_are_counted_where_they_are_certain(
+def test_samples_of_a_replicated_dataset_are_counted(
     size: int, dp_degree: int, batch_size: int, drop_last: bool
 ) -> None:
+    """If every rank reads the whole dataset, different samples are counted only where they are certain."""
     batches = cut(list(range(size)), batch_size=batch_size, drop_last=drop_last)
     seen = [index for batch in batches for index in batch]
     facts = LoaderFacts(None, batch_size, drop_last, size, dataset_size=size, sampling="replicated")
     plan = BatchPlan.of(facts, dp_degree=dp_degree)
     assert plan.samples_per_epoch == len(seen) * dp_degree
-    # Each rank may leave out other samples, so their union is certain only if none leaves out any.
+    # Ranks may drop different samples, so their union is certain only if none drops any.
     certain = dp_degree == 1 or len(seen) == size
     assert plan.samples_unique == (len(set(seen)) if certain else None)
 
 
 @settings(deadline=None)
 @given(sizes, degrees, batch_sizes, st.integers(0, 4), st.booleans())
-def test_batches_of_an_iterable_are_those_that_its_workers_make(
+def test_batches_of_an_iterable_match_those_of_its_workers(
     size: int, world_size: int, batch_size: int, num_workers: int, drop_last: bool
 ) -> None:
     workers = max(num_workers, 1)
@@ -281,9 +288,10 @@ def test_batches_of_an_iterable_are_those_that_its_workers_make(
 
 @settings(deadline=None)
 @given(st.integers(0, 30), steps_per_update, st.booleans(), st.integers(0, 4), st.none() | st.integers(0, 30))
-def test_steps_and_batches_of_a_run_are_those_of_a_loop_that_takes_them(
+def test_steps_and_batches_of_a_run_match_a_loop(
     batches: int, accumulate: int, partial_applied: bool, epochs: int, max_steps: int | None
 ) -> None:
+    """Total steps and batches are those of a loop over epochs and batches."""
     trained, steps = 0, 0
     for _epoch, batch in itertools.product(range(epochs), range(1, batches + 1)):
         if steps == max_steps:
@@ -307,7 +315,8 @@ def test_steps_and_batches_of_a_run_are_those_of_a_loop_that_takes_them(
 
 @settings(deadline=None)
 @given(st.integers(1, 30), steps_per_update, st.integers(0, 60))
-def test_the_batches_until_a_step_are_those_of_a_loop_without_end(batches: int, accumulate: int, step: int) -> None:
+def test_batches_until_a_step_match_a_loop(batches: int, accumulate: int, step: int) -> None:
+    """The batches until a step are those of a loop without end."""
     trained, steps = 0, 0
     while steps < step:
         trained += 1
@@ -324,10 +333,10 @@ def test_the_batches_until_a_step_are_those_of_a_loop_without_end(batches: int, 
 def test_the_length_of_the_whole_dataset_is_always_recognised(
     size: int, dp_degree: int, batch_size: int, sampler_drop: bool, loader_drop: bool
 ) -> None:
-    check_count = len(cut(list(range(size)), batch_size=batch_size, drop_last=loader_drop))
+    all_batches = len(cut(list(range(size)), batch_size=batch_size, drop_last=loader_drop))
     share = distributed_indices(size, dp_degree=dp_degree, drop_last=sampler_drop)[0]
     mine = len(cut(share, batch_size=batch_size, drop_last=loader_drop))
-    assert size_for_length(check_count, true_batches=mine, dp_degree=dp_degree) == (check_count > mine)
+    assert size_for_length(all_batches, true_batches=mine, dp_degree=dp_degree) == (all_batches > mine)
 
 
 def facts(**changes: object) -> LoaderFacts:
@@ -336,12 +345,12 @@ def facts(**changes: object) -> LoaderFacts:
     return LoaderFacts(**(given | changes))  # type: ignore[arg-type]
 
 
-def test_a_size_taken_for_a_length_is_named_with_its_factor() -> None:
+def test_a_length_of_all_ranks_is_found_with_its_factor() -> None:
     plan = BatchPlan.of(facts(reported_batches=128), dp_degree=16)
     assert (plan.wrong_length_factor, plan.size_taken_for_length) == (16.0, True)
 
 
-def test_a_wrong_length_of_another_kind_is_not_called_a_size() -> None:
+def test_another_wrong_length_is_not_that_of_all_ranks() -> None:
     plan = BatchPlan.of(facts(reported_batches=20), dp_degree=16)
     assert (plan.wrong_length_factor, plan.size_taken_for_length) == (2.5, False)
 
@@ -351,11 +360,12 @@ def test_a_right_length_has_no_factor() -> None:
     assert (plan.wrong_length_factor, plan.size_taken_for_length) == (None, False)
 
 
-def test_one_rank_alone_cannot_take_a_size_for_a_length() -> None:
+def test_one_rank_cannot_report_the_length_of_all_ranks() -> None:
     assert not BatchPlan.of(facts(reported_batches=16), dp_degree=1).size_taken_for_length
 
 
-def test_a_length_that_is_too_small_ends_the_epoch_only_where_it_is_a_cap() -> None:
+def test_a_too_short_length_ends_the_epoch_only_as_a_cap() -> None:
+    """A reported length that is too small ends the epoch only in a framework that stops at it."""
     capped = BatchPlan.of(facts(reported_batches=5), dp_degree=2)
     free = BatchPlan.of(facts(reported_batches=5, reported_is_cap=False), dp_degree=2)
     assert (capped.batches_per_epoch, free.batches_per_epoch) == (5, 8)
@@ -363,7 +373,8 @@ def test_a_length_that_is_too_small_ends_the_epoch_only_where_it_is_a_cap() -> N
     assert capped.samples_per_epoch == 40
 
 
-def test_a_limit_holds_also_where_the_reported_length_is_no_cap() -> None:
+def test_a_limit_holds_without_a_cap() -> None:
+    """A limit holds also in a framework that does not stop at the reported length."""
     assert BatchPlan.of(facts(limit_batches=3, reported_is_cap=False), dp_degree=1).batches_per_epoch == 3
     assert BatchPlan.of(facts(limit_batches=0.5, reported_is_cap=False), dp_degree=1).batches_per_epoch == 4
 
@@ -374,36 +385,40 @@ def test_a_fraction_is_taken_of_the_reported_length() -> None:
 
 
 @pytest.mark.parametrize(("partial_step", "steps"), [("applied", 3), ("at_reported_end", 2), ("dropped", 2)])
-def test_a_length_that_is_too_large_loses_the_last_partial_step_in_lightning(partial_step: str, steps: int) -> None:
+def test_a_too_long_length_loses_the_last_partial_step(partial_step: str, steps: int) -> None:
+    """In Lightning, a reported length that is too large loses the last accumulation of an epoch."""
     changes = {"reported_batches": 16, "gradient_accumulation_steps": 3, "partial_step": partial_step}
     assert BatchPlan.of(facts(**changes), dp_degree=2).steps_per_epoch == steps
 
 
-def test_an_iterable_has_no_true_length_and_the_plan_says_why() -> None:
+def test_an_iterable_has_no_true_length() -> None:
+    """With an iterable dataset the plan has no batches, and gives the reason."""
     plan = BatchPlan.of(facts(samples_per_rank=None, max_epochs=2), dp_degree=2)
     assert (plan.batches_per_epoch, plan.steps_per_epoch, plan.total_steps, plan.total_batches) == (None,) * 4
     assert "samples per rank" in plan.unknown_because
     assert (plan.proven, plan.wrong_length_factor, plan.size_taken_for_length) == (False, None, False)
 
 
-def test_a_batch_sampler_of_the_users_own_has_no_true_length_and_the_plan_says_why() -> None:
+def test_a_custom_batch_sampler_has_no_true_length() -> None:
+    """With a custom batch sampler the plan has no batches, and gives the reason."""
     plan = BatchPlan.of(facts(batch_size=None), dp_degree=2)
     assert (plan.batches_per_epoch, plan.global_batch_size, plan.proven) == (None, None, False)
     assert "batch size" in plan.unknown_because
 
 
-def test_what_has_been_seen_is_used_but_is_no_proof() -> None:
+def test_batches_of_a_past_epoch_are_used_but_no_proof() -> None:
     plan = BatchPlan.of(facts(samples_per_rank=None, known_batches=6), dp_degree=2)
     assert (plan.batches_per_epoch, plan.proven, plan.unknown_because) == (6, False, "")
     assert plan.samples_per_epoch is None
 
 
-def test_the_arithmetic_wins_over_what_has_been_seen() -> None:
+def test_the_arithmetic_wins_over_a_past_epoch() -> None:
     plan = BatchPlan.of(facts(known_batches=6), dp_degree=2)
     assert (plan.batches_per_epoch, plan.proven) == (8, True)
 
 
-def test_an_iterable_that_drops_short_batches_has_a_known_number_of_samples() -> None:
+def test_samples_are_known_if_short_batches_are_dropped() -> None:
+    """An iterable that drops short batches has a known number of samples."""
     plan = BatchPlan.of(facts(samples_per_rank=None, known_batches=6, drop_last=True), dp_degree=2)
     assert plan.samples_per_epoch == 48
 
@@ -416,11 +431,13 @@ def test_only_max_steps_ends_a_run_without_a_limit_on_epochs() -> None:
     assert BatchPlan.of(facts(max_epochs=None, max_steps=None), dp_degree=1).total_batches is None
 
 
-def test_an_empty_loader_makes_no_steps_however_many_are_asked_for() -> None:
+def test_an_empty_loader_makes_no_steps() -> None:
+    """An empty loader makes no steps, whatever max_steps is."""
     assert BatchPlan.of(facts(samples_per_rank=0, reported_batches=0, max_steps=5), dp_degree=1).total_steps == 0
 
 
-def test_no_step_takes_no_batch_even_if_the_last_ones_of_an_epoch_are_lost() -> None:
+def test_step_0_takes_no_batch() -> None:
+    """No step takes no batch, also if the last batches of each epoch make no step."""
     counts = {"batches_per_epoch": 11, "steps_per_epoch": 2, "gradient_accumulation_steps": 4}
     assert [batches_until_step(step, **counts) for step in range(4)] == [0, 4, 8, 15]
 
@@ -429,7 +446,8 @@ def test_accumulation_multiplies_the_samples_of_a_step() -> None:
     assert BatchPlan.of(facts(gradient_accumulation_steps=3), dp_degree=2).global_batch_size == 24
 
 
-def test_a_step_of_two_sequences_on_each_of_four_ranks_has_sixteen_thousand_tokens() -> None:
+def test_tokens_of_a_step_count_all_ranks() -> None:
+    """Two sequences of 2,048 tokens on each of four ranks are 16,384 tokens per step."""
     plan = BatchPlan.of(facts(batch_size=2, sequence_length=2048), dp_degree=4)
     assert (plan.global_batch_size, plan.tokens_per_step) == (8, 16_384)
 
@@ -440,7 +458,8 @@ def test_draws_with_replacement_are_not_called_repeats() -> None:
     assert (plan.samples_unique, plan.samples_repeated, plan.samples_dropped) == (None, None, None)
 
 
-def test_metrics_are_the_numbers_of_the_plan_under_their_public_names() -> None:
+def test_metrics_have_public_names() -> None:
+    """Metrics are the numbers of the plan under their public names."""
     changes = {"dataset_size": 63, "sampling": "distributed", "max_epochs": 3, "sequence_length": 10}
     assert BatchPlan.of(facts(**changes, reported_batches=16), dp_degree=2).metrics() == {
         "countoff/batches_per_epoch": 8,
@@ -461,7 +480,9 @@ def test_metrics_leave_out_what_is_unknown() -> None:
     assert plan.metrics() == {"countoff/global_batch_size": 8, "countoff/dp_degree": 2}
 
 
-def test_lightning_estimates_a_run_without_limits_as_infinite_or_minus_one() -> None:
+def test_an_estimate_without_limits_is_infinite_or_minus_one() -> None:
+    """As in Lightning, the estimate of a run without limits is infinity or -1."""
+
     def estimate(reported: int | None, max_epochs: int, max_steps: int) -> int | float:
         return estimated_stepping_batches(
             reported, gradient_accumulation_steps=1, max_epochs=max_epochs, max_steps=max_steps

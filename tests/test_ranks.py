@@ -32,7 +32,8 @@ def test_coordinates_are_those_of_nested_loops_over_the_dims(ranks: RankMap) -> 
 
 @settings(deadline=None)
 @given(rank_maps())
-def test_dp_rank_is_the_place_among_the_data_positions_in_mesh_order(ranks: RankMap) -> None:
+def test_dp_rank_is_the_index_of_the_data_position(ranks: RankMap) -> None:
+    """The dp_rank is the index of a rank's position along the data dims, in the order of the mesh."""
     data = [tuple(at[name] for name in ranks.names if name in ranks.data_dims) for at in enumerated(ranks)]
     places = sorted(set(data))
     assert ranks.dp_degree == len(places)
@@ -42,7 +43,7 @@ def test_dp_rank_is_the_place_among_the_data_positions_in_mesh_order(ranks: Rank
 
 @settings(deadline=None)
 @given(rank_maps())
-def test_every_share_is_read_by_equally_many_peers(ranks: RankMap) -> None:
+def test_every_share_has_the_same_number_of_peers(ranks: RankMap) -> None:
     groups = {ranks.peers(rank) for rank in range(ranks.world_size)}
     assert sorted(rank for group in groups for rank in group) == list(range(ranks.world_size))
     assert {len(group) for group in groups} == {ranks.world_size // ranks.dp_degree}
@@ -51,7 +52,7 @@ def test_every_share_is_read_by_equally_many_peers(ranks: RankMap) -> None:
 
 @settings(deadline=None)
 @given(rank_maps())
-def test_peers_are_those_that_a_search_through_all_ranks_finds(ranks: RankMap) -> None:
+def test_peers_match_a_search_through_all_ranks(ranks: RankMap) -> None:
     everybody = range(ranks.world_size)
     for rank in everybody:
         assert ranks.peers(rank) == tuple(one for one in everybody if ranks.dp_rank(one) == ranks.dp_rank(rank))
@@ -67,7 +68,8 @@ def test_one_size_is_inferred_from_the_others(ranks: RankMap, data: st.DataObjec
 
 @settings(deadline=None)
 @given(rank_maps(), st.data())
-def test_any_numbering_of_the_shares_is_sound_and_any_change_to_it_is_not(ranks: RankMap, data: st.DataObject) -> None:
+def test_any_numbering_is_sound_and_any_change_is_not(ranks: RankMap, data: st.DataObject) -> None:
+    """Any numbering of the shares is accepted, and a change to one rank of it is found."""
     numbers = data.draw(st.permutations(range(ranks.dp_degree)))
     computed = [numbers[ranks.dp_rank(rank)] for rank in range(ranks.world_size)]
     assert ranks.check_dp_ranks(computed) is None
@@ -81,7 +83,8 @@ def test_any_numbering_of_the_shares_is_sound_and_any_change_to_it_is_not(ranks:
 
 @settings(deadline=None)
 @given(rank_maps(), st.data())
-def test_faults_are_those_that_reading_the_shares_one_by_one_shows(ranks: RankMap, data: st.DataObject) -> None:
+def test_faults_match_an_enumeration_of_the_shares(ranks: RankMap, data: st.DataObject) -> None:
+    """The faults are those that an enumeration of the readers of every share finds."""
     everybody, degree = range(ranks.world_size), ranks.dp_degree
     computed = data.draw(st.lists(st.integers(0, degree), min_size=len(everybody), max_size=len(everybody)))
     groups = [ranks.dp_rank(rank) for rank in everybody]
@@ -141,7 +144,7 @@ def test_a_rank_outside_the_job_is_refused(rank: object) -> None:
         (("dp",), (2,), ("dp", "dp"), "data_dims must be different"),
     ],
 )
-def test_a_map_that_makes_no_sense_is_refused(
+def test_a_contradictory_map_is_refused(
     names: tuple[str, ...], sizes: tuple[int, ...], data_dims: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -185,7 +188,8 @@ def test_the_wrong_factor_leaves_that_part_of_the_data_unread(
     assert len(faults.missing) == (replicate - 1) * (shard - replicate)
 
 
-def test_the_wrong_factor_of_more_replicas_than_shards_is_out_of_range() -> None:
+def test_the_wrong_factor_can_be_out_of_range() -> None:
+    """With more replicas than shards, the wrong factor gives dp_ranks out of range."""
     ranks = RankMap.of("lingua", world_size=32, dp_replicate=8, dp_shard=4)
     verdict = ranks.check_dp_ranks([rank // 4 * 8 + rank % 4 for rank in range(32)])
     assert verdict is not None
@@ -195,7 +199,8 @@ def test_the_wrong_factor_of_more_replicas_than_shards_is_out_of_range() -> None
     assert type(error_for(verdict)).__name__ == "RankMapError"
 
 
-def test_dividing_by_tensor_parallel_alone_is_wrong_where_contexts_are_cut_as_well() -> None:
+def test_dividing_by_tp_alone_is_wrong_with_cp() -> None:
+    """With context parallel, the rank divided by the tensor-parallel size alone is a wrong dp_rank."""
     ranks = RankMap.of("megatron", world_size=16, tp=2, cp=2)
     verdict = ranks.check_dp_ranks([rank // 2 for rank in range(16)])
     assert verdict is not None
@@ -203,14 +208,16 @@ def test_dividing_by_tensor_parallel_alone_is_wrong_where_contexts_are_cut_as_we
     assert "ranks 0 and 2" in verdict.sentence
 
 
-def test_taking_the_rank_for_the_dp_rank_under_tensor_parallel_is_found() -> None:
+def test_the_rank_as_dp_rank_is_wrong_with_tp() -> None:
+    """With tensor parallel, the rank itself is a wrong dp_rank."""
     ranks = RankMap.of("deepspeed", world_size=8, model=2)
     verdict = ranks.check_dp_ranks(range(8))
     assert verdict is not None
     assert "4 of 8 ranks have a dp_rank outside 0 to 3" in verdict.sentence
 
 
-def test_without_the_groups_a_dp_rank_of_too_many_ranks_is_found() -> None:
+def test_a_dp_rank_of_too_many_ranks_is_found() -> None:
+    """A dp_rank of too many ranks is found also if it is not known which ranks share data."""
     assert check_dp_ranks([0, 0, 1, 1], dp_degree=2) is None
     verdict = check_dp_ranks([0, 0, 0, 1], dp_degree=2)
     assert verdict is not None
@@ -218,7 +225,7 @@ def test_without_the_groups_a_dp_rank_of_too_many_ranks_is_found() -> None:
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 1, 2, 3, 4], {0: 0, 1: 1, 2: 2, 4: 3}, []])
-def test_a_dp_rank_for_every_rank_is_wanted(values: object) -> None:
+def test_a_dp_rank_for_every_rank_is_required(values: object) -> None:
     with pytest.raises(ValueError, match="one dp_rank for each of the ranks 0 to 3"):
         RankMap.data_parallel(4).check_dp_ranks(values)  # type: ignore[arg-type]
 
@@ -229,7 +236,8 @@ def test_a_dp_rank_that_is_no_number_is_out_of_range() -> None:
     assert "rank 1: None" in verdict.sentence
 
 
-def test_every_order_reads_another_share_along_each_of_its_data_dims() -> None:
+def test_every_order_has_one_share_per_data_position() -> None:
+    """In every framework's order, each position along the data dims has a dp_rank of its own."""
     for name, order in ORDERS.items():
         sizes = dict.fromkeys(order.names, 2)
         ranks = RankMap.of(name, world_size=2 ** len(sizes), **sizes)
@@ -260,17 +268,18 @@ def test_megatrons_notation_is_fastest_first(dp: int, tp: int, cp: int, pp: int)
         ("tp-xp-dp", "at most once"),
     ],
 )
-def test_an_order_that_nobody_has_is_refused(order: str, message: str) -> None:
+def test_an_unknown_order_is_refused(order: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         RankMap.of(order, world_size=4)
 
 
-def test_a_dim_that_an_order_has_not_is_refused() -> None:
+def test_an_unknown_dim_of_an_order_is_refused() -> None:
     with pytest.raises(ValueError, match="the order 'lingua' has no dim 'cp'; it has dp_replicate, dp_shard, tp"):
         RankMap.of("lingua", world_size=4, cp=2)
 
 
-def test_one_rank_of_65_536_finds_its_peers_without_asking_them_all() -> None:
+def test_peers_of_65_536_ranks_are_found() -> None:
+    """Peers and checks work on 65,536 ranks."""
     ranks = RankMap.of("torchtitan", world_size=65_536, pp=8, dp_replicate=16, cp=4, tp=8)
     peers = ranks.peers(12_345)
     assert len(peers) == 256
@@ -279,7 +288,7 @@ def test_one_rank_of_65_536_finds_its_peers_without_asking_them_all() -> None:
 
 
 def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[int, dict[str, object]]:
-    """What ranks count off with whose mesh and whose loader each say a share."""
+    """What ranks send to the roll call if both their mesh and their loader have a share of the data."""
     both = zip(loaders, dp_ranks, strict=True)
     return {
         rank: {"dp_rank": dp_rank, "dp_degree": dp_degree, "loader_position": loader}
@@ -288,7 +297,7 @@ def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[in
 
 
 @pytest.mark.parametrize(
-    ("loaders", "said"),
+    ("loaders", "text"),
     [
         ([[0, 2], [0, 2], [1, 2], [1, 2]], ""),
         # Another numbering of the shares reads the same.
@@ -302,15 +311,17 @@ def plans(loaders: list[object], dp_ranks: list[int], dp_degree: int) -> dict[in
         (["01", "01", "12", "12"], ""),
     ],
 )
-def test_loaders_that_read_other_shares_than_the_mesh_says_are_found(loaders: list[object], said: str) -> None:
+def test_loaders_that_disagree_with_the_mesh_are_found(loaders: list[object], text: str) -> None:
+    """Loaders that read other shares than those of the mesh give a RankMapError."""
     verdict = judge_dp_ranks(plans(loaders, [0, 0, 1, 1], 2))
-    assert (verdict is None) == (not said)
+    assert (verdict is None) == (not text)
     if verdict is not None:
         assert verdict.kind == "RankMapError"
-        assert said in verdict.sentence
+        assert text in verdict.sentence
 
 
-def test_a_sampler_that_counts_the_ranks_of_one_node_lets_both_nodes_read_the_same() -> None:
+def test_a_sampler_over_one_node_reads_data_twice() -> None:
+    """A sampler that counts the ranks of one node lets every node read the same data."""
     verdict = judge_dp_ranks(plans([[rank % 8, 8] for rank in range(16)], list(range(16)), 16))
     assert verdict is not None
     assert "among 8 ranks, and the mesh has 16 data ranks: every sample is read by more than one" in verdict.sentence

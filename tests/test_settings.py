@@ -1,4 +1,4 @@
-"""Who wins, what is refused, and that a refusal is one line which says where the value came from."""
+"""Options: their precedence, the values that are refused, and errors of one line that name the source of the value."""
 
 import math
 import os
@@ -55,7 +55,8 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings.resolve() == Settings()
 
 
-def test_a_bad_variable_is_refused_even_where_an_argument_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad variable is refused also if an argument overrides it."""
     monkeypatch.setenv("COUNTOFF_TOTALS", "repair")
     assert "COUNTOFF_TOTALS" in refusal(totals="fix")
 
@@ -83,7 +84,7 @@ def test_a_bad_variable_is_refused_even_where_an_argument_overrides_it(monkeypat
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
     ],
 )
-def test_every_option_can_be_set_from_outside(
+def test_every_option_has_an_environment_variable(
     variable: str, text: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, text)
@@ -108,9 +109,10 @@ def test_every_option_can_be_set_from_outside(
         ("COUNTOFF_TICK_BATCHES", "2.0", "a whole number of batches of at least 1"),
     ],
 )
-def test_a_bad_variable_is_refused_with_its_name_its_text_and_what_is_good(
+def test_a_bad_variable_is_refused_with_good_values(
     variable: str, text: str, good: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The error names the variable, its text and the accepted values."""
     monkeypatch.setenv(variable, text)
     line = refusal()
     assert line.startswith(f"environment variable {variable} must be ")
@@ -148,7 +150,8 @@ def test_a_bad_variable_is_refused_with_its_name_its_text_and_what_is_good(
         ("fingerprint_batches", False),
     ],
 )
-def test_a_bad_argument_is_refused_by_resolve_and_by_the_class_itself(name: str, value: object) -> None:
+def test_a_bad_argument_is_refused(name: str, value: object) -> None:
+    """A bad argument is refused by resolve and by the class itself."""
     line = refusal(**{name: value})
     assert line.startswith(f"argument `{name}` must be ")
     with pytest.raises(SettingsError, match=name):
@@ -159,7 +162,9 @@ def test_a_refusal_reads_as_documented() -> None:
     assert refusal(on_divergence="stop") == "argument `on_divergence` must be 'raise' or 'warn', got 'stop'"
 
 
-def test_a_value_that_shows_itself_on_many_lines_is_refused_in_one() -> None:
+def test_a_value_with_a_long_repr_is_refused_in_one_line() -> None:
+    """A value whose repr has many lines is refused in one line."""
+
     class Tall:
         def __repr__(self) -> str:
             return "Tall(\n  1\n)"
@@ -172,7 +177,7 @@ def test_a_misspelt_argument_is_refused_with_the_nearest_name() -> None:
     assert line.startswith("unknown argument `on_diverge`; did you mean on_divergence?; known: enabled, ")
 
 
-def test_an_argument_like_no_other_is_refused_without_a_guess() -> None:
+def test_an_argument_unlike_any_is_refused_without_a_guess() -> None:
     assert "did you mean" not in refusal(xyz=1)
 
 
@@ -191,22 +196,23 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(
     assert refusal().startswith(f"unknown environment variable {variable}; did you mean {near}?")
 
 
-def test_what_kubernetes_sets_beside_a_service_of_our_name_is_none_of_our_business(
+def test_variables_of_kubernetes_are_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Variables that Kubernetes sets for a Service named countoff are ignored."""
     monkeypatch.setenv("COUNTOFF_SERVICE_HOST", "10.0.0.7")
     monkeypatch.setenv("COUNTOFF_PORT_80_TCP", "tcp://10.0.0.7:80")
     assert Settings.resolve() == Settings()
 
 
-def test_a_variable_of_another_program_is_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_another_program_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFFICE_HOURS", "9-5")
     assert Settings.resolve() == Settings()
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 999), min_size=1))
-def test_ranks_read_the_same_from_code_and_from_the_environment(ranks: set[int]) -> None:
+def test_ranks_are_equal_from_code_and_environment(ranks: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COUNTOFF_EVAL_RANKS", ",".join(map(str, ranks)))
         assert Settings.resolve() == Settings.resolve(eval_ranks=list(ranks))
@@ -214,7 +220,7 @@ def test_ranks_read_the_same_from_code_and_from_the_environment(ranks: set[int])
 
 @settings(deadline=None)
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
-def test_seconds_read_the_same_from_code_and_from_the_environment(seconds: float) -> None:
+def test_seconds_are_equal_from_code_and_environment(seconds: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COUNTOFF_STALL_SECONDS", repr(seconds))
         assert Settings.resolve() == Settings.resolve(stall_seconds=seconds)
@@ -238,7 +244,8 @@ def test_a_factory_is_off_where_the_flag_is_off_or_absent(text: str | None, monk
     assert not factory_enabled()
 
 
-def test_a_flag_that_makes_no_sense_reaches_the_adapter_which_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_flag_reaches_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that is neither on nor off turns the factory on, and the settings then refuse it."""
     monkeypatch.setenv("COUNTOFF", "maybe")
     assert factory_enabled()
     assert refusal().startswith("environment variable COUNTOFF must be True or False")

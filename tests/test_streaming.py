@@ -1,4 +1,4 @@
-"""The arithmetic of StreamingDataset: every row of the golden tables, and orders dealt out one sample at a time."""
+"""The arithmetic of StreamingDataset, against every row of the golden tables and orders partitioned as lists."""
 
 import csv
 import dataclasses
@@ -15,7 +15,7 @@ from countoff.core.totals import Totals
 
 Row = dict[str, str]
 
-# Why streaming, or countoff before it, gives no partition: in the table of streams, numbers replaced by N.
+# The reasons why there is no partition, with the rows of the table of streams that have them; numbers replaced by N.
 REASONS = {
     "streaming refuses N canonical nodes on N nodes: one must divide the other": 141,
     "streaming refuses device_per_stream batching: N canonical nodes do not divide among N nodes": 106,
@@ -27,13 +27,13 @@ REASONS = {
     "streaming fails to share N samples of N canonical nodes among N nodes": 7,
 }
 
-# The table of variants holds the size of both streams together. Of 50, 97, 129 and 300, one pair alone gives every row;
-# of 194 and 347, many do, and this is one of them.
+# The table of variants has only the size of both streams together. For 50, 97, 129 and 300, only this pair of sizes
+# gives every row; for 194 and 347 this is one pair of many.
 TWO_STREAMS = {50: (30, 20), 97: (64, 33), 129: (65, 64), 194: (129, 65), 300: (200, 100), 347: (246, 101)}
 
 
 def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a table, after a count of them, so that a table that was lost cannot pass."""
+    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
     with (Path(__file__).parent / "golden" / f"{table}.csv").open(newline="") as lines:
         read = list(csv.DictReader(lines))
     assert len(read) == rows
@@ -86,7 +86,7 @@ def of_streams(row: Row) -> StreamingFacts:
 
 
 def reproduces(facts: StreamingFacts, row: Row) -> bool:
-    """Whether this rank's row of the table of variants comes out, lengths, batches and samples."""
+    """Whether lengths, batches and samples of this rank's row of the table of variants are reproduced."""
     found = streaming_pass(facts, rank=int(row["rank"]))
     batches = (found.batches, found.fewest_batches, found.most_batches)
     assigned = streaming_pass(dataclasses.replace(facts, drop_last=False), rank=int(row["rank"])).samples
@@ -119,13 +119,14 @@ def test_every_epoch_size_is_reproduced() -> None:
     rows = [row for row in golden("streaming_variants", rows=6327) if row["variant"] == "epoch_size"]
     assert len(rows) == 572
     for row in rows:
-        # The table has the dataset's length in place of its epoch_size: each one that rounds to it must do.
+        # The table has the dataset's length instead of its epoch_size: every epoch_size that rounds to it must match.
         ranks, length = int(row["nodes"]) * int(row["ranks_per_node"]), int(row["len_dataset"])
         for epoch_size in range(ranks * (length - 1) + 1, ranks * length + 1):
             assert reproduces(of_variant(row, epoch_size=epoch_size), row), row
 
 
-def test_variants_of_two_streams_of_unknown_sizes_are_refused_unless_the_method_does_not_care() -> None:
+def test_unknown_stream_sizes_are_refused() -> None:
+    """Variants of two streams of unknown sizes are refused, unless the batching method does not need them."""
     rows = [row for row in golden("streaming_variants", rows=6327) if "/" in row["variant"]]
     refused = Counter[str]()
     for row in rows:
@@ -143,7 +144,8 @@ def test_variants_of_two_streams_of_unknown_sizes_are_refused_unless_the_method_
     }
 
 
-def test_every_variant_of_two_streams_is_reproduced_once_their_sizes_are_known() -> None:
+def test_every_variant_of_two_streams_is_reproduced() -> None:
+    """With known sizes, every variant of two streams is reproduced."""
     rows = [row for row in golden("streaming_variants", rows=6327) if "/" in row["variant"]]
     assert len(rows) == 173
     for row in rows:
@@ -168,7 +170,8 @@ def test_every_partition_of_streams_is_reproduced_on_every_rank() -> None:
     assert unique == {"whole, known": 846, "whole, unknown": 425, "resumed, unknown": 394}
 
 
-def test_every_partition_that_streaming_refuses_is_refused_with_its_reason() -> None:
+def test_every_refused_partition_is_refused() -> None:
+    """A partition that streaming refuses is refused with the reason."""
     refused = [row for row in golden("streaming_streams", rows=2400) if row["outcome"] != "ok"]
     reasons = Counter[str]()
     for row in refused:
@@ -178,8 +181,8 @@ def test_every_partition_that_streaming_refuses_is_refused_with_its_reason() -> 
     assert reasons == REASONS
 
 
-def is_sharded(samples: int, *, canonical: int, nodes: int, ranks: int, drop_first: int = 0) -> list[list[int]]:
-    """The samples of every rank, made as lists: blocks of the canonical nodes, interleaved, dealt in turns."""
+def partitioned(samples: int, *, canonical: int, nodes: int, ranks: int, drop_first: int = 0) -> list[list[int]]:
+    """The samples of every rank, as lists: blocks of the canonical nodes, interleaved, then taken in turns."""
     ratio, block = max(nodes // canonical, 1), -(-samples // canonical)
     padding = -block % ratio
     if samples < canonical or (samples == canonical < nodes):
@@ -202,7 +205,7 @@ def is_sharded(samples: int, *, canonical: int, nodes: int, ranks: int, drop_fir
 
 
 def loaded(share: list[int], *, workers: int, chunk: int, batch_size: int, drop_last: bool) -> list[list[int]]:
-    """The batches of one rank, in the order in which its loader takes them from its workers in turns."""
+    """The batches of one rank, in the order in which its loader takes them from its workers."""
     chunks = [share[start : start + chunk] for start in range(0, len(share), chunk)]
     queues: list[list[list[int]]] = []
     for worker in range(max(workers, 1)):
@@ -229,13 +232,14 @@ jobs = st.builds(
 
 @settings(deadline=None, max_examples=300)
 @given(jobs)
-def test_random_batching_is_that_of_samples_dealt_out_one_by_one(facts: StreamingFacts) -> None:
+def test_random_batching_matches_lists_of_samples(facts: StreamingFacts) -> None:
+    """Random batching gives the batches and samples of lists that are partitioned sample by sample."""
     found = streaming_pass(facts, rank=facts.dp_degree - 1)
     canonical = facts.canonical_nodes
     if found.batches is None:
         assert "refuses" in found.unknown_because or "fails" in found.unknown_because
         return
-    shares = is_sharded(
+    shares = partitioned(
         facts.epoch_size,
         canonical=canonical,
         nodes=facts.nodes,
@@ -288,7 +292,8 @@ def plan_of(facts: StreamingFacts, *, rank: int = 0, **changes: object) -> Batch
     return BatchPlan.of(LoaderFacts(**(given | changes)), dp_degree=facts.dp_degree)  # type: ignore[arg-type]
 
 
-def test_a_streaming_loader_is_proven_and_its_samples_are_told_apart() -> None:
+def test_a_streaming_loader_is_proven() -> None:
+    """The batches of a streaming loader are proven, and its different samples are counted."""
     plan = plan_of(job(epoch_size=101, drop_last=False))
     assert (plan.batches_per_epoch, plan.proven, plan.uneven_batches) == (7, True, None)
     assert (plan.samples_per_epoch, plan.samples_unique, plan.samples_repeated, plan.samples_dropped) == (
@@ -305,13 +310,15 @@ def test_samples_that_no_rank_gets_are_counted_as_dropped() -> None:
     assert (plan.samples_unique, plan.samples_repeated, plan.samples_dropped) == (96, 0, 5)
 
 
-def test_canonical_nodes_that_round_up_make_the_reported_length_too_short() -> None:
+def test_canonical_nodes_can_make_the_length_too_short() -> None:
+    """Canonical nodes that round up make the reported length too short."""
     facts = job(epoch_size=130, num_canonical_nodes=128, shuffle_algo="py1s")
     plan = plan_of(facts, reported_is_cap=False)
     assert (plan.reported_batches, plan.loader_batches, plan.wrong_length_factor) == (8, 16, 0.5)
 
 
-def test_canonical_nodes_that_are_not_set_are_those_of_the_first_iteration() -> None:
+def test_unset_canonical_nodes_have_their_default() -> None:
+    """Canonical nodes that are not set have the value that the library sets at the first iteration."""
     assert job().canonical_nodes == 2
     assert job(shuffle_algo="py1s").canonical_nodes == 128
     assert job(num_canonical_nodes=3, shuffle_algo="py1s").canonical_nodes == 3
@@ -324,13 +331,14 @@ def test_replicated_ranks_count_as_one(replication: int | None, nodes: int, dp_d
     assert streaming_pass(facts, rank=3).samples == streaming_pass(facts, rank=0).samples
 
 
-def test_what_is_left_of_an_epoch_after_a_resume_is_counted() -> None:
+def test_the_rest_of_an_epoch_after_a_resume_is_counted() -> None:
     assert streaming_pass(job(drop_first=64), rank=0) == LoaderPass(
         batches=2, fewest_batches=2, most_batches=2, full_batches=2, samples=32, unique=None
     )
 
 
-def test_batches_of_a_device_per_stream_loader_are_uneven_and_no_proof() -> None:
+def test_device_per_stream_batches_are_uneven() -> None:
+    """Batches of a device_per_stream loader are uneven and no proof."""
     streams = (StreamFacts(30, 30), StreamFacts(20, 20))
     facts = job(epoch_size=50, nodes=1, ranks_per_node=4, batching_method="device_per_stream", streams=streams)
     passes = [streaming_pass(facts, rank=rank) for rank in range(4)]
@@ -340,7 +348,8 @@ def test_batches_of_a_device_per_stream_loader_are_uneven_and_no_proof() -> None
     assert (plan.loader_batches, plan.uneven_batches, plan.proven) == (3, (3, 4), False)
 
 
-def test_a_limit_leaves_the_full_batches_at_the_beginning_of_an_epoch() -> None:
+def test_a_limit_keeps_full_batches() -> None:
+    """A limit keeps the full batches at the start of an epoch; samples are known as long as those are all."""
     plan = plan_of(job(), limit_batches=2)
     assert (plan.batches_per_epoch, plan.samples_per_epoch, plan.samples_unique) == (2, 32, 32)
     repeating = plan_of(job(epoch_size=101, drop_last=False), limit_batches=2)
@@ -349,7 +358,8 @@ def test_a_limit_leaves_the_full_batches_at_the_beginning_of_an_epoch() -> None:
     assert (beyond.loader_batches, beyond.batches_per_epoch, beyond.samples_per_epoch) == (8, 5, None)
 
 
-def test_an_epoch_that_cannot_be_known_is_learned_from_the_last_one() -> None:
+def test_an_unknown_epoch_is_learned_from_the_last_one() -> None:
+    """An epoch that cannot be counted has the batches of the last one, which are no proof."""
     facts = job(batching_method="stratified")
     assert "sizes of the streams" in plan_of(facts).unknown_because
     seen = plan_of(facts, known_batches=5)
@@ -368,15 +378,16 @@ def test_an_epoch_that_cannot_be_known_is_learned_from_the_last_one() -> None:
         ({"batching_method": "per_stream", "streams": (StreamFacts(1, 0),)}, "stream 0 gives no sample"),
     ],
 )
-def test_what_cannot_be_known_is_refused_in_words(changes: dict[str, object], why: str) -> None:
+def test_an_unknown_pass_has_a_reason(changes: dict[str, object], why: str) -> None:
     assert why in streaming_pass(job(**changes), rank=0).unknown_because
 
 
-def test_stratified_batches_are_known_unless_it_matters_which_of_two_equal_streams_rounds_up() -> None:
+def test_stratified_batches_are_known_unless_a_tie_matters() -> None:
+    """Stratified batches are unknown only if it matters which of two equal rests numpy rounds up."""
     facts = job(nodes=1, ranks_per_node=1, dataset_batch_size=3, batch_size=3, batching_method="stratified")
     equal = dataclasses.replace(facts, streams=(StreamFacts(40, 40), StreamFacts(40, 40)))
     assert streaming_pass(equal, rank=0).batches == 20
-    # Two streams claim the third sample by their proportions, and one of them has twice as much to give.
+    # Two streams have the same rest for the third sample, and one of them has twice as many samples.
     unlike = (StreamFacts(40, 40, 0.5), StreamFacts(80, 80, 0.5))
     assert "equal claim" in streaming_pass(dataclasses.replace(facts, streams=unlike), rank=0).unknown_because
 
@@ -385,7 +396,8 @@ def test_stratified_batches_are_known_unless_it_matters_which_of_two_equal_strea
     ("name", "value"),
     [("epoch_size", 0), ("nodes", 0), ("num_workers", -1), ("drop_first", -1), ("batch_size", 0), ("replication", 3)],
 )
-def test_a_streaming_fact_outside_its_domain_is_refused_by_its_name(name: str, value: int) -> None:
+def test_a_bad_streaming_fact_is_refused_by_name(name: str, value: int) -> None:
+    """A fact outside its domain is refused, and the error names the fact."""
     with pytest.raises(ValueError, match=rf"^{name} .*got {value}$"):
         job(**{name: value})
 
@@ -396,7 +408,8 @@ def test_a_rank_outside_the_job_is_refused(rank: int, message: str) -> None:
         streaming_pass(job(), rank=rank)
 
 
-def test_a_pass_without_batches_needs_a_reason_and_one_with_batches_has_none() -> None:
+def test_a_pass_without_batches_needs_a_reason() -> None:
+    """A pass without batches needs a reason, and one with batches must have none."""
     with pytest.raises(ValueError, match="unknown_because must say why"):
         LoaderPass(batches=None)
     with pytest.raises(ValueError, match="unknown_because must say why"):
@@ -405,7 +418,8 @@ def test_a_pass_without_batches_needs_a_reason_and_one_with_batches_has_none() -
         LoaderPass(batches=1, most_batches=-1)
 
 
-def test_a_size_taken_for_a_length_proves_nothing_where_ranks_are_known_to_be_uneven() -> None:
+def test_a_length_of_all_ranks_is_no_proof_if_uneven() -> None:
+    """A reported length of all ranks proves nothing if ranks are known to be uneven."""
     uneven = LoaderPass(batches=3, fewest_batches=3, most_batches=4)
     facts = LoaderFacts(reported_batches=12, batch_size=4, drop_last=False, samples_per_rank=None, one_pass=uneven)
     totals = Totals(facts, dp_degree=4, framework="Composer")

@@ -239,9 +239,7 @@ class BatchPlan:
         if epoch is not None and samples >= epoch:
             if samples == epoch and self.batches_per_epoch is not None:
                 return self.batches_per_epoch
-            raise ValueError(
-                f"an epoch has {epoch} samples, got {samples}: count the samples from the start of the epoch"
-            )
+            raise ValueError(f"an epoch has {epoch} samples, got {samples}: count samples from its start")
         return resumed_batches(samples, batch_size=self.facts.batch_size, dp_degree=self.dp_degree)
 
     def ramp_up(self, *, start: int, increment: int, samples: int) -> list[tuple[int, int]]:

@@ -197,11 +197,14 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     numbers.add_argument(
         "--strided",
         action="store_true",
-        help="data rank r reads samples r, r + degree, … and nothing is filled up, as in iterable datasets",
+        help="data rank r of D reads samples r, r + D, r + 2 D, …, not filled up, as in iterable datasets",
     )
     dims = parser.add_argument_group("the mesh (-1: the ranks that the other dims leave over)")
-    for name in ("dp-replicate", "dp-shard", "cp", "tp", "pp"):
-        dims.add_argument(f"--{name}", metavar="N", help=f"ranks along {name.replace('-', '_')}")
+    dims.add_argument("--dp-replicate", metavar="N", help="copies of the model that read different data (DDP)")
+    dims.add_argument("--dp-shard", metavar="N", help="ranks that shard the model and read different data (FSDP)")
+    dims.add_argument("--cp", metavar="N", help="context parallel: ranks that share each sequence")
+    dims.add_argument("--tp", metavar="N", help="tensor parallel: ranks that share each layer")
+    dims.add_argument("--pp", metavar="N", help="pipeline parallel: stages of the model")
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:

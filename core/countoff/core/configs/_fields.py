@@ -155,7 +155,7 @@ class Fields:
         written = [path for path in candidates if self._find(path) is not None]
         path = written[0] if written else candidates[0]
         value = self._find(path)
-        # Equal and of the same type: True == 1, but a flag does not stand for an unset number.
+        # Also of the same type, because True == 1.
         is_set = value is not None and not any(type(value) is type(one) and value == one for one in unset)
         if name:
             self.origins[name] = Origin(path, given=is_set)

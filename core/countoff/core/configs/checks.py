@@ -190,8 +190,8 @@ def _check_data_ranks(ranks: RankMap) -> Iterator[ConfigIssue]:
 def _check_end_of_data(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     if job.data_ends and ranks.dp_degree > 1:
         text = (
-            f"the data is read once, and {ranks.dp_degree} data ranks seldom have equally many batches: the first "
-            f"rank without data exits with code 0, and the others fail in a collective; repeat the data "
+            f"the data is read once, and {ranks.dp_degree} data ranks seldom have the same number of batches: the "
+            f"first rank without data exits with code 0, and the others fail in a collective; repeat the data "
             f"(infinite=True), and end the run with {job.key('steps')}"
         )
         yield ConfigIssue("stops", "uneven", text)

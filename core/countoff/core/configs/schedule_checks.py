@@ -77,13 +77,16 @@ def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
 
 def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | None) -> Iterator[ConfigIssue]:
     horizon = schedule.horizon_steps
-    other_unit = None if plan is None else _counted_in_another_unit(_horizon(job, schedule), steps, plan)
+    if horizon == steps:
+        return
     if horizon < steps:
         yield _horizon_before_end(job, schedule, steps)
-    elif other_unit is not None:
+        return
+    other_unit = None if plan is None else _counted_in_another_unit(_horizon(job, schedule), steps, plan)
+    if other_unit is not None:
         # TorchTitan's own total_steps exists so that a run can end before its schedule.
         yield ConfigIssue("note" if job.framework == "torchtitan" else "silent", "horizon", other_unit)
-    elif horizon > steps and schedule.warmup_steps < steps:
+    elif schedule.warmup_steps < steps:
         text = (
             f"{job.key('horizon_steps')} is {horizon:,} and the run ends after {steps:,} steps, at a learning rate of "
             f"{schedule.factor(steps - 1):.4g} of the configured one: right if the run is meant to end early"
@@ -129,7 +132,7 @@ def _counted_in_another_unit(planned: Horizon, steps: int, plan: RunPlan) -> str
         (degree, "the steps of all data ranks together"),
     )
     for factor, unit in units:
-        # The configured number may be a rounded quotient, so less than one factor away is a match.
+        # The configured number may have been rounded to whole batches, so less than one factor away is a match.
         if factor > 1 and 0 <= steps * factor - planned.end_step < factor:
             return (
                 f"{planned.name} is {planned.ticks:,}, {factor:,} times the {steps:,} steps of the run: that counts "

@@ -184,7 +184,7 @@ class WarmupDecay:
     def planned_for(self, steps: int) -> WarmupDecay:
         """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
         warmup = self.warmup_steps if self.warmup_part is None else round(self.warmup_part * steps)
-        horizon = self.horizon_steps if self.horizon_part is None else round(self.horizon_part * steps)
+        horizon = self.horizon_steps if self.horizon_part is None else max(round(self.horizon_part * steps), 1)
         return replace(self, warmup_steps=warmup, horizon_steps=horizon)
 
     def factor(self, step: int) -> float:

@@ -1,12 +1,14 @@
-"""A batch as a few bytes that two ranks can compare: what it holds, whatever lies around it in memory.
+"""Fingerprints: a batch as a few bytes that two ranks can compare.
 
-Requirements that shaped it. It runs on the training thread, a few times per epoch, because whoever trains may change a
-batch in place afterwards: so its cost is bounded, and a large tensor is looked at in evenly spread pieces. It never
-waits for a device, so a tensor elsewhere than in the CPU's memory cannot be fingerprinted. Equal data must be equal
-whatever its strides. And a batch of which any part is not understood has no fingerprint at all, because an equality
-without that part would prove nothing.
+Requirements that shaped it:
 
-torch and numpy are not imported: where a batch holds a tensor or an array, they have been.
+- It runs on the training thread, a few times per epoch, because training may change a batch in place afterwards. So
+  its cost is bounded, and of a large tensor it reads evenly spread pieces.
+- It never waits for a device, so a tensor outside of the CPU's memory has no fingerprint.
+- Equal data has equal fingerprints, whatever its strides.
+- A batch with a part of an unknown type has no fingerprint at all, because equality without that part proves nothing.
+
+torch and numpy are not imported: where a batch holds a tensor or an array, they have been already.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Fingerprint(NamedTuple):
     Attributes:
         digest: Equal for equal batches, in 16 hexadecimal digits. Different digests prove different batches. Equal ones
             prove equal batches where no tensor is over `LEAF_BYTES`; of larger ones, that the pieces are equal.
-        excerpt: Some of the bytes, to tell data from filling.
+        excerpt: Some of the bytes, to tell data from padding.
     """
 
     digest: str
@@ -45,12 +47,12 @@ class Fingerprint(NamedTuple):
 def fingerprint(batch: Any) -> Fingerprint | None:
     """Returns the fingerprint of a batch; None if a part of it cannot be read or is not understood.
 
-    Understood are tensors in the CPU's memory, arrays of numpy, numbers, texts and bytes, in mappings, sequences and
-    dataclasses. Nothing is copied but pieces of tensors that are not contiguous, nothing is changed, and no iterator is
-    advanced. Raises nothing, whatever the batch is.
+    It reads tensors in the CPU's memory, numpy arrays, numbers, strings and bytes, in mappings, sequences and
+    dataclasses. It copies only pieces of tensors that are not contiguous, changes nothing and advances no iterator. It
+    never raises, whatever the batch is.
 
     Args:
-        batch: What a loader has handed out.
+        batch: What a loader has returned.
 
     Example:
         >>> fingerprint({"ids": [1, 2], "text": "a"}) == fingerprint({"text": "a", "ids": [1, 2]})
@@ -61,18 +63,18 @@ def fingerprint(batch: Any) -> Fingerprint | None:
     reading = _Reading()
     try:
         reading.take(batch)
-    except Exception:  # whatever a stranger's class does: there is no fingerprint then
+    except Exception:  # a class of the user's may raise anything: there is no fingerprint then
         return None
     return Fingerprint(reading.hash.hexdigest(), bytes(reading.excerpt))
 
 
 def distinct_bytes(excerpts: Sequence[bytes]) -> int:
-    """Returns how many bytes all batches but the first add to the first, by what compression makes of their excerpts.
+    """Returns how many bytes all batches but the first add to it, as zlib compresses their excerpts.
 
-    Constants add nothing, a handful of labels a few bytes: two ranks may well have the same by chance.
+    Constants add nothing and a few labels add a few bytes: two ranks may well have the same ones by chance.
 
     Args:
-        excerpts: Of one rank's batches, in their order.
+        excerpts: Excerpts of one rank's batches, in order.
 
     Example:
         >>> distinct_bytes([bytes(512), bytes(512)]) < 16

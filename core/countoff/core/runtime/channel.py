@@ -1,9 +1,12 @@
 """The control channel: a client of our own on the job's c10d store, and nothing else of torch.
 
-Requirements that shaped it, all measured: a client serialises its calls, so each thread that talks has one of its
-own; a `wait` that times out prints warnings, so it is given days and woken by shutting its socket down; a value
-over 8 MiB breaks a client for good and an empty one can be overwritten, so values are JSON objects of at most
-`RECORD_BYTES`; the store has no authentication, so what comes back is checked, never executed.
+Requirements that shaped it, all measured:
+
+- A client serialises its calls, so each thread that uses the store has a client of its own.
+- A `wait` that times out prints warnings, so it may last days, and it is interrupted by shutting its socket down.
+- A value over 8 MiB breaks a client for good, and an empty value can be overwritten, so values are JSON objects of at
+  most `RECORD_BYTES`.
+- The store has no authentication, so what comes back is checked, and never executed.
 """
 
 from __future__ import annotations
@@ -65,11 +68,11 @@ class Channel:
     Args:
         host: The store's host.
         port: Its port.
-        prefix: What all keys of this channel begin with.
+        prefix: The beginning of all keys of this channel.
     """
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
-        with _connecting:  # the descriptors that appear meanwhile are this connection's
+        with _connecting:  # the descriptors that appear in that time are this connection's
             before = _descriptors()
             self._store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
             self._sockets = _descriptors() - before
@@ -78,11 +81,11 @@ class Channel:
         self._prefix = prefix
 
     def set(self, key: str, record: Mapping[str, Any]) -> None:
-        """Writes a record over whatever stands there; the store does not acknowledge it."""
+        """Writes a record, over an existing one too; the store does not acknowledge it."""
         self._store.set(self._prefix + key, encode(record))
 
     def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes a record where none stands, and returns the one that stands then; racing writers get the same."""
+        """Writes a record if the key has none, and returns the key's record; racing writers get the same one."""
         return decode(self._store.compare_set(self._prefix + key, "", encode(record)))
 
     def has(self, *keys: str) -> bool:
@@ -111,7 +114,7 @@ class Channel:
         self._store.delete_key(self._prefix + key)
 
     def shut(self) -> None:
-        """Ends the connection, from any thread: whoever is blocked in a call of it gets an error within milliseconds.
+        """Ends the connection, from any thread. A thread that is blocked in a call gets an error within milliseconds.
 
         torch prints a C++ warning about it, so it is the last resort.
         """
@@ -146,7 +149,7 @@ def _shut_socket(descriptor: int, port: int) -> None:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether somebody still accepts connections there; looks for half a second at most."""
+    """Whether the address still accepts connections; takes half a second at most."""
     try:
         socket.create_connection((host, port), timeout=0.5).close()
     except OSError:
@@ -207,7 +210,7 @@ def _place(store: Store) -> tuple[dict[str, Any], TCPStore | None]:
 
 
 def sequence_numbers() -> dict[str, int]:
-    """How many collectives this rank has issued in each process group; a rank that is behind shows here."""
+    """How many collectives this rank has issued in each process group. A rank that is behind has fewer."""
     numbers: dict[str, int] = {}
     with contextlib.suppress(Exception):  # evidence only, read through names that torch does not promise
         for group, name in dist.distributed_c10d._world.pg_names.items():  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]

@@ -1,15 +1,16 @@
-"""Frees a main thread that is blocked inside a gloo collective, so that it need not be killed there.
+"""Interrupts a gloo collective in which the main thread is blocked, so that the process need not be killed.
 
-Such a thread is deaf: a signal or an asynchronous exception waits until the collective returns. It returns at once,
-with an error, when its connections are shut down; handlers, checkpoints on error and loggers then run as after any
-other exception. An exception of our own that waits in the thread would not do: it is raised by whichever Python code
-runs first while the stack unwinds, often a finalizer (a generator's, a loader's that stops its workers), and is lost.
+A blocked main thread receives no signal and no asynchronous exception until the collective returns. The collective
+returns at once, with an error, when its connections are shut down. Handlers, checkpoints on error and loggers then run
+as after any other exception. An asynchronous exception of our own would not work: it is raised by whichever Python
+code runs first while the stack unwinds. That is often a finalizer (of a generator, or of a loader that stops its
+workers), in which the exception is lost.
 
 Only the process group's own connections may be shut down, not those of a store, a logger or an object store. They are
-known by what waits on them (gloo's `transport/tcp/loop.cc`): an epoll instance with a pipe, a listening socket and
-no eventfd, on which a thread blocks that Python did not start. torch's store server and gRPC wake theirs by an
+recognised by what waits on them (gloo's `transport/tcp/loop.cc`): an epoll instance with a pipe, a listening socket
+and no eventfd, on which a thread blocks that Python did not start. torch's store server and gRPC wake theirs by an
 eventfd, asyncio runs on a thread of Python's, and a client has no listening socket. Linux only: everywhere else, and
-where /proc says nothing, no connection is found and nothing is shut down.
+where /proc shows nothing, no connection is found and nothing is shut down.
 """
 
 from __future__ import annotations

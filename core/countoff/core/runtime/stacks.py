@@ -42,7 +42,7 @@ class Place:
 
 
 def main_thread() -> Place:
-    """Samples the main thread in a millisecond or two; it may be blocked in C.
+    """Samples the main thread, also one that is blocked in C; takes a millisecond or two.
 
     >>> main_thread().state
     'code'

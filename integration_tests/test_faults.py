@@ -10,7 +10,7 @@ import pytest
 
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, verdict_lines
-from integration_tests.relay import slow_store
+from tests.relay import slow_store
 
 
 def fail_at(rank: int, sample: int, number: int) -> None:

@@ -18,7 +18,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core import Guard, Settings
 from countoff.core.protocol.log import Mark
 from countoff.core.runtime.processes import host_id
-from integration_tests.relay import Relay
+from tests.relay import Relay
 
 NUMBER = 7_000
 MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()

@@ -49,7 +49,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	rm -f .coverage .coverage.*
 	$(call unit,.venv,--cov --cov-report=)
 	$(call integration,.venv,--cov --cov-append --cov-report=)
-	$(call pytest,.venv) integration_tests -m nightly --cov --cov-append --cov-report= $(PYTEST_FLAGS)
+	$(call integration,.venv,-m nightly --cov --cov-append --cov-report=)
 	.venv/bin/coverage report
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven
@@ -87,11 +87,7 @@ clean: ## remove the environments, caches and build products
 
 pytest = $(1)/bin/python -m pytest
 unit = $(call pytest,$(1)) core tests $(2) $(PYTEST_FLAGS)
-# Tests marked `alone` measure how soon something happens, so they run after the others, one at a time.
-define integration
-$(call pytest,$(1)) integration_tests -m "not nightly and not alone" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
-$(call pytest,$(1)) integration_tests -m "not nightly and alone" $(2) $(PYTEST_FLAGS)
-endef
+integration = $(call pytest,$(1)) integration_tests -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile

@@ -43,6 +43,12 @@ Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
 _REPOSITORY: Final = Path(__file__).parents[1]
+NAME_LOOKUPS: Final = {"RES_OPTIONS": "timeout:1 attempts:1"}
+"""Bounds how long a name look-up takes, in every process of a job.
+
+torch's TCPStore makes a reverse DNS look-up of its peer at each connection, on both sides. The address ::ffff:127.0.0.1
+is in no hosts file, so the name server is asked, and by default the resolver waits 5 s for an answer that was lost.
+"""
 
 
 @dataclass(frozen=True)
@@ -253,7 +259,7 @@ def run_ranks(
     expect: int | Sequence[int] | None = 0,
     kill_peers_after: float | None = None,
     while_running: Callable[[Watch], None] | None = None,
-    finalise: bool = True,
+    finalise: bool = False,
 ) -> list[RankResult]:
     """Run `function(*args)` on `world_size` ranks and return their results, by rank.
 
@@ -268,7 +274,8 @@ def run_ranks(
         expect: The exit code of every rank, or of each; None for any.
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
         while_running: Called while the ranks run; it can wait for what they `tell`, and kill or stop them.
-        finalise: False to leave, after threads and atexit, without finalising the interpreter, which is cheaper.
+        finalise: True to finalise the interpreter at the end, as a script does, for a test of how ranks exit. It costs
+            more CPU time than a short job. Otherwise a rank exits after it has joined its threads and run atexit.
 
     Raises:
         RanksTimedOut: If ranks are alive at the deadline.
@@ -321,7 +328,7 @@ def _forkserver() -> ForkServerContext:
         for name in [name for name in os.environ if name.startswith("COUNTOFF")]:
             del os.environ[name]
         # One thread per rank, as torchrun has it. The path is for the preload: the server is told of no other.
-        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path())
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path(), **NAME_LOOKUPS)
         first = context.Process(target=int)
         first.start()
         first.join()
@@ -371,4 +378,5 @@ def _torchrun_environment(rank: int, world_size: int, directory: Path) -> dict[s
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": directory.name,
         "TORCHELASTIC_ERROR_FILE": str(directory / f"rank{rank}-error.json"),
+        **NAME_LOOKUPS,
     }

@@ -322,7 +322,7 @@ def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, ta
     words = f"{kind}, {ranks} ranks, {hog} processes beside it"
     with hogs(hog):
         try:
-            results = run_ranks(fit_twice, ranks, kind, drawn, directory=directory, deadline_seconds=420)
+            results = run_ranks(fit_twice, ranks, kind, drawn, directory=directory, deadline_seconds=420, finalise=True)
         except RanksFailed as error:
             tally.wrong.append(f"{words}: {drawn}\n{error}")
             return words

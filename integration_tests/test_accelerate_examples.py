@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.nightly]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 FOUND = {
@@ -12,7 +13,6 @@ FOUND = {
 }
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("example", FOUND)
 def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
     run = run_torchrun(EXAMPLES / example, 2, env=CPU)
@@ -22,7 +22,6 @@ def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
     assert FOUND[example] in run.output.partition("Root Cause (first observed failure)")[2], run.output
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("example", FOUND)
 def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun, example):
     run = run_torchrun(EXAMPLES / example, 2, "--mended", env=CPU)

@@ -35,7 +35,7 @@ def assert_alike(pairs):
         assert counted.counted_steps == counted.steps, name
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_every_kind_of_loader_trains_to_the_same_bits_without_a_word(run_ranks, ranks):
     results = run_ranks(jobs.with_and_without, ranks, list(LOOPS.values()), deadline_seconds=120)
     for result in results:
@@ -86,16 +86,23 @@ def test_two_accelerators_in_one_process_count_apart(run_ranks):
         assert result.value == [(6, 6, 6), (6, 6, 3), (9, 9, 3)]
 
 
-@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
-@pytest.mark.parametrize("before_detach", [True, False])
+@pytest.mark.parametrize(
+    ("before_detach", "hosted_by"),
+    [
+        (True, "rank0"),
+        (False, "agent"),
+        pytest.param(True, "agent", marks=pytest.mark.nightly),
+        pytest.param(False, "rank0", marks=pytest.mark.nightly),
+    ],
+)
 def test_end_training_may_come_before_or_after_detach(run_ranks, hosted_by, before_detach):
-    results = run_ranks(cases.ends_training, 2, before_detach, hosted_by=hosted_by)
+    results = run_ranks(cases.ends_training, 2, before_detach, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_nobody_need_detach(run_ranks, hosted_by):
-    results = run_ranks(cases.leaves_it_to_the_exit, 2, hosted_by=hosted_by)
+    results = run_ranks(cases.leaves_it_to_the_exit, 2, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 

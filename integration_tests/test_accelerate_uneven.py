@@ -44,7 +44,7 @@ def test_an_uneven_stream_is_named_before_a_gradient_is_mixed(run_ranks, name):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("short", [0, 2])
+@pytest.mark.parametrize("short", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_the_short_one_of_four_ranks_is_named(run_ranks, ranks, short):
     batches = [3 if rank == short else 4 for rank in range(ranks)]
     results = run_ranks(jobs.run, ranks, Loop(batches=batches, loader=UNSHARED), expect=None)

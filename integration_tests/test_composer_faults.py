@@ -67,7 +67,7 @@ def test_a_rank_that_raises_is_named_on_every_rank(run_ranks, how):
 
 
 def test_a_rank_that_leaves_where_the_others_go_on_is_named(run_ranks):
-    left = run_ranks(ends_outside_of_the_loader, 2, "one leaves", expect=None, deadline_seconds=60)[0]
+    left = run_ranks(ends_outside_of_the_loader, 2, "one leaves", expect=None, deadline_seconds=60, finalise=True)[0]
     assert left.exit_code != 0
     named = "countoff: LostRank: rank 1 left the job (sys.exit) in batch 3 of train epoch 0, where rank 0 goes on."
     assert named in verdict_lines(left), left.output
@@ -75,7 +75,7 @@ def test_a_rank_that_leaves_where_the_others_go_on_is_named(run_ranks):
 
 def test_ranks_that_all_leave_early_have_failed_nowhere(run_ranks):
     """As after a signal that a preempted job gets: each calls `sys.exit()` at the same batch."""
-    results = run_ranks(ends_outside_of_the_loader, 2, "all leave", deadline_seconds=60)
+    results = run_ranks(ends_outside_of_the_loader, 2, "all leave", deadline_seconds=60, finalise=True)
     assert [verdict_lines(result) for result in results] == [[], []]
 
 

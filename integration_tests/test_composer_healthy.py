@@ -44,7 +44,7 @@ def test_healthy_jobs_train_to_the_same_bits_without_a_word(run_ranks):
     assert [pair[1]["batches"] for pair in values] == [18, 16, 16, 18, 18, 7, 7, 10, 16]
 
 
-@pytest.mark.ranks(4, 8)
+@pytest.mark.ranks(4, nightly=(8,))
 def test_more_ranks_are_as_healthy(run_ranks, ranks):
     jobs = [Job(even=16 * ranks, evals=[1] * ranks), Job(streams=[16 * ranks])]
     assert_healthy(run_ranks, ranks, fit_with_and_without, jobs[: 1 if ranks == 8 else 2])

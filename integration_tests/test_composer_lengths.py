@@ -18,7 +18,7 @@ def seen(value: dict[str, Any]) -> dict[str, Any]:
     return {name: value[name] for name in SEEN}
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_fixed_totals_are_those_of_the_right_loader_value_for_value(run_ranks, ranks):
     sampler, shards = Job(even=64, mistaken=True), Job(streams=[64], mistaken=True)
     jobs = [

@@ -16,7 +16,7 @@ def short(ranks: int, rank: int, batches: int = 5) -> list[int]:
     return [batches - 1 if each == rank else batches for each in range(ranks)]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_what_uneven_ranks_lose_is_said_for_training_and_for_evaluations(run_ranks, ranks):
     places = [0, ranks // 2, ranks - 1] if ranks > 2 else [0, 1]
     jobs = [Job(train=short(ranks, rank), reported=[5] * ranks) for rank in places]
@@ -78,7 +78,7 @@ def test_uneven_evaluations_are_an_error_or_nothing_at_all_if_so_wanted(run_rank
         assert [result.exit_code for result in results] == [0, 0]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("duration", ["2ep", "7ba"])
 def test_lengths_that_depend_on_the_rank_are_refused_before_the_first_batch(run_ranks, ranks, duration):
     """Each rank would have a learning rate of its own, or end its epoch alone, without an error."""

@@ -14,7 +14,7 @@ import pytest
 
 from countoff.demo.meetings import Meeting, informative
 from countoff.demo.stacks import innermost
-from integration_tests.harness import python_path
+from integration_tests.harness import NAME_LOOKUPS, python_path
 
 DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy machine
 
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy mach
 @contextlib.contextmanager
 def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
     """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
-    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0", **NAME_LOOKUPS}
     command = [sys.executable, "-m", "countoff.core.cli.__main__", "demo", *options]
     with subprocess.Popen(
         command,

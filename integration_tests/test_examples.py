@@ -22,6 +22,7 @@ def assert_short_rank_is_named(run: CompletedRun, batches: int) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", ["lightning_digits.py", "torch_digits.py"])
 def test_the_rank_with_a_file_less_is_named(run_torchrun, example):
     run = run_torchrun(EXAMPLES / example, 2, deadline_seconds=180)
@@ -35,6 +36,7 @@ def test_an_adapter_of_ones_own_names_the_short_rank(run_torchrun):
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun):
     run = run_torchrun(EXAMPLES / "torch_digits.py", 2, "--mended", deadline_seconds=180)
     assert run.exit_code == 0, run.output

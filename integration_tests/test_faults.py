@@ -33,16 +33,16 @@ def end_of(results: list[RankResult], culprit: int) -> list[RankResult]:
     return [result for result in results if result.rank != culprit]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_rank_that_raises_in_its_loader_is_named_with_its_error(run_ranks, ranks, hosted_by):
     culprit = ranks - 1 if hosted_by == "agent" else 0
     job = Job(train=[5] * ranks, before=partial(fail_at, culprit, 9))
-    results = run_ranks(fit, ranks, job, expect=None, hosted_by=hosted_by, deadline_seconds=40)
+    results = run_ranks(fit, ranks, job, expect=None, hosted_by=hosted_by, deadline_seconds=40, finalise=True)
     assert_named(results, "LostRank", [culprit], f"rank {culprit} raised ValueError: shard 3 is torn")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
     culprit = ranks - 1 if hosted_by == "agent" else 0
@@ -52,13 +52,20 @@ def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         watch.kill(culprit)
 
     results = run_ranks(
-        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=kill, deadline_seconds=40
+        fit,
+        ranks,
+        long_job(ranks),
+        expect=None,
+        hosted_by=hosted_by,
+        while_running=kill,
+        deadline_seconds=40,
+        finalise=True,
     )
     assert results[culprit].exit_code == -signal.SIGKILL
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} died without a word")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
     culprit = ranks - 1 if hosted_by == "agent" else 0
@@ -72,7 +79,14 @@ def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         watch.kill(culprit)
 
     results = run_ranks(
-        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=stop, deadline_seconds=60
+        fit,
+        ranks,
+        long_job(ranks),
+        expect=None,
+        hosted_by=hosted_by,
+        while_running=stop,
+        deadline_seconds=60,
+        finalise=True,
     )
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} is stopped")
 
@@ -86,6 +100,7 @@ def assert_survivors_name(survivors: list[RankResult], words: str) -> None:
         assert "countoff LostRank: " in result.error_file, result
 
 
+@pytest.mark.alone
 def test_training_does_not_wait_for_a_store_that_answers_seconds_late(run_ranks):
     with slow_store() as store:
 
@@ -125,6 +140,7 @@ def test_a_store_that_answers_late_makes_the_verdict_late_not_wrong(run_ranks):
         assert result.exit_code not in (0, None), result
 
 
+@pytest.mark.alone
 def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run_ranks):
     def only_on_rank_0(rank: int) -> dict[str, str]:
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank == 0 else {}
@@ -136,6 +152,7 @@ def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run
     assert verdict_lines(results[1]) == []
 
 
+@pytest.mark.alone
 def test_a_guard_on_every_rank_but_the_first_says_so_too(run_ranks):
     def not_on_rank_0(rank: int) -> dict[str, str]:
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank else {}

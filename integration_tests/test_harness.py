@@ -101,7 +101,7 @@ def test_every_rank_returns_its_value(run_ranks):
     assert [result.value for result in run_ranks(rank_and_sum, 3, 4, 5)] == [(0, 9), (1, 9), (2, 9)]
 
 
-@pytest.mark.ranks(2, 4, 8)
+@pytest.mark.ranks(2, nightly=(4, 8))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_gloo_ranks_meet_at_the_store(run_ranks, ranks, hosted_by):
     results = run_ranks(all_reduced, ranks, hosted_by=hosted_by)
@@ -194,6 +194,7 @@ def test_torchrun_reports_its_exit_code_and_every_output(run_torchrun):
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_torchrun_past_its_deadline_shows_stacks_and_leaves_nothing_running(run_torchrun, tmp_path):
     script = "import os, time; open(f'pid{os.getpid()}', 'w').close()\ndef hang(): time.sleep(3600)\nhang()"
     with pytest.raises(TorchrunTimedOut, match="in hang"):

@@ -123,7 +123,7 @@ def waits_for_a_lock() -> None:
 
 @pytest.mark.ranks(2)
 def test_a_rank_that_is_blocked_elsewhere_ends_all_the_same(run_ranks, ranks):
-    results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60)
+    results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60, finalise=True)
     assert results[0].exit_code == EXIT_CODE, results[0]
     assert_named(results, "UnevenBatches", [0, 1], "rank 1 began evaluation after 2 train batches")
 

@@ -17,7 +17,7 @@ from integration_tests.loops import even_loader, model_and_optimizer, train_on
 
 
 def test_a_destroyed_process_group_is_no_lost_store(run_ranks):
-    results = run_ranks(destroys_the_group_and_works_on, 2, hosted_by="rank0")
+    results = run_ranks(destroys_the_group_and_works_on, 2, hosted_by="rank0", finalise=True)
     assert [result.value for result in results] == [None, None], results
     assert not any(verdict_lines(result) for result in results), results
 
@@ -35,7 +35,7 @@ def destroys_the_group_and_works_on() -> str | None:
 
 
 def test_an_exit_of_all_ranks_in_the_middle_is_no_verdict_and_nor_is_a_forked_childs_failure(run_ranks):
-    for result in run_ranks(forks_and_exits, 2):
+    for result in run_ranks(forks_and_exits, 2, finalise=True):
         assert result.exit_code == 0, result
         assert not verdict_lines(result), result
         assert not result.error_file, result
@@ -89,14 +89,14 @@ def attaches_twice() -> tuple[int, int, str]:
 
 
 def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
-    results = run_ranks(exits_alone, 2, expect=None)
+    results = run_ranks(exits_alone, 2, expect=None, finalise=True)
     assert "rank 1 stopped after 3 batches of train epoch 0" in results[0].output, results
     assert results[0].exit_code != 0
 
 
 @pytest.mark.parametrize("way", ["return", "exit", "catch"])
 def test_one_rank_that_is_gone_before_its_collective_is_named(run_ranks, way):
-    results = run_ranks(goes_alone, 2, way, expect=None)
+    results = run_ranks(goes_alone, 2, way, expect=None, finalise=True)
     assert "rank 1 stopped after 3 batches of train epoch 0 and ended its fit there" in results[0].output, results
     assert "countoff LostRank: rank 1 stopped" in results[0].error_file, results
 
@@ -189,7 +189,7 @@ def comes_late() -> None:
 
 
 def test_a_child_of_multiprocessing_that_raises_is_named_and_its_traceback_printed(run_ranks):
-    (result,) = run_ranks(starts_ranks_of_its_own, 1)
+    (result,) = run_ranks(starts_ranks_of_its_own, 1, finalise=True)
     assert result.value == [1, 1], result
     assert "ValueError: of the user's own" in result.output.partition("Traceback")[2], result
     assert "countoff: LostRank: rank 1 raised ValueError: of the user's own" in result.output, result

@@ -26,13 +26,14 @@ def test_an_uneven_evaluation_on_one_of_four_ranks_is_named(run_ranks, ranks):
 
 @pytest.mark.parametrize("val", [[2, 0], [3, 2]], ids=str)
 def test_by_default_it_is_warned_of_and_named_when_nothing_moves_any_more(run_ranks, val):
-    results = run_ranks(fit, 2, uneven(val, "step", stall_seconds=3), expect=None, deadline_seconds=30)
+    results = run_ranks(fit, 2, uneven(val, "step", stall_seconds=1.5), expect=None, deadline_seconds=30)
     output = "".join(result.output for result in results)
     assert all(result.exit_code != 0 for result in results), output
     for result in results:
         assert "ran out of data after" in "\n".join(verdict_lines(result)), output
 
 
+@pytest.mark.alone
 def test_an_uneven_evaluation_without_collectives_is_warned_of_once(run_ranks):
     results = run_ranks(fit, 2, uneven([3, 2], "epoch"))
     lines = [line for result in results for line in verdict_lines(result)]

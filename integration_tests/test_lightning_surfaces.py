@@ -163,6 +163,7 @@ print("rank", os.environ["RANK"], "is done")
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_torchruns_root_cause_is_the_verdict(run_torchrun):
     run = run_torchrun(UNDER_TORCHRUN, 2, "uneven", deadline_seconds=240)
     assert run.exit_code != 0
@@ -174,6 +175,7 @@ def test_torchruns_root_cause_is_the_verdict(run_torchrun):
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_a_healthy_job_under_torchrun_says_nothing(run_torchrun):
     run = run_torchrun(UNDER_TORCHRUN, 2, "even", deadline_seconds=240)
     assert run.exit_code == 0, run.output

@@ -12,8 +12,8 @@ def one_short(ranks: int, short: int) -> list[int]:
     return [4 if rank == short else 5 for rank in range(ranks)]
 
 
-@pytest.mark.ranks(2, 4, 8)
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.ranks(2, 4, nightly=(8,))
+@pytest.mark.parametrize("place", [pytest.param("first", marks=pytest.mark.nightly), "last"])
 def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
     short = 0 if place == "first" else ranks - 1
     results = run_ranks(loops.uneven, ranks, one_short(ranks, short), expect=None, deadline_seconds=40)
@@ -23,7 +23,7 @@ def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
 
 
 def test_rank_0_may_host_the_store(run_ranks):
-    results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0")
+    results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0", finalise=True)
     assert_named(results, "UnevenBatches", [0, 1], "rank 0 ran out of data after 4 batches")
 
 
@@ -77,13 +77,13 @@ def test_an_evaluation_one_step_early_is_named(run_ranks):
 
 
 def test_a_rank_that_trains_on_when_another_has_ended_is_found(run_ranks):
-    results = run_ranks(loops.trains_one_epoch_more, 2, expect=None)
+    results = run_ranks(loops.trains_one_epoch_more, 2, expect=None, finalise=True)
     assert results[1].exit_code != 0
     assert "rank 0 ended the fit" in results[1].output
 
 
 def test_a_rank_that_leaves_early_is_named(run_ranks):
-    results = run_ranks(loops.exits_quietly, 2, expect=None)
+    results = run_ranks(loops.exits_quietly, 2, expect=None, finalise=True)
     assert "rank 1 stopped after 4 batches of train epoch 0" in results[0].output, results[0]
     assert results[0].exit_code != 0
 
@@ -93,16 +93,16 @@ def test_a_rank_that_raises_in_the_loop_is_named_with_its_error(run_ranks):
     assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 4 of train epoch 0)")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_a_healthy_loop_trains_to_the_same_bits_without_a_word(run_ranks, ranks):
-    plain = run_ranks(loops.healthy, ranks, False)
-    counted = run_ranks(loops.healthy, ranks, True)
-    assert {result.value["weights"] for result in counted} == {result.value["weights"] for result in plain}
-    assert [line for result in counted for line in verdict_lines(result)] == []
+    results = run_ranks(loops.healthy_without_and_with, ranks)
+    plain, counted = zip(*(result.value for result in results), strict=True)
+    assert {value["weights"] for value in counted} == {value["weights"] for value in plain}
+    assert [line for result in results for line in verdict_lines(result)] == []
     batches = 20 // ranks
     breaks_at = min(5, batches)
-    assert [result.value["steps"] for result in counted] == [2 * batches + breaks_at + 1] * ranks
-    assert counted[0].value["progress"]["countoff/batches_per_epoch"] == batches
+    assert [value["steps"] for value in counted] == [2 * batches + breaks_at + 1] * ranks
+    assert counted[0]["progress"]["countoff/batches_per_epoch"] == batches
 
 
 def test_counting_is_off_inside_join(run_ranks):

@@ -21,6 +21,7 @@ def said(results):
     return [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("batches", "accumulation"), [([4, 3], 1), ([3, 4], 4)])
 def test_uneven_streams_with_max_steps_are_named_in_their_first_epoch(run_ranks, batches, accumulation):
     args = {"max_steps": 10, "gradient_accumulation_steps": accumulation, **UNSHARED}
@@ -64,7 +65,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_healthy_training_is_left_alone_to_the_bit(run_ranks, ranks):
     results = run_ranks(jobs.with_and_without, ranks, list(HEALTHY.values()), env=CPU, deadline_seconds=180)
     for result in results:

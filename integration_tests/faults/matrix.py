@@ -103,6 +103,7 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
                 env=host.environment if host else None,
                 expect=None,
                 while_running=drive,
+                finalise=True,
             )
         except RanksFailed as error:
             results = error.results

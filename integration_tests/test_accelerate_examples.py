@@ -15,6 +15,7 @@ FOUND = {
 
 @pytest.mark.parametrize("example", FOUND)
 def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
+    """Both ranks print the verdict, and torchrun gives it as the root cause."""
     run = run_torchrun(EXAMPLES / example, 2, env=CPU)
     assert run.exit_code == 1, run.output
     for rank in (0, 1):
@@ -23,7 +24,8 @@ def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
 
 
 @pytest.mark.parametrize("example", FOUND)
-def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun, example):
+def test_the_corrected_job_trains_to_the_end(run_torchrun, example):
+    """With the fault corrected the example trains well and countoff prints nothing."""
     run = run_torchrun(EXAMPLES / example, 2, "--mended", env=CPU)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output, run.output

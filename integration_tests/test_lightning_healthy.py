@@ -233,6 +233,7 @@ def logged_here() -> dict[str, float]:
 
 @pytest.mark.ranks(2, nightly=(4,))
 def test_true_totals_are_logged(run_ranks, ranks):
+    """The totals that the logger gets are those of the run."""
     job = Job(even=83, trainer={"accumulate_grad_batches": 2})
     found = run_ranks(fit_and_read_log, ranks, job)[0].value
     share = -(-83 // ranks)
@@ -248,13 +249,15 @@ def test_true_totals_are_logged(run_ranks, ranks):
 
 
 def test_the_slowest_loader_and_its_rank_are_logged(run_ranks):
+    """The rank with the slowest loader is logged, with its seconds."""
     job = Job(train=[6, 6], before=partial(slow, 0.1))
     found = run_ranks(fit_and_read_log, 2, job)[0].value
     assert found["countoff/loader_rank"] == 1
     assert found["countoff/loader_seconds_max"] > found["countoff/loader_seconds"] > 0
 
 
-def test_a_size_taken_for_a_length_is_said_once_and_mended_on_request(run_ranks):
+def test_a_size_taken_for_a_length_is_reported_and_fixed(run_ranks):
+    """A loader's wrong length is reported once, and `totals='fix'` sets the right one."""
     job = Job(train=[8, 8], reported=[16, 16], val=[1, 1], trainer={"max_epochs": 3})
     plain = run_ranks(fit_and_read_log, 2, job)
     lines = [line for result in plain for line in verdict_lines(result)]

@@ -86,6 +86,7 @@ def test_lengths_that_differ_are_a_plan_mismatch(run_ranks, ranks):
 
 
 def test_a_checkpoint_on_exception_does_not_swallow_the_verdict(run_ranks):
+    """A checkpoint that is saved on an exception does not hide the verdict."""
     results = run_ranks(fit_with_checkpoint_on_exception, 2, expect=None, deadline_seconds=40)
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
 

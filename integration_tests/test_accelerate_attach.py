@@ -1,4 +1,4 @@
-"""What `countoff.accelerate.attach` says before the first batch."""
+"""What `countoff.accelerate.attach` reports before the first batch."""
 
 import pytest
 

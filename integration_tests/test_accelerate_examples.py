@@ -1,4 +1,4 @@
-"""The examples of Accelerate and the Trainer, as a reader starts them: each names the fault, and mended it trains."""
+"""The examples of Accelerate and the Trainer, each names the fault, and trains once corrected."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Accelerate loops that are in order: not a word, the same bits, and every count the truth."""
+"""Healthy Accelerate loops: no output, the same bits of weights, and right counts."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Accelerate loops whose ranks are out of step: named before a gradient is mixed with one of another place."""
+"""Accelerate loops whose ranks are out of step: named before gradients of different batches are mixed."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Composer jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without."""
+"""Composer jobs in which nothing is wrong: no verdict, no output, and the same bits of weights as without countoff."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _clean_up(tmp_path):
 
 
 def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Runs on all ranks; nothing is said, and each pair of outcomes is equal, on every rank."""
+    """Runs on all ranks; nothing is printed, and each pair of outcomes is equal, on every rank."""
     results = run_ranks(function, ranks, *arguments, deadline_seconds=240)
     assert [verdict_lines(result) for result in results] == [[] for _ in results]
     for result in results:
@@ -104,7 +104,7 @@ def odd_loaders() -> list[int]:
     dataset = parts.TensorDataset(images[:64], labels[:64])
 
     class Half(parts.DistributedSampler[Any]):
-        """Deals out half of what it could."""
+        """Gives half of each share."""
 
         def __iter__(self) -> Any:
             return iter(list(super().__iter__())[: len(self)])

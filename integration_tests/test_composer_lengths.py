@@ -1,4 +1,4 @@
-"""Composer, a loader whose length is that of all ranks: said before the first batch, and mended on request."""
+"""Composer, a loader whose length is that of all ranks: reported before the first batch, and set right on request."""
 
 from dataclasses import replace
 from typing import Any
@@ -140,7 +140,7 @@ def test_a_length_that_is_set_stays_set_in_later_fits(run_ranks):
 def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
     """Composer's length of an evaluator over a streaming data set with the mistake, in the fit and outside of it.
 
-    Last comes an evaluation of one batch, which is as long as the user says.
+    Last comes an evaluation of one batch, which is as long as the user asks for.
     """
     from composer.core import Callback, Evaluator
 

@@ -1,4 +1,4 @@
-"""Composer, ranks of different lengths: it stops all of them at the shortest, and countoff says what that lost."""
+"""Composer, ranks of different lengths: it stops all of them at the shortest, and countoff reports what that lost."""
 
 import time
 from collections.abc import Sequence

@@ -107,7 +107,7 @@ DUPLICATE, SAME_ORDER = {"DuplicateData": EVERY_RANK}, {"SameOrder": AGAIN}
 FRAMEWORKS = {
     "lightning": {"digits": {}, "right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
     "composer": {"right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
-    # prepare() deals out every share, so whatever goes in, ranks read different data.
+    # prepare() shards every loader, so ranks read different data whatever goes in.
     "accelerate": {"digits": {}, "right": {}, "same": {}, "whole": {}, "forgetful": SAME_ORDER},
 }
 

@@ -1,4 +1,4 @@
-"""`countoff demo` shows what it says, with real ranks, and leaves nothing behind; and it says so when it does not."""
+"""`countoff demo` shows what it announces, with real ranks, and leaves no process and no file."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
-        preexec_fn=hear_interrupts,
+        preexec_fn=accept_interrupts,
     ) as process:
         try:
             yield process
@@ -38,8 +38,8 @@ def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
             process.kill()
 
 
-def hear_interrupts() -> None:
-    """A shell starts what it puts in the background with interrupts ignored, and so would be the demo of such tests."""
+def accept_interrupts() -> None:
+    """Undoes what a shell does to a process in the background: it would start the demo with interrupts ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,4 +1,4 @@
-"""The examples of the documentation, as a reader starts them: each names the short rank, and mended it trains."""
+"""The examples of the documentation, as a reader starts them: each names the short rank, and trains once corrected."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ def test_a_fault_is_named_and_leaves_nothing_behind(tmp_path, name, adapter, wor
 
 
 def ended(*texts: str, exit_codes: tuple[int, ...] = (1, 1)) -> list[RankResult]:
-    """Two ranks that have said these texts."""
+    """Two ranks that have printed these texts."""
     return [
         RankResult(
             rank, None, code, "".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), "countoff X", 1.0

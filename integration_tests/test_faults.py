@@ -1,4 +1,4 @@
-"""Ranks that fail, die, freeze, or lose the store: every survivor ends with a sentence that names the culprit."""
+"""Ranks that fail, die, freeze, or lose the store: every survivor ends with a verdict that names the culprit."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def fail_at(rank: int, sample: int, number: int) -> None:
 
 
 def pace(number: int) -> None:
-    """Trains on for a while, and says when training is well under way."""
+    """Trains slowly, and tells the test when training has begun."""
     time.sleep(0.01)
     if number == 12:
         tell("training")

@@ -1,4 +1,4 @@
-"""Ways in which healthy ranks come late, pause and leave: none of them is a verdict; and those that hide a failure."""
+"""Ranks that come late, pause or exit: healthy ones get no verdict, and those that hide a failure are named."""
 
 import contextlib
 import multiprocessing
@@ -131,7 +131,7 @@ def exits_alone() -> None:
         for number, _ in enumerate(loader, start=1):
             if own_rank() == 1 and number == 3:
                 sys.exit(0)
-            if number > 3:  # without rank 1 no collective would ever end: only its mark says so
+            if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
                 attached.guard._state.ended.wait(10)
 
 

@@ -1,4 +1,4 @@
-"""Real meshes: whose data each rank reads is told from them without a group, and told to every guard."""
+"""Real meshes: they give each rank its data rank without a process group, and every guard compares them."""
 
 import csv
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def read_every_mesh() -> dict[str, Any]:
 
 
 def refusals(mesh: Any) -> list[str]:
-    """What is said of meshes that do not tell who reads what."""
+    """The errors on meshes that do not show which rank reads what."""
     said: list[str] = []
     mixed = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard_cp",))
     own = init_device_mesh("cpu", (4,), mesh_dim_names=("galaxy",))
@@ -114,7 +114,7 @@ def test_a_mesh_of_thousands_is_read_in_one_process(run_ranks: RunRanks, ranks: 
     assert run_ranks(read_a_large_mesh, ranks)[0].value == (256, share, (share, 256))
 
 
-# The dp_ranks with which four ranks count off, the dp_degree, and what every rank must say.
+# The dp_ranks with which four ranks count off, the dp_degree, and the verdict due on every rank.
 COUNTED: list[tuple[list[int | None], int, str]] = [
     ([0, 0, 1, 1], 2, ""),
     ([0, 1, 0, 1], 2, ""),

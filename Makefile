@@ -2,6 +2,8 @@
 PYTHON ?= python3
 UV_FLAGS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 PYTEST_FLAGS ?=
+# Processes that run the integration tests beside one another. Ranks wait more than they compute: 3 suit two cores.
+WORKERS ?= 3
 BENCH_FLAGS ?=
 FAULTS_FLAGS ?=
 SOAK_FLAGS ?=
@@ -15,7 +17,8 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench faults soak test test-latest test-composer-classic test-torchtitan lint lock clean
+.PHONY: help demo unit unit-latest test test-latest test-all integration integration-latest coverage \
+	test-composer-classic test-torchtitan bench faults soak lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,11 +26,31 @@ help: ## list the targets
 demo: .venv/.installed ## a job with uneven ranks: drifting, then named by countoff, then mended
 	.venv/bin/countoff demo
 
-test: .venv/.installed ## all tests, with coverage, on torch 2.7 (the frameworks and Composer)
-	.venv/bin/python -m pytest --cov $(PYTEST_FLAGS)
+unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, about a minute
+	$(call unit,.venv)
 
-test-latest: .venv-latest/.installed ## all tests, with coverage, on the newest torch and frameworks
-	.venv-latest/bin/python -m pytest --cov $(PYTEST_FLAGS)
+unit-latest: .venv-latest/.installed ## the same on the newest torch
+	$(call unit,.venv-latest)
+
+test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
+
+test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
+
+integration: .venv/.installed ## the integration tests alone
+	$(call integration,.venv)
+
+integration-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
+	$(call integration,.venv-latest)
+
+# Coverage in every rank costs CPU time, so only this target measures it.
+coverage: .venv/.installed ## all tests under branch coverage, in every rank too
+	rm -f .coverage .coverage.*
+	$(call unit,.venv,--cov --cov-report=)
+	$(call integration,.venv,--cov --cov-append --cov-report=)
+	$(call integration,.venv,-m nightly --cov --cov-append --cov-report=)
+	.venv/bin/coverage report
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven
 	.venv/bin/uv pip install --quiet --target .venv-composer-classic --no-deps mosaicml==0.23.3
@@ -61,6 +84,10 @@ lock: .venv/.installed ## compile constraints/*.in again
 clean: ## remove the environments, caches and build products
 	rm -rf .venv .venv-latest .venv-composer-classic .venv-torchtitan build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+pytest = $(1)/bin/python -m pytest
+unit = $(call pytest,$(1)) core tests $(2) $(PYTEST_FLAGS)
+integration = $(call pytest,$(1)) integration_tests -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile

@@ -27,7 +27,7 @@ from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 
 
 def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, Any]:
-    """Trains through, then again in two halves with a checkpoint between; says what came of both."""
+    """Trains through, then again in two halves with a checkpoint between; returns the outcome of both."""
     loop = Loop(samples=66, shuffle=True, epochs=3, accumulation=2, loader={"use_seedable_sampler": True})
     through = run(replace(loop, options=None))
 
@@ -233,7 +233,7 @@ def joined_by_hand(batches: Sequence[int]) -> str:
 
 
 def alone() -> int:
-    """What a CPU job does that has not been told that it is one: each process for itself."""
+    """A CPU job without ACCELERATE_USE_CPU: each process trains for itself."""
     accelerator = Accelerator()
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
@@ -244,7 +244,7 @@ def alone() -> int:
 
 
 def refusals() -> list[str]:
-    """What attach says to loaders that it cannot watch; and that it leaves Accelerate's classes alone if it is off."""
+    """The errors of attach() on loaders that it cannot watch; it leaves Accelerate's classes alone if it is off."""
     accelerator = Accelerator(cpu=True)
     original, plain = DataLoaderShard.__iter__, map_loader(40)
     prepared = accelerator.prepare(plain)
@@ -266,7 +266,7 @@ def refusals() -> list[str]:
 
 
 def sharded_hub_stream(shards: int) -> None:
-    """A streaming data set of Hugging Face's `datasets`, whose shards Accelerate deals out to the ranks."""
+    """A streaming data set of Hugging Face's `datasets`, whose shards Accelerate assigns to the ranks."""
     import datasets  # pyright: ignore[reportMissingImports]
 
     def samples(numbers: list[int]) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ class CountingSGD(torch.optim.SGD):
 
 
 class Stream(IterableDataset[Any]):
-    """So many samples of the digits on this rank; with a length of its own opinion, or none."""
+    """Samples of the digits for this rank; it reports the length that a test gives it, or none."""
 
     def __init__(self, samples: int, shuffle: bool = False) -> None:
         self._samples = samples
@@ -172,7 +172,7 @@ def forward_and_back(accelerator: Accelerator, model: Any, optimizer: Any, batch
 
 
 def run(loop: Loop) -> Outcome:
-    """Trains and evaluates as the loop says; prints `trained EPOCH BATCH` after each batch that was trained on."""
+    """Trains and evaluates as the loop describes; prints `trained EPOCH BATCH` after each batch that was trained on."""
     accelerator, outcome = loop.accelerator(), Outcome()
     world_size = accelerator.num_processes
     model, raw = model_and_optimizer()

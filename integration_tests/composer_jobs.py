@@ -1,4 +1,4 @@
-"""Composer's training jobs: real Trainers on digits, as uneven and as mistaken as a test says. Imports no Composer."""
+"""Composer's training jobs: real Trainers on digits, as uneven and as wrong as a test asks for. Imports no Composer."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ class Job:
     Attributes:
         train: Batches of each rank's train loader.
         reported: What it reports in batches; None: it is unsized.
-        even: Samples of a map-style dataset instead, dealt out by torch's sampler.
+        even: Samples of a map-style dataset instead, sharded by torch's sampler.
         streams: Samples of each stream of a StreamingDataset instead.
         streaming: More arguments for that.
         workers: `num_workers` of its loader.
@@ -115,7 +115,7 @@ def outcome(trainer: Any) -> dict[str, Any]:
 
 
 def fit(job: Job) -> dict[str, Any]:
-    """Trains on one rank and says what came of it."""
+    """Trains on one rank and returns the outcome."""
     trainer = job.make_trainer()
     trainer.fit()
     result = outcome(trainer)
@@ -133,7 +133,7 @@ def fit_several(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 
 def said(result: RankResult) -> list[str]:
-    """What countoff said on this rank in each of several jobs."""
+    """What countoff printed on this rank in each of several jobs."""
     prefix = f"[rank {result.rank}] "
     parts = result.output.split("--- job ")[1:]
     return [

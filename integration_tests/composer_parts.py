@@ -95,7 +95,7 @@ def share_loader(batches: int, reported: int | None = None, before: Callable[[in
 
 
 def digits_loader(samples: int, kind: type[DataLoader[Any]] = DataLoader) -> Any:
-    """A loader over so many digits of all ranks together, dealt out by torch's sampler."""
+    """A loader over so many digits of all ranks together, sharded by torch's sampler."""
     images, labels = digits()
     dataset = TensorDataset(images[:samples].reshape(-1, 1, 8, 8), labels[:samples])
     return kind(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset))

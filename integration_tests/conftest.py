@@ -1,7 +1,9 @@
 """Fixtures that bind the harness to the test's own directory, and the `ranks` mark."""
 
+import fcntl
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,33 @@ from integration_tests import harness, torchrun
 collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py", "faults"]
 
 
+os.environ.update(harness.NAME_LOOKUPS)  # for the store that pytest hosts
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes `ranks` once for each count in its `ranks` mark; with no mark, for 2."""
     if "ranks" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("ranks")
-        metafunc.parametrize("ranks", mark.args if mark else (2,), ids=lambda count: f"{count}ranks")
+        counts = mark.args if mark else (2,)
+        nightly = mark.kwargs.get("nightly", ()) if mark else ()
+        slow = [pytest.param(count, marks=pytest.mark.nightly) for count in nightly]
+        metafunc.parametrize("ranks", [*counts, *slow], ids=lambda count: f"{count}ranks")
+
+
+@pytest.fixture(autouse=True)
+def _take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let a test marked `alone` run while no other worker of pytest-xdist runs one."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield
+        return
+    alone = request.node.get_closest_marker("alone") is not None
+    directory = tmp_path_factory.getbasetemp().parent  # the same for all workers
+    with (directory / "turn").open("w") as turn, (directory / "running").open("w") as running:
+        # Who waits to run alone holds the turn, so that no other test starts before it.
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ class Seen(pl.Callback):
 
 
 def in_lightning(data: str, countoff: bool = True) -> dict[str, Any]:
-    """Lightning, which replaces samplers unless it is told not to."""
+    """Lightning, which replaces samplers unless `use_distributed_sampler` is off."""
     quiet()
     job = Job(trainer={"use_distributed_sampler": data == "digits"}, options={} if countoff else None)
     seen = Seen()

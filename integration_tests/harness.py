@@ -1,8 +1,9 @@
-"""Run one function on several ranks, each a process of its own, and have every rank's result back.
+"""Run one function on several ranks, each in its own process, and return every rank's result.
 
-The ranks start as they do under torchrun: its environment, an agent's store on a port nobody races for, output and
-error file per rank. Unlike torchrun nobody watches over them, so a rank that dies kills no other and a hang shows. They
-are forked from a server that has torch and the frameworks imported (`preload`), which makes four of them cheap.
+The ranks start as they do under torchrun: with its environment, an agent's store on a port that no other process can
+take, and an output file and an error file per rank. Unlike torchrun, nothing supervises them: a rank that dies ends no
+other rank, and a hang stays visible. They are forked from a server that has imported torch and the frameworks
+(`preload`), so starting one is cheap.
 
     def add_up(value):
         dist.init_process_group("gloo")
@@ -43,6 +44,12 @@ Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
 _REPOSITORY: Final = Path(__file__).parents[1]
+NAME_LOOKUPS: Final = {"RES_OPTIONS": "timeout:1 attempts:1"}
+"""Bounds how long a name look-up takes, in every process of a job.
+
+torch's TCPStore makes a reverse DNS look-up of its peer at each connection, on both sides. The address ::ffff:127.0.0.1
+is in no hosts file, so the name server is asked, and by default the resolver waits 5 s for an answer that was lost.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class RankResult:
         value: What the function returned, or ABSENT.
         exit_code: What torchrun would see: negative for a signal, 1 for an uncaught exception; None while it is alive.
         output: Its stdout and stderr, in the order written.
-        error_file: What was written to its TORCHELASTIC_ERROR_FILE, "" if nothing.
+        error_file: What it wrote to its TORCHELASTIC_ERROR_FILE, "" if nothing.
         seconds: From the start of the run to its end.
     """
 
@@ -71,7 +78,7 @@ class RankResult:
 
 
 class RanksFailed(AssertionError):
-    """A run went otherwise than expected: how, every rank's output, and the results as `results`."""
+    """A run did not end as expected. The message has the reason and every rank's output; `results` has the results."""
 
     def __init__(self, how: str, results: Sequence[RankResult]) -> None:
         self.results = list(results)
@@ -79,7 +86,7 @@ class RanksFailed(AssertionError):
 
 
 class RanksTimedOut(RanksFailed):
-    """Ranks were alive at the deadline; their output ends with the stacks of their threads."""
+    """Ranks were alive at the deadline. Their output ends with the stacks of their threads."""
 
 
 @dataclass
@@ -98,7 +105,7 @@ class _Rank:
         return self.ended_at is None
 
     def read(self) -> None:
-        """Take what the rank has sent. The end of the pipe is not the rank's: that is the process sentinel's to say."""
+        """Receive what the rank has sent. The pipe may end before the rank does."""
         try:
             while not self.messages.closed and self.messages.poll():
                 kind, content = self.messages.recv()
@@ -127,7 +134,7 @@ class _Rank:
 
 
 class Watch:
-    """A run under way, as the test's `while_running` sees it."""
+    """A run in progress, for the test's `while_running`."""
 
     def __init__(self, ranks: Sequence[_Rank], deadline_seconds: float, kill_peers_after: float | None) -> None:
         self._ranks = ranks
@@ -164,7 +171,7 @@ class Watch:
         return one.process.exitcode or 0
 
     def let_run(self, seconds: float) -> None:
-        """Let the ranks go on for a while."""
+        """Wait while the ranks go on."""
         self._run_until(lambda: not self._alive(), time.monotonic() + seconds)
 
     def results(self) -> list[RankResult]:
@@ -188,14 +195,14 @@ class Watch:
         return [one for one in self._ranks if one.alive]
 
     def _run_until(self, done: Callable[[], bool], deadline: float) -> None:
-        """Take in messages and endings until `done` or the deadline (never later than the run's own)."""
+        """Receive messages and exits until `done` or the deadline (never later than the run's own)."""
         while not done():
             until = min(deadline, self._deadline, self._peers_die_at() or self._deadline)
             if not self._take_in(until - time.monotonic()) and not self._kill_peers_if_due():
                 return
 
     def _take_in(self, timeout: float) -> bool:
-        """Wait for news of any rank, at most `timeout` seconds; False if there was none."""
+        """Wait until a rank sends something or ends, at most `timeout` seconds; return False if none did."""
         alive = self._alive()
         open_pipes = [one.messages for one in alive if not one.messages.closed]
         news = wait([*open_pipes, *(one.process.sentinel for one in alive)], max(0.0, timeout))
@@ -253,22 +260,23 @@ def run_ranks(
     expect: int | Sequence[int] | None = 0,
     kill_peers_after: float | None = None,
     while_running: Callable[[Watch], None] | None = None,
-    finalise: bool = True,
+    finalise: bool = False,
 ) -> list[RankResult]:
     """Run `function(*args)` on `world_size` ranks and return their results, by rank.
 
     Args:
-        function: Importable by name; it makes the process group itself, or its framework does.
+        function: Importable by name. It, or its framework, makes the process group.
         world_size: Number of ranks, on this one host.
         *args: The same for every rank, picklable. A rank knows itself by RANK.
         directory: Where the run's files go; each run has its own below it, the ranks' working directory.
-        deadline_seconds: Past it every rank's stacks are printed and the ranks are killed.
+        deadline_seconds: After it every rank prints its stacks and is killed.
         hosted_by: Who hosts the store: pytest's process, as torchrun's agent does, or rank 0.
         env: More environment, for all ranks or by rank. COUNTOFF variables of pytest's own do not get through.
         expect: The exit code of every rank, or of each; None for any.
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
         while_running: Called while the ranks run; it can wait for what they `tell`, and kill or stop them.
-        finalise: False to leave, after threads and atexit, without finalising the interpreter, which is cheaper.
+        finalise: True to finalise the interpreter at the end, as a script does, for a test of how ranks exit. It costs
+            more CPU time than a short job. Otherwise a rank exits after it has joined its threads and run atexit.
 
     Raises:
         RanksTimedOut: If ranks are alive at the deadline.
@@ -320,8 +328,8 @@ def _forkserver() -> ForkServerContext:
     try:
         for name in [name for name in os.environ if name.startswith("COUNTOFF")]:
             del os.environ[name]
-        # One thread per rank, as torchrun has it. The path is for the preload: the server is told of no other.
-        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path())
+        # One thread per rank, as torchrun has it. The preload needs the path: the server gets no other.
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path(), **NAME_LOOKUPS)
         first = context.Process(target=int)
         first.start()
         first.join()
@@ -371,4 +379,5 @@ def _torchrun_environment(rank: int, world_size: int, directory: Path) -> dict[s
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": directory.name,
         "TORCHELASTIC_ERROR_FILE": str(directory / f"rank{rank}-error.json"),
+        **NAME_LOOKUPS,
     }

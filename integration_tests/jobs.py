@@ -1,4 +1,4 @@
-"""The training jobs of the integration tests: scikit-learn's digits, real Lightning, as many batches as a test says."""
+"""The training jobs of the integration tests: scikit-learn's digits, real Lightning, any numbers of batches."""
 
 import hashlib
 import os
@@ -33,7 +33,7 @@ def own_rank() -> int:
 
 
 class Share(IterableDataset[Any]):
-    """One rank's share of the digits: as many batches as the test says, and perhaps a length of its own opinion.
+    """One rank's share of the digits: with as many batches as the test asks for.
 
     `before` is called with the number of the sample that is about to be yielded.
     """
@@ -164,7 +164,7 @@ class Job:
 
 
 def quiet() -> None:
-    """Silences what every Trainer says; verdicts come through."""
+    """Silences the Trainer's own output; verdicts are still printed."""
     import logging
     import warnings
 
@@ -173,7 +173,7 @@ def quiet() -> None:
 
 
 def fit(job: Job) -> dict[str, Any]:
-    """Trains on one rank and says what came of it."""
+    """Trains on one rank and returns the outcome."""
     quiet()
     trainer, model = job.make_trainer(), Classifier(**job.model)
     trainer.fit(model, job.train_loader(), job.val_loaders())
@@ -181,7 +181,7 @@ def fit(job: Job) -> dict[str, Any]:
 
 
 def fit_resumed(job: Job) -> dict[str, Any]:
-    """Trains on one rank from a checkpoint saved after three steps, or at the end, and says what came of it."""
+    """Trains on one rank from a checkpoint saved after three steps, or at the end, and returns the outcome."""
     quiet()
     first, model = job.make_trainer(max_steps=3), Classifier(**job.model)
     first.fit(model, job.train_loader(), job.val_loaders())
@@ -229,7 +229,7 @@ def verdict_lines(result: RankResult) -> list[str]:
 def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str | tuple[str, ...]) -> None:
     """Every rank ended badly, with the same verdict: its kind, the ranks out of step, and `words` in its text.
 
-    Of a tuple of words one must be there: a rank that was slow may have closed its span as well before it heard.
+    Of a tuple of words one must be there: a slow rank may have ended its span as well before it received the verdict.
     """
     texts = {"\n".join(verdict_lines(result)) for result in results}
     everything = "\n".join(map(str, results))

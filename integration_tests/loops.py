@@ -128,9 +128,14 @@ def trains_one_epoch_more() -> None:
             train_on(model, optimizer, batch)
 
 
+def healthy_without_and_with() -> list[dict[str, Any]]:
+    """The outcomes of the same loop without countoff and with it, in one process."""
+    dist.init_process_group("gloo")
+    return [healthy(countoff) for countoff in (False, True)]
+
+
 def healthy(countoff: bool) -> dict[str, Any]:
     """A loop with what people do: breaks, evaluations in mid-epoch, nested loops, an iterator by hand."""
-    dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
     handle = attach(train=loader, eval={"digits": evals}, optimizer=optimizer, enabled=countoff, uneven_eval="raise")

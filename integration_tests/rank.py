@@ -1,9 +1,9 @@
 """One rank: what runs in a process of the forkserver before, around and after the function under test.
 
-A multiprocessing child is not an ordinary program: it skips atexit and leaves through os._exit. Here the ending matters
-(a daemon thread that is still in a store's `wait` aborts some interpreters), so a rank ends as a script does: uncaught
-exceptions go through sys.excepthook, then the interpreter is really finalised. That last costs 0.3 s of a core for each
-rank, because it touches all that was shared with the forkserver; a test can do without it.
+A multiprocessing child is not an ordinary program: it skips atexit and exits through os._exit. For some tests the exit
+matters (a daemon thread that is still in a store's `wait` aborts some interpreters). There a rank ends as a script
+does: uncaught exceptions go through sys.excepthook, then the interpreter is finalised. Finalising costs 0.7 s of a core
+for each rank, because it touches all memory that the rank shares with the forkserver. The other tests do without it.
 """
 
 import atexit

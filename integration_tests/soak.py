@@ -1,4 +1,4 @@
-"""A long run of healthy jobs, as unlike one another as chance makes them: countoff must not say a word.
+"""A long run of random healthy jobs, in which countoff must print nothing.
 
     python -m integration_tests.soak --runs 200 --minutes 60
 
@@ -35,7 +35,7 @@ from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines
 
 FITS = 3
 KEYS_PER_RANK = 12
-"""Keys that one guard may leave in the store, per rank: its beat, its goodbye, its place, the log's last entries."""
+"""Keys that one guard may leave in the store, per rank: heartbeat, exit, address, the log's last entries."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TorchJob:
     """A plain training loop.
 
     Attributes:
-        samples: Of all ranks together, dealt out by a DistributedSampler.
+        samples: Of all ranks together, sharded by a DistributedSampler.
         workers: Loader workers per rank.
         accumulation: Gradient accumulation steps.
         evals: Evaluation batches of each rank.
@@ -305,7 +305,7 @@ def _spin() -> None:
 
 
 @dataclass
-class SpanCounters:
+class KindTotals:
     """What the sessions of one kind have shown."""
 
     runs: int = 0
@@ -314,7 +314,7 @@ class SpanCounters:
     growth: list[float] = field(default_factory=list[float])
 
 
-def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, tally: SpanCounters) -> str:
+def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, total: KindTotals) -> str:
     """Draws a few jobs, runs them on fresh ranks, and notes what is wrong with any of them; returns it in words."""
     ranks = dice.choice([count for count in (1, 2, 2, 3, 4, 4, 8) if count <= most_ranks])
     drawn = [KINDS[kind][0](dice, ranks) for _ in range(FITS)]
@@ -322,20 +322,20 @@ def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, ta
     words = f"{kind}, {ranks} ranks, {hog} processes beside it"
     with hogs(hog):
         try:
-            results = run_ranks(fit_twice, ranks, kind, drawn, directory=directory, deadline_seconds=420)
+            results = run_ranks(fit_twice, ranks, kind, drawn, directory=directory, deadline_seconds=420, finalise=True)
         except RanksFailed as error:
-            tally.wrong.append(f"{words}: {drawn}\n{error}")
+            total.wrong.append(f"{words}: {drawn}\n{error}")
             return words
-    tally.runs += FITS
+    total.runs += FITS
     for result in results:
         said = [line for line in verdict_lines(result) if line.startswith("countoff")]
         fits: list[Fit] = result.value
         bad = [each for each in fits if not each.same or each.threads or each.descriptors > 0]
         bad += [each for each in fits if each.keys > KEYS_PER_RANK * ranks + 80]
         if said or bad:
-            tally.wrong.append(f"{words}: {drawn}\nrank {result.rank}: {bad} {said}\n{result.output[-3000:]}")
-        tally.keys += [each.keys / ranks for each in fits]
-        tally.growth.append((fits[-1].kibibytes - fits[0].kibibytes) / 1024)
+            total.wrong.append(f"{words}: {drawn}\nrank {result.rank}: {bad} {said}\n{result.output[-3000:]}")
+        total.keys += [each.keys / ranks for each in fits]
+        total.growth.append((fits[-1].kibibytes - fits[0].kibibytes) / 1024)
     return words
 
 
@@ -349,29 +349,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="which adapters (default: all)")
     given = parser.parse_args(arguments)
     kinds = [kind for kind in given.only if find_spec(kind) is not None]
-    dice, tallies = random.Random(given.seed), {kind: SpanCounters() for kind in kinds}
+    dice, totals = random.Random(given.seed), {kind: KindTotals() for kind in kinds}
     until, number = time.monotonic() + 60 * given.minutes, 0
     with tempfile.TemporaryDirectory() as directory:
-        while sum(tally.runs for tally in tallies.values()) < given.runs and time.monotonic() < until:
+        while sum(total.runs for total in totals.values()) < given.runs and time.monotonic() < until:
             kind = kinds[number % len(kinds)]
             number += 1
-            wrong, began = len(tallies[kind].wrong), time.monotonic()
-            words = session(kind, random.Random(dice.random()), given.ranks, Path(directory), tallies[kind])
-            verdict = "ok" if len(tallies[kind].wrong) == wrong else f"WRONG: {tallies[kind].wrong[-1]}"
+            wrong, began = len(totals[kind].wrong), time.monotonic()
+            words = session(kind, random.Random(dice.random()), given.ranks, Path(directory), totals[kind])
+            verdict = "ok" if len(totals[kind].wrong) == wrong else f"WRONG: {totals[kind].wrong[-1]}"
             print(f"{number}: {words}, {time.monotonic() - began:.0f} s: {verdict}", file=sys.stderr, flush=True)
-    print_table(tallies, given.seed)
-    return int(any(tally.wrong for tally in tallies.values()))
+    print_table(totals, given.seed)
+    return int(any(total.wrong for total in totals.values()))
 
 
-def print_table(tallies: dict[str, SpanCounters], seed: int) -> None:
+def print_table(totals: dict[str, KindTotals], seed: int) -> None:
     """Prints what was found, as markdown."""
     print(f"Healthy runs, seed {seed}:\n")
     print("| adapter | runs | wrong | keys left per rank and guard, median | MiB more after the last fit, median |")
     print("|---|---|---|---|---|")
-    for kind, tally in tallies.items():
-        keys = f"{statistics.median(tally.keys):.1f}" if tally.keys else "?"
-        growth = f"{statistics.median(tally.growth):.1f}" if tally.growth else "?"
-        print(f"| {kind} | {tally.runs} | {len(tally.wrong)} | {keys} | {growth} |")
+    for kind, total in totals.items():
+        keys = f"{statistics.median(total.keys):.1f}" if total.keys else "?"
+        growth = f"{statistics.median(total.growth):.1f}" if total.growth else "?"
+        print(f"| {kind} | {total.runs} | {len(total.wrong)} | {keys} | {growth} |")
 
 
 if __name__ == "__main__":

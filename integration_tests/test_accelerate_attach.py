@@ -1,4 +1,4 @@
-"""What `countoff.accelerate.attach` says before the first batch."""
+"""What `countoff.accelerate.attach` reports before the first batch."""
 
 import pytest
 
@@ -13,6 +13,7 @@ def said(results):
 
 
 def test_a_loader_that_was_never_prepared_is_refused(run_ranks):
+    """attach() refuses a loader that Accelerate has not prepared, and a call without a loader."""
     (result,) = run_ranks(cases.refusals, 1)
     train, evaluation, other, nothing = result.value
     assert train.startswith("attach(train=…) got a DataLoader that Accelerate has not prepared: call attach() after")
@@ -21,7 +22,8 @@ def test_a_loader_that_was_never_prepared_is_refused(run_ranks):
     assert nothing.startswith("attach() needs a loader to watch")
 
 
-def test_processes_that_train_alone_are_told_so_once(run_ranks):
+def test_processes_that_train_alone_are_warned_once(run_ranks):
+    """Processes that Accelerate does not join into one job get one warning, with the remedy."""
     results = run_ranks(cases.alone, 2)
     (line,) = said(results)
     assert "NotDistributed: WORLD_SIZE is 2, and Accelerate has num_processes=1: each process trains" in line
@@ -29,7 +31,8 @@ def test_processes_that_train_alone_are_told_so_once(run_ranks):
     assert [result.value for result in results] == [10, 10]
 
 
-def test_a_schedule_that_ends_half_way_is_told_at_which_step(run_ranks):
+def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
+    """The warning names the optimizer step at which the schedule ends, and the learning rate reaches 0 there."""
     results = run_ranks(cases.scheduled, 2, 20, 2, 2)
     (line,) = said(results)
     assert "WrongHorizon: LinearLR was made for 20 ticks and ticks 2 times per optimizer step: " in line
@@ -41,12 +44,14 @@ def test_a_schedule_that_ends_half_way_is_told_at_which_step(run_ranks):
     assert rates[8] > 0
 
 
-def test_a_schedule_of_an_odd_number_of_epochs_is_told_without_knowing_the_run(run_ranks):
+def test_a_schedule_for_odd_epochs_is_reported(run_ranks):
+    """A schedule that fits no whole number of epochs is reported though the length of the run is unknown."""
     (line,) = said(run_ranks(cases.scheduled, 2, 30, None, 1))
     assert "it ends at step 15 of 30 (1/2 of the run)" in line
 
 
-def test_a_schedule_that_has_run_out_is_told_when_the_next_epoch_begins(run_ranks):
+def test_a_schedule_that_has_ended_is_reported(run_ranks):
+    """A schedule that has ended is reported when the next epoch begins."""
     (line,) = said(run_ranks(cases.scheduled, 2, 20, None, 2))
     assert "it ended at step 10, and train epoch 1 begins with what is left of the learning rate" in line
 
@@ -57,6 +62,7 @@ def test_a_schedule_that_has_run_out_is_told_when_the_next_epoch_begins(run_rank
     ids=["times the processes", "ticked by the loop"],
 )
 def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
+    """A schedule of the right length, by either way of stepping it, gives no warning."""
     results = run_ranks(cases.scheduled_with, 2, horizon, options)
     assert said(results) == []
     assert results[0].value[-1] == pytest.approx(0.0)
@@ -64,13 +70,15 @@ def test_a_schedule_that_fits_is_not_mentioned(run_ranks, horizon, options):
 
 
 @pytest.mark.parametrize(("processes", "ticks"), [(1, 3), (2, 6)])
-def test_a_schedule_that_is_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, ticks):
+def test_a_schedule_stepped_once_per_epoch_is_not_mentioned(run_ranks, processes, ticks):
+    """A schedule of as many ticks as there are epochs gives no warning."""
     results = run_ranks(cases.scheduled_by_epoch, processes, 3, ticks)
     assert said(results) == []
     assert [result.value for result in results] == pytest.approx([0.0] * processes)
 
 
 def test_one_process_reads_an_undivided_loader(run_ranks):
+    """One process alone has the batches, samples and dropped samples of the whole loader."""
     (result,) = run_ranks(cases.of_one_process, 1)
     assert not said([result])
     for batches, samples, foretold in result.value:

@@ -1,9 +1,10 @@
-"""The examples of Accelerate and the Trainer, as a reader starts them: each names the fault, and mended it trains."""
+"""The examples of Accelerate and the Trainer, each names the fault, and trains once corrected."""
 
 from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.nightly]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 FOUND = {
@@ -12,9 +13,9 @@ FOUND = {
 }
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("example", FOUND)
 def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
+    """Both ranks print the verdict, and torchrun gives it as the root cause."""
     run = run_torchrun(EXAMPLES / example, 2, env=CPU)
     assert run.exit_code == 1, run.output
     for rank in (0, 1):
@@ -22,9 +23,9 @@ def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
     assert FOUND[example] in run.output.partition("Root Cause (first observed failure)")[2], run.output
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("example", FOUND)
-def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun, example):
+def test_the_corrected_job_trains_to_the_end(run_torchrun, example):
+    """With the fault corrected the example trains well and countoff prints nothing."""
     run = run_torchrun(EXAMPLES / example, 2, "--mended", env=CPU)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output, run.output

@@ -1,4 +1,4 @@
-"""Accelerate loops that are in order: not a word, the same bits, and every count the truth."""
+"""Healthy Accelerate loops: no output, the same bits of weights, and right counts."""
 
 import pytest
 
@@ -35,8 +35,9 @@ def assert_alike(pairs):
         assert counted.counted_steps == counted.steps, name
 
 
-@pytest.mark.ranks(2, 4)
-def test_every_kind_of_loader_trains_to_the_same_bits_without_a_word(run_ranks, ranks):
+@pytest.mark.ranks(2, nightly=(4,))
+def test_every_kind_of_loader_trains_to_the_same_bits(run_ranks, ranks):
+    """Every kind of loader ends with the same weights as without countoff, prints nothing, and is counted right."""
     results = run_ranks(jobs.with_and_without, ranks, list(LOOPS.values()), deadline_seconds=120)
     for result in results:
         assert verdict_lines(result) == [], result
@@ -51,7 +52,8 @@ def test_every_kind_of_loader_trains_to_the_same_bits_without_a_word(run_ranks, 
         assert known["shard, split"]["countoff/global_batch_size"] == 4
 
 
-def test_a_stream_that_yields_more_than_its_length_is_told_so_and_goes_on(run_ranks):
+def test_a_stream_longer_than_its_length_is_warned_of(run_ranks):
+    """A stream that yields more than its length gets a warning and trains to its end."""
     loop = Loop(batches=[5, 5], reported=[4, 4], loader={"dispatch_batches": False})
     results = run_ranks(jobs.with_and_without, 2, [loop])
     lines = [line for result in results for line in verdict_lines(result)]
@@ -63,7 +65,8 @@ def test_a_stream_that_yields_more_than_its_length_is_told_so_and_goes_on(run_ra
     assert not any("UnevenBatches" in line for line in lines)
 
 
-def test_an_evaluation_of_rank_0_alone_is_healthy_when_declared(run_ranks):
+def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
+    """`eval_ranks=[0]` lets rank 0 evaluate alone, and its batches are counted."""
     loop = Loop(samples=40, evals=[16], eval_ranks=[0], options={"eval_ranks": [0]})
     results = run_ranks(jobs.run, 2, loop)
     assert [line for result in results for line in verdict_lines(result)] == []
@@ -71,7 +74,8 @@ def test_an_evaluation_of_rank_0_alone_is_healthy_when_declared(run_ranks):
 
 
 @pytest.mark.parametrize("save_at", [(1, 4), (0, 9)])
-def test_a_run_resumed_from_a_checkpoint_goes_on_where_it_was(run_ranks, save_at):
+def test_a_resumed_run_goes_on_where_it_was(run_ranks, save_at):
+    """A run resumed from a checkpoint ends with the weights and the counts of a run without a stop."""
     for result in run_ranks(cases.resumed, 2, save_at):
         assert verdict_lines(result) == [], result
         found = result.value
@@ -81,25 +85,36 @@ def test_a_run_resumed_from_a_checkpoint_goes_on_where_it_was(run_ranks, save_at
 
 
 def test_two_accelerators_in_one_process_count_apart(run_ranks):
+    """A loop inside another loop, each with its own Accelerator, has its own counts."""
     for result in run_ranks(cases.two_accelerators, 2):
         assert verdict_lines(result) == [], result
         assert result.value == [(6, 6, 6), (6, 6, 3), (9, 9, 3)]
 
 
-@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
-@pytest.mark.parametrize("before_detach", [True, False])
+@pytest.mark.parametrize(
+    ("before_detach", "hosted_by"),
+    [
+        (True, "rank0"),
+        (False, "agent"),
+        pytest.param(True, "agent", marks=pytest.mark.nightly),
+        pytest.param(False, "rank0", marks=pytest.mark.nightly),
+    ],
+)
 def test_end_training_may_come_before_or_after_detach(run_ranks, hosted_by, before_detach):
-    results = run_ranks(cases.ends_training, 2, before_detach, hosted_by=hosted_by)
+    """The order of `end_training()` and `detach()` does not matter, whoever hosts the store."""
+    results = run_ranks(cases.ends_training, 2, before_detach, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_nobody_need_detach(run_ranks, hosted_by):
-    results = run_ranks(cases.leaves_it_to_the_exit, 2, hosted_by=hosted_by)
+    """The end of the program is the end of the fit, whoever hosts the store."""
+    results = run_ranks(cases.leaves_it_to_the_exit, 2, hosted_by=hosted_by, finalise=True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
 def test_join_uneven_inputs_is_left_alone(run_ranks):
+    """`join_uneven_inputs` that Accelerate leaves off, as on a CPU, changes nothing."""
     results = run_ranks(cases.joined, 2)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert len({result.value for result in results}) == 1
@@ -107,12 +122,14 @@ def test_join_uneven_inputs_is_left_alone(run_ranks):
 
 @pytest.mark.parametrize(("configured", "argument"), [(False, None), (True, False)])
 def test_counting_is_off_inside_join_uneven_inputs(run_ranks, configured, argument):
+    """Uneven batches inside a Join that Accelerate has entered are no fault."""
     results = run_ranks(cases.joined_in_earnest, 2, configured, argument)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert [result.value for result in results] == [[4, 4], [3, 3]]
 
 
 def test_counting_is_off_inside_local_sgd(run_ranks):
+    """Epochs of different lengths inside `LocalSGD` are no fault, and the weights are those without countoff."""
     results = run_ranks(cases.averaged_without_and_with, 2)
     assert [line for result in results for line in verdict_lines(result)] == []
     for result in results:
@@ -121,12 +138,14 @@ def test_counting_is_off_inside_local_sgd(run_ranks):
     assert [result.value[0][0] for result in results] == [[3, 3], [2, 2]]
 
 
-def test_a_step_that_a_gradient_scaler_leaves_out_is_not_counted(run_ranks):
+def test_a_step_that_the_gradient_scaler_skips_is_not_counted(run_ranks):
+    """An optimizer step that the gradient scaler skips is not counted."""
     results = run_ranks(cases.overflows, 2)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert [result.value for result in results] == [(4, 4, True)] * 2
 
 
 def test_counting_is_off_where_the_loop_says_so(run_ranks):
+    """Uneven batches inside `uncounted()` are no fault."""
     results = run_ranks(cases.joined_by_hand, 2, [5, 4])
     assert [line for result in results for line in verdict_lines(result)] == []

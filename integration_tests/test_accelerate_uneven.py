@@ -1,4 +1,4 @@
-"""Accelerate loops whose ranks are out of step: named before a gradient is mixed with one of another place."""
+"""Accelerate loops whose ranks are out of step: named before gradients of different batches are mixed."""
 
 from dataclasses import replace
 
@@ -28,6 +28,7 @@ def everything(results):
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_an_uneven_stream_is_named_before_a_gradient_is_mixed(run_ranks, name):
+    """The short rank is named before its next epoch's gradients mix with those of this one."""
     loop = replace(UNEVEN[name], loader=UNSHARED)
     results = run_ranks(jobs.run, 2, loop, expect=None)
     short = loop.batches.index(3)
@@ -44,8 +45,9 @@ def test_an_uneven_stream_is_named_before_a_gradient_is_mixed(run_ranks, name):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("short", [0, 2])
+@pytest.mark.parametrize("short", [pytest.param(0, marks=pytest.mark.nightly), 2])
 def test_the_short_one_of_four_ranks_is_named(run_ranks, ranks, short):
+    """All four ranks name the short one, and train no batch after its last."""
     batches = [3 if rank == short else 4 for rank in range(ranks)]
     results = run_ranks(jobs.run, ranks, Loop(batches=batches, loader=UNSHARED), expect=None)
     for result in results:
@@ -56,6 +58,7 @@ def test_the_short_one_of_four_ranks_is_named(run_ranks, ranks, short):
 
 
 def test_three_shards_on_two_ranks_are_named(run_ranks):
+    """Three shards of a `datasets` stream on two ranks are uneven, and the short rank is named."""
     pytest.importorskip("datasets", reason="datasets is not among the development dependencies: pip install datasets")
     results = run_ranks(cases.sharded_hub_stream, 2, 3, expect=None)
     for result in results:
@@ -66,12 +69,14 @@ def test_three_shards_on_two_ranks_are_named(run_ranks):
 
 
 def test_lengths_that_differ_are_named_before_the_first_batch(run_ranks):
+    """Lengths that differ by rank are a verdict before the first batch."""
     results = run_ranks(jobs.run, 2, Loop(batches=[4, 3], reported=[4, 3], loader=UNSHARED), expect=None)
     assert_named(results, "PlanMismatch", [0, 1], "batches_per_epoch is 4 on rank 0, 3 on rank 1")
     assert [trained(result.output) for result in results] == [[], []]
 
 
 def test_a_break_of_one_rank_in_training_is_named(run_ranks):
+    """A rank that alone breaks out of an epoch is named with its number of batches."""
     results = run_ranks(jobs.run, 2, Loop(samples=80, break_at={1: 3}, epochs=100), expect=None)
     for result in results:
         text = "\n".join(verdict_lines(result))
@@ -81,6 +86,7 @@ def test_a_break_of_one_rank_in_training_is_named(run_ranks):
 
 
 def test_a_break_of_one_rank_under_dispatching_is_named(run_ranks):
+    """The same is named where rank 0 reads for all ranks."""
     loop = Loop(samples=80, break_at={1: 3}, epochs=100, loader={"dispatch_batches": True})
     results = run_ranks(jobs.run, 2, loop, expect=None)
     for result in results:
@@ -88,7 +94,8 @@ def test_a_break_of_one_rank_under_dispatching_is_named(run_ranks):
         assert result.exit_code != 0
 
 
-def test_a_break_of_one_rank_in_an_evaluation_costs_it_a_step_and_is_named(run_ranks):
+def test_a_break_of_one_rank_in_an_evaluation_is_named(run_ranks):
+    """A break in an evaluation costs that rank an optimizer step, and the missing step is named."""
     loop = Loop(
         samples=88, accumulation=4, evals=[24], eval_inside=2, eval_break_at={1: 1}, options={"uneven_eval": "allow"}
     )
@@ -101,7 +108,8 @@ def test_a_break_of_one_rank_in_an_evaluation_costs_it_a_step_and_is_named(run_r
         assert result.exit_code != 0
 
 
-def test_gathering_over_uneven_evaluations_is_named_where_that_was_asked_for(run_ranks):
+def test_gathering_over_uneven_evaluations_can_be_a_verdict(run_ranks):
+    """With `uneven_eval='raise'` an uneven evaluation is a verdict though it blocks in a gather."""
     loop = Loop(samples=40, evals=[26], gather=True, loader={"even_batches": False}, options={"uneven_eval": "raise"})
     results = run_ranks(jobs.run, 2, loop, expect=None)
     for result in results:
@@ -111,7 +119,8 @@ def test_gathering_over_uneven_evaluations_is_named_where_that_was_asked_for(run
         assert result.exit_code != 0
 
 
-def test_gathering_over_uneven_evaluations_is_warned_of_and_then_is_a_stall(run_ranks):
+def test_gathering_over_uneven_evaluations_is_a_stall(run_ranks):
+    """By default an uneven evaluation is warned of, and ends the job when it has stalled in a gather."""
     loop = Loop(samples=40, evals=[24], gather=True, loader={"even_batches": False}, options={"stall_seconds": 1.5})
     loop = replace(loop, evals=[28])
     results = run_ranks(jobs.run, 2, loop, expect=None)
@@ -119,7 +128,8 @@ def test_gathering_over_uneven_evaluations_is_warned_of_and_then_is_a_stall(run_
     assert any(result.exit_code for result in results), everything(results)
 
 
-def test_an_evaluation_of_rank_0_alone_that_was_attached_is_explained(run_ranks):
+def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
+    """The verdict on an undeclared evaluation of rank 0 alone gives `eval_ranks=[0]` as the remedy."""
     results = run_ranks(jobs.run, 2, Loop(samples=40, evals=[16], eval_ranks=[0]), expect=None)
     for result in results:
         assert "rank 0 began digits 0" in result.output, everything(results)
@@ -128,7 +138,8 @@ def test_an_evaluation_of_rank_0_alone_that_was_attached_is_explained(run_ranks)
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])
-def test_an_uneven_evaluation_that_gathers_nothing_is_legitimate(run_ranks, mode, warnings):
+def test_an_uneven_evaluation_that_gathers_nothing_is_allowed(run_ranks, mode, warnings):
+    """An uneven evaluation without collectives gets one warning or none, and is counted on each rank."""
     loop = Loop(samples=40, evals=[28], loader={"even_batches": False}, options={"uneven_eval": mode})
     results = run_ranks(jobs.run, 2, loop)
     lines = [line for result in results for line in verdict_lines(result)]
@@ -138,6 +149,7 @@ def test_an_uneven_evaluation_that_gathers_nothing_is_legitimate(run_ranks, mode
 
 
 def test_ranks_that_load_different_checkpoints_are_named(run_ranks):
+    """Ranks that resume from different positions are a verdict, with the position of each."""
     results = run_ranks(cases.resumed, 2, (1, 4), True, expect=None)
     for result in results:
         text = "\n".join(verdict_lines(result))
@@ -145,7 +157,8 @@ def test_ranks_that_load_different_checkpoints_are_named(run_ranks):
         assert "position is [1, 4, 7] on rank 0, [0, 9, 5] on rank 1" in text, everything(results)
 
 
-def test_an_uneven_stream_in_a_join_that_is_not_enabled_is_named(run_ranks):
+def test_an_uneven_stream_in_a_disabled_join_is_named(run_ranks):
+    """An uneven stream is named inside `join_uneven_inputs` that has no effect."""
     results = run_ranks(cases.joined_without_effect, 2, [4, 3], expect=None)
     for result in results:
         text = "\n".join(verdict_lines(result))
@@ -153,7 +166,8 @@ def test_an_uneven_stream_in_a_join_that_is_not_enabled_is_named(run_ranks):
         assert trained(result.output) == [(0, 1), (0, 2), (0, 3)], everything(results)
 
 
-def test_uneven_epochs_in_local_sgd_that_is_not_enabled_are_named(run_ranks):
+def test_uneven_epochs_in_disabled_local_sgd_are_named(run_ranks):
+    """Uneven epochs are named inside a `LocalSGD` that is not enabled."""
     results = run_ranks(cases.averaged_now_and_then, 2, 28, True, False, expect=None)
     for result in results:
         assert "rank 1 ran out of data after 3 batches of train epoch 0" in result.output, everything(results)

@@ -30,11 +30,13 @@ EVAL: dict[str, Any] = {"even": 64, "evals": [3, 2]}
 
 @pytest.mark.parametrize("case", [TRAIN, EVAL], ids=["train", "eval"])
 def test_the_loop_hangs_without_countoff(run_ranks, case):
+    """Composer 0.23.3 hangs on uneven ranks without countoff."""
     with pytest.raises(RanksTimedOut, match="still alive"):
         run_ranks(fit, 2, Job(**case, options=None), deadline_seconds=25)
 
 
 def test_a_short_train_loader_is_named_on_every_rank(run_ranks):
+    """Every rank names the rank whose train loader is short."""
     results = run_ranks(fit, 2, Job(**TRAIN), expect=None, deadline_seconds=60)
     assert_named(
         results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 7 batches of train epoch 0", "has batch 8"
@@ -45,11 +47,13 @@ NAMED = "rank 1 ran out of data after 2 batches of evaluation digits0; rank 0 ha
 
 
 def test_a_short_evaluator_is_named_on_every_rank(run_ranks):
+    """Every rank names the rank whose evaluator is short."""
     results = run_ranks(fit, 2, Job(**EVAL, options={"uneven_eval": "raise"}), expect=None, deadline_seconds=60)
     assert_named(results, "UnevenBatches", [1, 0], NAMED)
 
 
-def test_a_short_evaluator_that_was_only_warned_of_is_named_when_it_has_hung(run_ranks):
+def test_a_short_evaluator_is_named_when_it_has_hung(run_ranks):
+    """An uneven evaluation that was only warned of is named once it has stalled."""
     results = run_ranks(fit, 2, Job(**EVAL, options={"stall_seconds": 2}), expect=None, deadline_seconds=60)
     assert results[0].output.count(f"[rank 0] countoff: UnevenBatches: {NAMED}") == 2
     for result in results:

@@ -32,6 +32,7 @@ def torn(number: int) -> None:
 
 
 def test_a_loader_that_fails_is_named_on_every_rank(run_ranks):
+    """Every rank names the rank whose loader raised, with its error."""
     job = Job(train=[8, 8], reported=[8, 8], before=torn)
     results = run_ranks(fit, 2, job, expect=None, deadline_seconds=60)
     assert_named(results, "LostRank", [1], "rank 1 raised ValueError: shard 3 is torn (in batch 3 of train epoch 0)")
@@ -62,20 +63,22 @@ def ends_outside_of_the_loader(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["raises", "closes"])
 def test_a_rank_that_raises_is_named_on_every_rank(run_ranks, how):
+    """Every rank names the rank whose callback raised, whether or not the program closes the Trainer."""
     results = run_ranks(ends_outside_of_the_loader, 2, how, expect=None, deadline_seconds=60)
     assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 3 of train epoch 0)")
 
 
-def test_a_rank_that_leaves_where_the_others_go_on_is_named(run_ranks):
-    left = run_ranks(ends_outside_of_the_loader, 2, "one leaves", expect=None, deadline_seconds=60)[0]
+def test_a_rank_that_exits_alone_is_named(run_ranks):
+    """A rank that calls sys.exit() alone is named by the rank that goes on."""
+    left = run_ranks(ends_outside_of_the_loader, 2, "one leaves", expect=None, deadline_seconds=60, finalise=True)[0]
     assert left.exit_code != 0
     named = "countoff: LostRank: rank 1 left the job (sys.exit) in batch 3 of train epoch 0, where rank 0 goes on."
     assert named in verdict_lines(left), left.output
 
 
-def test_ranks_that_all_leave_early_have_failed_nowhere(run_ranks):
+def test_ranks_that_all_exit_early_are_healthy(run_ranks):
     """As after a signal that a preempted job gets: each calls `sys.exit()` at the same batch."""
-    results = run_ranks(ends_outside_of_the_loader, 2, "all leave", deadline_seconds=60)
+    results = run_ranks(ends_outside_of_the_loader, 2, "all leave", deadline_seconds=60, finalise=True)
     assert [verdict_lines(result) for result in results] == [[], []]
 
 
@@ -104,7 +107,8 @@ def read_from_s3(options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def test_shards_that_come_late_are_slow_and_whose_they_are_is_logged(run_ranks, store):
+def test_the_rank_whose_shards_come_late_is_logged(run_ranks, store):
+    """Late shards are no fault, and the slowest loader and its rank are logged."""
     store.delays = tuple(f"shard.{number:05}" for number in range(1, 32, 2))
     results = run_ranks(read_from_s3, 2, {}, env=store.environment, deadline_seconds=120)
     assert [verdict_lines(result) for result in results] == [[], []]
@@ -113,7 +117,8 @@ def test_shards_that_come_late_are_slow_and_whose_they_are_is_logged(run_ranks, 
     assert results[0].value["countoff/loader_seconds_max"] > results[0].value["countoff/loader_seconds"] > 0
 
 
-def test_a_download_that_never_ends_is_a_stall_of_the_rank_in_its_loader(run_ranks, store):
+def test_a_download_that_never_ends_is_a_stall(run_ranks, store):
+    """A download that does not end is reported once as a stall of that rank's loader, with streaming's line."""
     store.holds = ("shard.00013",)
 
     def release_once_reported(watch: Watch) -> None:
@@ -139,6 +144,7 @@ def test_a_download_that_never_ends_is_a_stall_of_the_rank_in_its_loader(run_ran
 
 
 def test_a_download_that_fails_is_named_on_every_rank(run_ranks, store):
+    """A failed download, which ends streaming's loader early, is named on every rank."""
     store.refuses = ("shard.00013",)
     results = run_ranks(read_from_s3, 2, {}, env=store.environment, expect=None, deadline_seconds=120)
     # streaming's own thread dies of it, and its loader ends as if there were no more

@@ -1,4 +1,4 @@
-"""Composer jobs in which nothing is wrong: no verdict, not a word, and the same bits of weights as without."""
+"""Composer jobs in which nothing is wrong: no verdict, no output, and the same bits of weights as without countoff."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def _clean_up(tmp_path):
 
 
 def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Runs on all ranks; nothing is said, and each pair of outcomes is equal, on every rank."""
+    """Runs on all ranks; nothing is printed, and each pair of outcomes is equal, on every rank."""
     results = run_ranks(function, ranks, *arguments, deadline_seconds=240)
     assert [verdict_lines(result) for result in results] == [[] for _ in results]
     for result in results:
@@ -39,13 +39,15 @@ def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *ar
     return results[0].value
 
 
-def test_healthy_jobs_train_to_the_same_bits_without_a_word(run_ranks):
+def test_healthy_jobs_train_to_the_same_bits(run_ranks):
+    """Healthy jobs print nothing and end with the same weights as without countoff."""
     values = assert_healthy(run_ranks, 2, fit_with_and_without, EVEN)
     assert [pair[1]["batches"] for pair in values] == [18, 16, 16, 18, 18, 7, 7, 10, 16]
 
 
-@pytest.mark.ranks(4, 8)
+@pytest.mark.ranks(4, nightly=(8,))
 def test_more_ranks_are_as_healthy(run_ranks, ranks):
+    """The same holds with more ranks."""
     jobs = [Job(even=16 * ranks, evals=[1] * ranks), Job(streams=[16 * ranks])]
     assert_healthy(run_ranks, ranks, fit_with_and_without, jobs[: 1 if ranks == 8 else 2])
 
@@ -84,6 +86,7 @@ def lives(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
 
 
 def test_two_fits_and_resuming_in_mid_epoch_are_healthy(run_ranks):
+    """Two fits of one Trainer, and a resumed one, end as they do without countoff."""
     jobs = [Job(even=64, evals=[2, 2]), Job(train=[8, 8], reported=[8, 8]), Job(streams=[64], evals=[2, 2])]
     values = assert_healthy(run_ranks, 2, lives, jobs)
     assert [pair[1]["batches"] for pair in values] == [24, 24, 24, 24, 27]
@@ -101,7 +104,7 @@ def odd_loaders() -> list[int]:
     dataset = parts.TensorDataset(images[:64], labels[:64])
 
     class Half(parts.DistributedSampler[Any]):
-        """Deals out half of what it could."""
+        """Gives half of each share."""
 
         def __iter__(self) -> Any:
             return iter(list(super().__iter__())[: len(self)])
@@ -169,6 +172,7 @@ def batches_alive(options: dict[str, Any] | None) -> list[list[bool]]:
 
 
 def test_no_batch_outlives_its_fit(run_ranks):
+    """countoff holds no batch after its fit, so its memory is freed."""
     expected = [[False] * 4, [False] * 3]
     assert [result.value for result in run_ranks(batches_alive, 2, {}, deadline_seconds=120)] == [expected] * 2
 
@@ -211,6 +215,7 @@ def fit_on_a_mesh() -> list[Any]:
 
 @pytest.mark.ranks(4)
 def test_the_shares_of_the_data_are_those_of_composers_mesh(run_ranks, ranks):
+    """The mesh of Composer's FSDP2 gives the number of data ranks."""
     results = run_ranks(fit_on_a_mesh, ranks, deadline_seconds=240)
     assert [verdict_lines(result) for result in results] == [[]] * 4
     assert [result.value for result in results] == [[[8, 4, 16, {"dp_degree"}], [16, 2, 8, {"dp_degree"}]]] * 4
@@ -233,6 +238,7 @@ def start_many_times() -> None:
 
 
 def test_one_callback_serves_one_trainer_after_the_other(run_ranks):
+    """One callback object can serve several Trainers in turn."""
     results = run_ranks(start_many_times, 2, deadline_seconds=90)
     assert [verdict_lines(result) for result in results] == [[], []]
 
@@ -249,7 +255,8 @@ def made_by_llm_foundry() -> list[str]:
     return [type(callback).__module__, callback.settings.totals, str(callback.guard)]
 
 
-def test_llm_foundry_finds_the_callback_and_a_second_one_steps_aside(run_ranks):
+def test_llm_foundry_finds_the_callback(run_ranks):
+    """llm-foundry's registry makes the callback, and a second one beside it does nothing."""
     results = run_ranks(made_by_llm_foundry, 2, deadline_seconds=90)
     assert [result.value for result in results] == [["countoff.composer", "fix", "None"]] * 2
     assert sum("WrongLength" in line for line in verdict_lines(results[0])) == 1

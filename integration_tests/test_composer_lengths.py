@@ -1,4 +1,4 @@
-"""Composer, a loader whose length is that of all ranks: said before the first batch, and mended on request."""
+"""Composer, a loader whose length is that of all ranks: reported before the first batch, and set right on request."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,8 +18,9 @@ def seen(value: dict[str, Any]) -> dict[str, Any]:
     return {name: value[name] for name in SEEN}
 
 
-@pytest.mark.ranks(2, 4)
-def test_fixed_totals_are_those_of_the_right_loader_value_for_value(run_ranks, ranks):
+@pytest.mark.ranks(2, nightly=(4,))
+def test_fixed_totals_are_those_of_the_right_loader(run_ranks, ranks):
+    """A wrong length is reported before the first batch; `totals='fix'` gives what the right loader gives."""
     sampler, shards = Job(even=64, mistaken=True), Job(streams=[64], mistaken=True)
     jobs = [
         replace(sampler, mistaken=False),
@@ -52,7 +53,7 @@ def test_fixed_totals_are_those_of_the_right_loader_value_for_value(run_ranks, r
     assert [line for result in results[1:] for line in verdict_lines(result)] == []
 
 
-def test_a_plain_iterable_shows_its_length_at_the_end_of_its_first_epoch(run_ranks):
+def test_the_first_epoch_shows_the_length_of_an_iterable(run_ranks):
     """Nothing proves it before that; the remedy that is named is right from the first batch."""
     wrong = Job(train=[8, 8], reported=[16, 16])
     jobs = [
@@ -88,7 +89,8 @@ def test_a_plain_iterable_shows_its_length_at_the_end_of_its_first_epoch(run_ran
     assert shards["logged"]["countoff/spread_seconds"] >= 0
 
 
-def test_a_plain_iterable_has_its_totals_fixed_once_its_first_epoch_has_shown_them(run_ranks):
+def test_totals_of_an_iterable_are_fixed_after_an_epoch(run_ranks):
+    """The length of a plain iterable is set from the second epoch on, and only where all ranks agree."""
     fixed = Job(train=[8, 8], reported=[16, 16], options={"totals": "fix"}, trainer={"max_duration": "3ep"})
     jobs = [
         fixed,
@@ -127,7 +129,8 @@ def go_on(job: Job) -> list[int]:
     return lengths
 
 
-def test_a_length_that_is_set_stays_set_in_the_fits_that_follow(run_ranks):
+def test_a_length_that_is_set_stays_set_in_later_fits(run_ranks):
+    """A length that countoff has set holds in later fits of the Trainer, after one warning."""
     job = Job(train=[8, 8], reported=[16, 16], evals=[2, 2], options={"totals": "fix"})
     results = run_ranks(go_on, 2, job, deadline_seconds=120)
     assert [result.value for result in results] == [[8, 8, 8, 8]] * 2
@@ -137,7 +140,7 @@ def test_a_length_that_is_set_stays_set_in_the_fits_that_follow(run_ranks):
 def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
     """Composer's length of an evaluator over a streaming data set with the mistake, in the fit and outside of it.
 
-    Last comes an evaluation of one batch, which is as long as the user says.
+    Last comes an evaluation of one batch, which is as long as the user asks for.
     """
     from composer.core import Callback, Evaluator
 
@@ -160,7 +163,8 @@ def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(("totals", "length"), [("log", 8), ("fix", 4)])
-def test_evaluators_have_their_length_said_and_mended(run_ranks, totals, length):
+def test_wrong_lengths_of_evaluators_are_reported_and_fixed(run_ranks, totals, length):
+    """The wrong length of an evaluator is reported, and set on request, inside a fit and outside."""
     results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
     assert [result.value for result in results] == [[*[length] * 4 * 3, 1]] * 2
     warnings = [line for line in verdict_lines(results[0]) if "WrongLength" in line]
@@ -189,7 +193,8 @@ def fit_unsized(options: dict[str, Any]) -> Any:
     return int(trainer.state.timestamp.batch)
 
 
-def test_an_unsized_loader_can_be_trained_by_epochs_where_its_length_is_proven(run_ranks):
+def test_an_unsized_loader_of_proven_length_trains_by_epochs(run_ranks):
+    """`totals='fix'` lets Composer train an unsized streaming loader by epochs."""
     assert [result.value for result in run_ranks(fit_unsized, 2, {"totals": "fix"}, deadline_seconds=90)] == [8, 8]
     refused = run_ranks(fit_unsized, 2, {}, deadline_seconds=90)
     assert all("max_duration cannot be specified in epochs" in result.value for result in refused)

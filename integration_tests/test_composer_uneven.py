@@ -1,4 +1,4 @@
-"""Composer, ranks of different lengths: it stops all of them at the shortest, and countoff says what that lost."""
+"""Composer, ranks of different lengths: it stops all of them at the shortest, and countoff reports what that lost."""
 
 import time
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ def short(ranks: int, rank: int, batches: int = 5) -> list[int]:
     return [batches - 1 if each == rank else batches for each in range(ranks)]
 
 
-@pytest.mark.ranks(2, 4)
-def test_what_uneven_ranks_lose_is_said_for_training_and_for_evaluations(run_ranks, ranks):
+@pytest.mark.ranks(2, nightly=(4,))
+def test_what_uneven_ranks_lose_is_reported(run_ranks, ranks):
+    """Composer ends at the shortest rank; the warning names it and what the other ranks lost."""
     places = [0, ranks // 2, ranks - 1] if ranks > 2 else [0, 1]
     jobs = [Job(train=short(ranks, rank), reported=[5] * ranks) for rank in places]
     jobs += [Job(even=64, evals=short(ranks, rank, 3)) for rank in places]
@@ -49,7 +50,8 @@ def test_what_uneven_ranks_lose_is_said_for_training_and_for_evaluations(run_ran
     assert len({result.value[0]["weights"] for result in results}) == 1
 
 
-def test_device_per_stream_is_said_before_the_first_batch_and_counted_after_it(run_ranks):
+def test_device_per_stream_is_reported_before_the_first_batch(run_ranks):
+    """Uneven `device_per_stream` shares are reported before the first batch, with what was lost after the epoch."""
     streams = {"streams": [52], "streaming": {"batching_method": "device_per_stream"}}
     even = {"streams": [52], "streaming": {"batching_method": "random"}}
     capped = {**streams, "trainer": {"train_subset_num_batches": 3}}
@@ -68,7 +70,8 @@ def test_device_per_stream_is_said_before_the_first_batch_and_counted_after_it(r
 
 
 @pytest.mark.parametrize("policy", ["raise", "allow"])
-def test_uneven_evaluations_are_an_error_or_nothing_at_all_if_so_wanted(run_ranks, policy):
+def test_uneven_evaluations_can_be_a_verdict_or_allowed(run_ranks, policy):
+    """`uneven_eval` makes an uneven evaluation a verdict, or gives no warning."""
     job = Job(even=160, evals=[3, 2], trainer={"max_duration": "3ep"}, options={"uneven_eval": policy})
     results = run_ranks(fit, 2, job, expect=None, deadline_seconds=60)
     if policy == "raise":
@@ -78,9 +81,9 @@ def test_uneven_evaluations_are_an_error_or_nothing_at_all_if_so_wanted(run_rank
         assert [result.exit_code for result in results] == [0, 0]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("duration", ["2ep", "7ba"])
-def test_lengths_that_depend_on_the_rank_are_refused_before_the_first_batch(run_ranks, ranks, duration):
+def test_lengths_that_depend_on_the_rank_are_refused(run_ranks, ranks, duration):
     """Each rank would have a learning rate of its own, or end its epoch alone, without an error."""
     lengths = short(ranks, 1, 8)
     job = Job(train=lengths, reported=lengths, trainer={"max_duration": duration})
@@ -93,6 +96,7 @@ def test_lengths_that_depend_on_the_rank_are_refused_before_the_first_batch(run_
 
 
 def test_a_cap_that_every_rank_reaches_is_no_mismatch(run_ranks):
+    """Different lengths are healthy where `train_subset_num_batches` cuts all of them."""
     job = Job(train=[8, 7], reported=[8, 7], trainer={"train_subset_num_batches": 7, "max_duration": "7ba"})
     results = run_ranks(fit, 2, job, deadline_seconds=60)
     assert [verdict_lines(result) for result in results] == [[], []]
@@ -115,7 +119,8 @@ def stop(who: Sequence[int], at: int = 3) -> None:
     trainer.close()
 
 
-def test_a_rank_that_stops_by_itself_is_named_where_composer_hangs(run_ranks):
+def test_a_rank_that_stops_alone_is_named(run_ranks):
+    """A rank that stops training alone is named, where Composer itself hangs."""
     results = run_ranks(stop, 2, [1], expect=None, deadline_seconds=120)
     assert_named(
         results, "UnevenBatches", [1, 0], "rank 1 stopped after 3 batches of train epoch 0; rank 0 asks for batch 4"
@@ -123,6 +128,7 @@ def test_a_rank_that_stops_by_itself_is_named_where_composer_hangs(run_ranks):
 
 
 def test_ranks_that_all_stop_at_the_same_batch_are_healthy(run_ranks):
+    """Ranks that all stop at one batch get no verdict."""
     results = run_ranks(stop, 2, [0, 1], deadline_seconds=120)
     assert [verdict_lines(result) for result in results] == [[], []]
 
@@ -142,7 +148,7 @@ def loader_times(job: Job) -> Any:
     return {name: values[-1][1] for name, values in memory.data.items() if name.startswith("countoff/")}
 
 
-def test_a_slow_loader_is_slow_and_whose_it_is_is_logged(run_ranks):
+def test_the_rank_with_the_slow_loader_is_logged(run_ranks):
     """The peer's wait is a collective, so it must not be counted as a wait for its loader."""
     job = Job(train=[4, 4], reported=[4, 4], before=slow)
     results = run_ranks(loader_times, 2, job, deadline_seconds=60)

@@ -68,12 +68,14 @@ HEALTHY = {
 }
 
 
-def test_wrong_shares_in_a_plain_loop_are_told(run_ranks):
+def test_wrong_shares_in_a_plain_loop_are_warned_of(run_ranks):
+    """Each wrong way to share out the data gives its own warning, once, on rank 0."""
     results = run_ranks(identity_jobs.share, 2, [sharing for sharing, _ in FAULTY.values()], deadline_seconds=120)
     assert dict(zip(FAULTY, warned(results), strict=True)) == {name: found for name, (_, found) in FAULTY.items()}
 
 
-def test_right_shares_in_a_plain_loop_are_not_remarked_on_and_train_alike(run_ranks):
+def test_right_shares_in_a_plain_loop_give_no_warning(run_ranks):
+    """Right shares give no warning, and the weights are the same bits as without countoff."""
     bare = [replace(sharing, options=None) for sharing in HEALTHY.values()]
     results = run_ranks(identity_jobs.share, 2, [*HEALTHY.values(), *bare], deadline_seconds=120)
     assert dict(zip(HEALTHY, warned(results), strict=False)) == {name: {} for name in HEALTHY}
@@ -82,6 +84,7 @@ def test_right_shares_in_a_plain_loop_are_not_remarked_on_and_train_alike(run_ra
 
 
 def test_only_the_ranks_that_read_the_same_are_named(run_ranks):
+    """Of four ranks those that read identical data are named, and repeats inside the data set are not."""
     # Of three samples over and over, ranks 0 and 3 of 4 get the same: that is the data set's doing.
     repeating = Sharing(samples=3, repeats=30, readers=(0, 1, 2, 3))
     sharings = [Sharing(readers=(0, 1, 0, 1)), Sharing(readers=(0, 1, 2, 2)), repeating]
@@ -92,7 +95,8 @@ def test_only_the_ranks_that_read_the_same_are_named(run_ranks):
     assert none == {}
 
 
-def test_the_warning_says_what_to_do_and_how_to_switch_it_off(run_ranks):
+def test_the_warning_has_a_remedy_and_an_off_switch(run_ranks):
+    """The warning gives the cause, the remedy and the option that turns it off."""
     text = "\n".join(verdict_lines(run_ranks(identity_jobs.share, 2, [Sharing()])[0]))
     assert "  why: Nothing gives the ranks different shares of the data" in text
     assert "  do:  give every rank its own share: DataLoader(sampler=DistributedSampler(dataset))" in text
@@ -103,13 +107,14 @@ DUPLICATE, SAME_ORDER = {"DuplicateData": EVERY_RANK}, {"SameOrder": AGAIN}
 FRAMEWORKS = {
     "lightning": {"digits": {}, "right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
     "composer": {"right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
-    # prepare() deals out every share, so whatever goes in, ranks read different data.
+    # prepare() shards every loader, so ranks read different data whatever goes in.
     "accelerate": {"digits": {}, "right": {}, "same": {}, "whole": {}, "forgetful": SAME_ORDER},
 }
 
 
 @pytest.mark.parametrize("framework", ["lightning", pytest.param("composer", marks=needs_composer), "accelerate"])
-def test_the_loops_of_the_frameworks_tell_the_same(run_ranks, framework):
+def test_the_loops_of_the_frameworks_give_the_same_warnings(run_ranks, framework):
+    """The frameworks' own loops give the same warnings, and the same weights as without countoff."""
     expected = FRAMEWORKS[framework]
     cases = [(data, countoff) for countoff in (True, False) for data in expected]
     results = run_ranks(data_frames.all_of, 2, framework, cases, deadline_seconds=120)

@@ -1,4 +1,4 @@
-"""`countoff demo` shows what it says, with real ranks, and leaves nothing behind; and it says so when it does not."""
+"""`countoff demo` shows what it announces, with real ranks, and leaves no process and no file."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from countoff.demo.meetings import Meeting, informative
 from countoff.demo.stacks import innermost
-from integration_tests.harness import python_path
+from integration_tests.harness import NAME_LOOKUPS, python_path
 
 DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy machine
 
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy mach
 @contextlib.contextmanager
 def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
     """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
-    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0", **NAME_LOOKUPS}
     command = [sys.executable, "-m", "countoff.core.cli.__main__", "demo", *options]
     with subprocess.Popen(
         command,
@@ -30,7 +30,7 @@ def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
-        preexec_fn=hear_interrupts,
+        preexec_fn=accept_interrupts,
     ) as process:
         try:
             yield process
@@ -38,8 +38,8 @@ def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
             process.kill()
 
 
-def hear_interrupts() -> None:
-    """A shell starts what it puts in the background with interrupts ignored, and so would be the demo of such tests."""
+def accept_interrupts() -> None:
+    """Undoes what a shell does to a process in the background: it would start the demo with interrupts ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -65,7 +65,8 @@ def assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_two_ranks_drift_are_named_and_train_when_mended(tmp_path):
+def test_the_demo_drifts_is_named_and_trains_when_corrected(tmp_path):
+    """The demo shows the drift, the verdict and the corrected training, and leaves nothing."""
     with running(tmp_path, "--ranks", "2", "--seconds-before-cut", "2") as demo:
         output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
     assert demo.returncode == 0, output
@@ -83,7 +84,8 @@ def test_two_ranks_drift_are_named_and_train_when_mended(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_takes_its_processes_and_files_with_it(tmp_path, number, exit_code):
+def test_an_interrupted_demo_leaves_nothing(tmp_path, number, exit_code):
+    """An interrupted demo ends its processes and removes its files."""
     with running(tmp_path) as demo:
         patience = time.monotonic() + 30
         while len(processes_of(tmp_path)) < 2 and time.monotonic() < patience:
@@ -97,13 +99,15 @@ def test_an_interrupted_demo_takes_its_processes_and_files_with_it(tmp_path, num
 
 
 def test_a_meeting_names_the_ranks_at_each_batch():
+    """A meeting prints which ranks are at which batch."""
     meeting = Meeting(19, ((0, 18), (0, 18), (1, 0)))
     assert str(meeting) == "ranks 0, 1: epoch 0 batch 18 + rank 2: epoch 1 batch 0"
     assert meeting.mixed
     assert meeting.of_epochs == 2
 
 
-def test_the_telling_meetings_are_the_last_like_ones_and_the_first_mixed_ones():
+def test_informative_meetings_are_those_around_the_change():
+    """The last meeting at one batch, the first mixed ones and the last one are shown."""
     like = [Meeting(number, ((0, number), (0, number))) for number in (1, 2)]
     mixed = [Meeting(number, ((0, number), (1, number))) for number in (3, 4, 5, 6, 7)]
     assert [meeting.number for meeting in informative([*like, *mixed])] == [2, 3, 4, 5, 7]
@@ -112,6 +116,7 @@ def test_the_telling_meetings_are_the_last_like_ones_and_the_first_mixed_ones():
 
 
 def test_the_innermost_line_is_that_of_the_thread_that_trains():
+    """The line shown is the innermost one of the thread that trains."""
     stacks = """Thread 0x01 (most recent call first):
   File "/x/lib/other.py", line 1 in wait
 

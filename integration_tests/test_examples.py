@@ -1,4 +1,4 @@
-"""The examples of the documentation, as a reader starts them: each names the short rank, and mended it trains."""
+"""The examples of the documentation, as a reader starts them: each names the short rank, and trains once corrected."""
 
 from pathlib import Path
 
@@ -22,20 +22,25 @@ def assert_short_rank_is_named(run: CompletedRun, batches: int) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", ["lightning_digits.py", "torch_digits.py"])
 def test_the_rank_with_a_file_less_is_named(run_torchrun, example):
+    """Both ranks name the short one, and torchrun gives the verdict as the root cause."""
     run = run_torchrun(EXAMPLES / example, 2, deadline_seconds=180)
     assert_short_rank_is_named(run, 23)
 
 
 @pytest.mark.torchrun
-def test_an_adapter_of_ones_own_names_the_short_rank(run_torchrun):
+def test_an_own_adapter_names_the_short_rank(run_torchrun):
+    """The same holds for a hand-written adapter, under real torchrun."""
     run = run_torchrun(EXAMPLES / "own_trainer.py", 2, deadline_seconds=180)
     assert_short_rank_is_named(run, 4)
 
 
 @pytest.mark.torchrun
-def test_the_mended_job_trains_to_the_end_without_a_word(run_torchrun):
+@pytest.mark.nightly
+def test_the_corrected_job_trains_to_the_end(run_torchrun):
+    """With the fault corrected the example trains well and countoff prints nothing."""
     run = run_torchrun(EXAMPLES / "torch_digits.py", 2, "--mended", deadline_seconds=180)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output, run.output

@@ -29,7 +29,8 @@ REASON = """countoff: UnevenBatches: rank 1 ran out of data after 4 batches; ran
 
 
 @pytest.mark.parametrize(("name", "adapter", "world_size"), [*PLAIN, *REST])
-def test_a_fault_is_found_and_named_on_every_rank_and_leaves_nothing_behind(tmp_path, name, adapter, world_size):
+def test_a_fault_is_named_and_leaves_nothing_behind(tmp_path, name, adapter, world_size):
+    """Every rank gives the verdict that is due and exits, and no process, file or thread remains."""
     if find_spec(adapter) is None:
         pytest.skip(f"{adapter} is not installed here")
     row = run_cell(CASES[name], adapter, world_size, tmp_path)
@@ -37,7 +38,7 @@ def test_a_fault_is_found_and_named_on_every_rank_and_leaves_nothing_behind(tmp_
 
 
 def ended(*texts: str, exit_codes: tuple[int, ...] = (1, 1)) -> list[RankResult]:
-    """Two ranks that have said these texts."""
+    """Two ranks that have printed these texts."""
     return [
         RankResult(
             rank, None, code, "".join(f"[rank {rank}] {line}\n" for line in text.splitlines()), "countoff X", 1.0
@@ -58,6 +59,7 @@ WRONG = {
 
 
 def test_a_job_that_ends_as_it_should_is_right():
+    """The judge accepts a job with the verdict that is due."""
     row = Row("F1", "torch", 2)
     judge(row, CASES["F1"], ended(REASON, REASON), {})
     assert (row.kind, row.wrong) == ("UnevenBatches", [])
@@ -65,6 +67,7 @@ def test_a_job_that_ends_as_it_should_is_right():
 
 @pytest.mark.parametrize("how", WRONG)
 def test_a_job_that_ends_otherwise_is_wrong(how):
+    """The judge rejects silence, other words, another rank, and other exit codes."""
     results, words = WRONG[how]
     row = Row("F1", "torch", 2)
     judge(row, CASES["F1"], results, {})
@@ -72,12 +75,14 @@ def test_a_job_that_ends_otherwise_is_wrong(how):
 
 
 def test_a_healthy_job_that_is_accused_is_wrong():
+    """The judge rejects a verdict on a healthy job."""
     row = Row("F10", "torch", 2)
     judge(row, CASES["F10"], ended(REASON, REASON), {})
     assert "said UnevenBatches, expected nothing" in row.wrong
 
 
 def test_what_is_left_behind_is_wrong():
+    """The judge rejects a job that left a process."""
     row = Row("F1", "torch", 2, left=["process 1234 of rank 0"])
     judge(row, CASES["F1"], ended(REASON, REASON), {})
     assert row.wrong == ["left: process 1234 of rank 0"]

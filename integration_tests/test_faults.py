@@ -1,4 +1,4 @@
-"""Ranks that fail, die, freeze, or lose the store: every survivor ends with a sentence that names the culprit."""
+"""Ranks that fail, die, freeze, or lose the store: every survivor ends with a verdict that names the culprit."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def fail_at(rank: int, sample: int, number: int) -> None:
 
 
 def pace(number: int) -> None:
-    """Trains on for a while, and says when training is well under way."""
+    """Trains slowly, and tells the test when training has begun."""
     time.sleep(0.01)
     if number == 12:
         tell("training")
@@ -33,18 +33,20 @@ def end_of(results: list[RankResult], culprit: int) -> list[RankResult]:
     return [result for result in results if result.rank != culprit]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
-def test_a_rank_that_raises_in_its_loader_is_named_with_its_error(run_ranks, ranks, hosted_by):
+def test_a_rank_that_raises_in_its_loader_is_named(run_ranks, ranks, hosted_by):
+    """Every rank names the rank that raised, with its error, whoever hosts the store."""
     culprit = ranks - 1 if hosted_by == "agent" else 0
     job = Job(train=[5] * ranks, before=partial(fail_at, culprit, 9))
-    results = run_ranks(fit, ranks, job, expect=None, hosted_by=hosted_by, deadline_seconds=40)
+    results = run_ranks(fit, ranks, job, expect=None, hosted_by=hosted_by, deadline_seconds=40, finalise=True)
     assert_named(results, "LostRank", [culprit], f"rank {culprit} raised ValueError: shard 3 is torn")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
+    """The survivors name a killed rank, though it may have hosted the store."""
     culprit = ranks - 1 if hosted_by == "agent" else 0
 
     def kill(watch: Watch) -> None:
@@ -52,15 +54,23 @@ def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         watch.kill(culprit)
 
     results = run_ranks(
-        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=kill, deadline_seconds=40
+        fit,
+        ranks,
+        long_job(ranks),
+        expect=None,
+        hosted_by=hosted_by,
+        while_running=kill,
+        deadline_seconds=40,
+        finalise=True,
     )
     assert results[culprit].exit_code == -signal.SIGKILL
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} died without a word")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
+    """The survivors name a stopped rank, though it may host the store."""
     culprit = ranks - 1 if hosted_by == "agent" else 0
 
     def stop(watch: Watch) -> None:
@@ -72,7 +82,14 @@ def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         watch.kill(culprit)
 
     results = run_ranks(
-        fit, ranks, long_job(ranks), expect=None, hosted_by=hosted_by, while_running=stop, deadline_seconds=60
+        fit,
+        ranks,
+        long_job(ranks),
+        expect=None,
+        hosted_by=hosted_by,
+        while_running=stop,
+        deadline_seconds=60,
+        finalise=True,
     )
     assert_survivors_name(end_of(results, culprit), f"rank {culprit} is stopped")
 
@@ -86,7 +103,9 @@ def assert_survivors_name(survivors: list[RankResult], words: str) -> None:
         assert "countoff LostRank: " in result.error_file, result
 
 
-def test_training_does_not_wait_for_a_store_that_answers_seconds_late(run_ranks):
+@pytest.mark.alone
+def test_training_does_not_wait_for_a_slow_store(run_ranks):
+    """Training takes no longer where the store answers seconds late."""
     with slow_store() as store:
 
         def delay(watch: Watch) -> None:
@@ -107,7 +126,8 @@ def timed_fit(job: Job) -> dict[str, Any]:
     return {**fit(job), "seconds": time.monotonic() - began}
 
 
-def test_a_store_that_answers_late_makes_the_verdict_late_not_wrong(run_ranks):
+def test_a_slow_store_makes_the_verdict_late_not_wrong(run_ranks):
+    """With a slow store the verdict comes later and names the same rank."""
     with slow_store() as store:
 
         def delay(watch: Watch) -> None:
@@ -125,7 +145,10 @@ def test_a_store_that_answers_late_makes_the_verdict_late_not_wrong(run_ranks):
         assert result.exit_code not in (0, None), result
 
 
-def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run_ranks):
+@pytest.mark.alone
+def test_a_guard_on_one_rank_alone_reports_it_and_trains_on(run_ranks):
+    """A rank that alone has countoff on reports the missing rank by its deadline, and trains to the end."""
+
     def only_on_rank_0(rank: int) -> dict[str, str]:
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank == 0 else {}
 
@@ -136,7 +159,10 @@ def test_a_guard_on_one_rank_alone_says_so_within_its_deadline_and_trains_on(run
     assert verdict_lines(results[1]) == []
 
 
-def test_a_guard_on_every_rank_but_the_first_says_so_too(run_ranks):
+@pytest.mark.alone
+def test_a_guard_on_every_rank_but_the_first_reports_it(run_ranks):
+    """Rank 0 without countoff is reported by the others."""
+
     def not_on_rank_0(rank: int) -> dict[str, str]:
         return {"COUNTOFF": "1", "COUNTOFF_DEADLINE_SECONDS": "2"} if rank else {}
 
@@ -147,6 +173,7 @@ def test_a_guard_on_every_rank_but_the_first_says_so_too(run_ranks):
 
 
 def test_a_flag_in_the_environment_is_enough(run_ranks):
+    """COUNTOFF=1 turns countoff on in an unchanged program."""
     results = run_ranks(
         fit, 2, Job(train=[5, 4], options=None), env={"COUNTOFF": "1"}, expect=None, deadline_seconds=40
     )
@@ -154,6 +181,7 @@ def test_a_flag_in_the_environment_is_enough(run_ranks):
 
 
 def test_a_flag_in_the_environment_turns_it_off(run_ranks):
+    """COUNTOFF=0 turns the callback off: no thread of countoff runs."""
     results = run_ranks(count_threads, 2, Job(even=40), env={"COUNTOFF": "0"})
     assert [result.value for result in results] == [[], []]
 
@@ -166,13 +194,15 @@ def count_threads(job: Job) -> list[str]:
 
 
 def test_a_bad_value_in_the_environment_is_one_clear_line(run_ranks):
+    """A bad value in the environment ends the program with the name of the variable in the last line."""
     env = {"COUNTOFF_ON_DIVERGENCE": "explode"}
     results = run_ranks(fit, 2, Job(even=40), env=env, expect=1, deadline_seconds=40)
     for result in results:
         assert "COUNTOFF_ON_DIVERGENCE" in result.output.splitlines()[-1], result
 
 
-def test_warn_mode_says_it_once_and_ends_nothing_by_itself(run_ranks):
+def test_warn_mode_prints_once_and_ends_nothing(run_ranks):
+    """`on_divergence='warn'` prints the verdict once and lets the program go on."""
     results = run_ranks(epochs_by_hand, 2, expect=0, deadline_seconds=40)
     lines = [line for result in results for line in verdict_lines(result)]
     assert sum("countoff: UnevenBatches: " in line for line in lines) == 1, results[0].output + results[1].output
@@ -203,7 +233,8 @@ def epochs_by_hand() -> int:
     return batches
 
 
-def test_every_rank_leaves_no_thread_and_no_descriptor_behind(run_ranks):
+def test_a_closed_guard_leaves_no_thread_and_no_descriptor(run_ranks):
+    """A closed guard leaves no thread and no open file."""
     for result in run_ranks(leftovers, 2):
         assert result.value == (0, 0)
 

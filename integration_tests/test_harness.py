@@ -98,18 +98,21 @@ def what_is_set():
 
 
 def test_every_rank_returns_its_value(run_ranks):
+    """Every rank's return value comes back, by rank."""
     assert [result.value for result in run_ranks(rank_and_sum, 3, 4, 5)] == [(0, 9), (1, 9), (2, 9)]
 
 
-@pytest.mark.ranks(2, 4, 8)
+@pytest.mark.ranks(2, nightly=(4, 8))
 @pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
 def test_gloo_ranks_meet_at_the_store(run_ranks, ranks, hosted_by):
+    """Ranks form a gloo group, whoever hosts the store."""
     results = run_ranks(all_reduced, ranks, hosted_by=hosted_by)
     assert [result.value for result in results] == [ranks * (ranks + 1) // 2] * ranks
 
 
 @pytest.mark.parametrize("finalise", [True, False])
-def test_each_way_to_leave_has_its_exit_code_output_and_atexit(run_ranks, tmp_path, finalise):
+def test_each_way_to_exit_has_its_code_output_and_atexit(run_ranks, tmp_path, finalise):
+    """A return, an exception, sys.exit and a signal end a rank as they end a script."""
     codes = [0, 1, 3, 1, -signal.SIGKILL]
     results = run_ranks(leave_each_in_its_own_way, 5, str(tmp_path), expect=codes, finalise=finalise)
     assert [result.value for result in results] == [0, ABSENT, ABSENT, ABSENT, ABSENT]
@@ -121,18 +124,21 @@ def test_each_way_to_leave_has_its_exit_code_output_and_atexit(run_ranks, tmp_pa
 
 
 def test_an_unexpected_exit_code_fails_with_every_output(run_ranks, tmp_path):
+    """An unexpected exit code fails the run, with the output of all ranks."""
     with pytest.raises(RanksFailed, match=r"exit codes \[0, 1\], expected \[0, 0\][^$]*the uncaught one"):
         run_ranks(leave_each_in_its_own_way, 2, str(tmp_path))
 
 
 @pytest.mark.parametrize("finalise", [True, False])
 def test_threads_are_joined_before_the_end(run_ranks, finalise):
+    """A rank waits for its threads before it exits."""
     (result,) = run_ranks(a_thread_that_outlives_main, 1, finalise=finalise)
     assert "the thread ended last" in result.output
 
 
 @pytest.mark.parametrize("function", [hang_in_sleep, hang_stopped])
-def test_a_hang_ends_with_the_stacks_of_every_thread_of_every_rank(run_ranks, function):
+def test_a_hang_ends_with_the_stacks_of_every_thread(run_ranks, function):
+    """At the deadline every thread of every rank prints its stack, also of a stopped rank."""
     with pytest.raises(RanksTimedOut, match="ranks 0, 1") as failure:
         run_ranks(function, 2, deadline_seconds=1.5)
     for result in failure.value.results:
@@ -141,6 +147,7 @@ def test_a_hang_ends_with_the_stacks_of_every_thread_of_every_rank(run_ranks, fu
 
 
 def test_a_rank_blocked_in_a_collective_shows_its_stack(run_ranks):
+    """The stacks show the collective in which a rank is blocked."""
     with pytest.raises(RanksTimedOut) as failure:
         run_ranks(rank_1_does_not_come, 2, deadline_seconds=3)
     assert "in barrier" in failure.value.results[0].output
@@ -148,11 +155,14 @@ def test_a_rank_blocked_in_a_collective_shows_its_stack(run_ranks):
 
 
 def test_each_rank_has_its_own_error_file(run_ranks):
+    """TORCHELASTIC_ERROR_FILE is a file of its own on each rank."""
     results = run_ranks(write_error_file, 2)
     assert [json.loads(result.error_file) for result in results] == [{"rank": "0"}, {"rank": "1"}]
 
 
 def test_a_rank_can_be_killed_once_it_has_told_where_it_is(run_ranks):
+    """A test can wait until a rank has come somewhere, and kill it there."""
+
     def kill_both(watch: Watch):
         for rank in (1, 0):
             watch.wait_for(rank, "here")
@@ -163,23 +173,27 @@ def test_a_rank_can_be_killed_once_it_has_told_where_it_is(run_ranks):
 
 
 def test_waiting_for_a_rank_that_has_ended_fails_at_once(run_ranks):
+    """Waiting for a message of a rank that has ended fails without a delay."""
     with pytest.raises(RanksFailed, match="rank 1 has not told 'here'"):
         run_ranks(write_error_file, 2, while_running=lambda watch: watch.wait_for(1, "here"))
 
 
-def test_a_failure_leaves_the_peers_alone_unless_told_otherwise(run_ranks):
+def test_a_failure_ends_the_peers_only_on_request(run_ranks):
+    """A failed rank's peers go on, unless the test asks for their end."""
     with pytest.raises(RanksTimedOut, match="ranks 1"):
         run_ranks(rank_0_raises, 2, deadline_seconds=3)
     run_ranks(rank_0_raises, 2, kill_peers_after=0.2, expect=[1, -signal.SIGTERM])
 
 
-def test_ranks_start_with_the_frameworks_loaded_one_thread_and_one_directory(run_ranks):
+def test_ranks_start_with_frameworks_and_one_thread(run_ranks):
+    """A rank starts with the frameworks imported, one thread, and the directory of its run."""
     states = [result.value for result in run_ranks(state_of_the_interpreter, 2)]
     assert states[0] == states[1]
     assert states[0][:2] == (True, 1)
 
 
-def test_environment_can_differ_by_rank_and_countoff_does_not_leak_in(run_ranks, monkeypatch):
+def test_the_environment_can_differ_by_rank(run_ranks, monkeypatch):
+    """Each rank can have its own environment, and pytest's COUNTOFF variables do not reach it."""
     monkeypatch.setenv("COUNTOFF", "0")
     results = run_ranks(what_is_set, 2, env=lambda rank: {"COUNTOFF": "1"} if rank == 0 else {})
     assert [result.value for result in results] == ["1", None]
@@ -187,6 +201,7 @@ def test_environment_can_differ_by_rank_and_countoff_does_not_leak_in(run_ranks,
 
 @pytest.mark.torchrun
 def test_torchrun_reports_its_exit_code_and_every_output(run_torchrun):
+    """A run under torchrun gives its exit code and the output of all ranks."""
     run = run_torchrun("import os, sys; print('I am', os.environ['RANK']); sys.exit(int(os.environ['RANK']))", 2)
     assert run.exit_code == 1
     assert "I am 0" in run.output
@@ -194,7 +209,9 @@ def test_torchrun_reports_its_exit_code_and_every_output(run_torchrun):
 
 
 @pytest.mark.torchrun
-def test_torchrun_past_its_deadline_shows_stacks_and_leaves_nothing_running(run_torchrun, tmp_path):
+@pytest.mark.nightly
+def test_torchrun_past_its_deadline_shows_stacks_and_ends(run_torchrun, tmp_path):
+    """At the deadline torchrun's workers print their stacks, and no process remains."""
     script = "import os, time; open(f'pid{os.getpid()}', 'w').close()\ndef hang(): time.sleep(3600)\nhang()"
     with pytest.raises(TorchrunTimedOut, match="in hang"):
         run_torchrun(script, 2, deadline_seconds=20)

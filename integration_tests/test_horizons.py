@@ -46,6 +46,7 @@ READ = {
 
 @pytest.mark.parametrize("name", READ)
 def test_the_length_of_a_schedule_is_read(optimizer, name):
+    """The ticks and the warm-up of each of torch's schedules are read."""
     make, ticks, warmup_ticks = READ[name]
     horizon = horizon_of(make(optimizer), ticks_per_step=2)
     assert horizon is not None
@@ -66,6 +67,7 @@ def test_the_length_of_a_schedule_is_read(optimizer, name):
     ],
 )
 def test_the_length_of_transformers_schedules_is_read(optimizer, name, arguments, ticks):
+    """The ticks and the warm-up of each of transformers' schedules are read."""
     optimization = pytest.importorskip("transformers.optimization")
     horizon = horizon_of(optimization.get_scheduler(name, optimizer, num_warmup_steps=4, **arguments))
     assert horizon is not None
@@ -83,4 +85,5 @@ def test_the_length_of_transformers_schedules_is_read(optimizer, name, arguments
     ids=["steps", "any function", "warm-up alone", "plateau"],
 )
 def test_a_schedule_without_an_end_has_none(optimizer, make):
+    """A schedule without an end has no horizon."""
     assert horizon_of(make(optimizer)) is None

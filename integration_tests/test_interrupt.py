@@ -94,6 +94,7 @@ def _store() -> Any:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("collective", ["backward", "barrier", "group", "object"])
 def test_a_blocked_rank_raises_and_its_other_connections_live(run_ranks, ranks, collective):
+    """A rank blocked in a collective raises there, and its other sockets still work."""
     results = run_ranks(blocked_in, ranks, collective, expect=1, deadline_seconds=60)
     everything = "\n".join(map(str, results))
     assert "RuntimeError ['still here', 'still here']" in results[0].output, everything
@@ -122,8 +123,9 @@ def waits_for_a_lock() -> None:
 
 
 @pytest.mark.ranks(2)
-def test_a_rank_that_is_blocked_elsewhere_ends_all_the_same(run_ranks, ranks):
-    results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60)
+def test_a_rank_blocked_outside_collectives_ends_too(run_ranks, ranks):
+    """A rank that is blocked in a lock ends with countoff's own exit code."""
+    results = run_ranks(waits_for_a_lock, ranks, expect=None, deadline_seconds=60, finalise=True)
     assert results[0].exit_code == EXIT_CODE, results[0]
     assert_named(results, "UnevenBatches", [0, 1], "rank 1 began evaluation after 2 train batches")
 
@@ -136,4 +138,5 @@ def cut_without_a_group() -> int:
 
 
 def test_without_a_process_group_nothing_is_cut(run_ranks):
+    """A process without a process group keeps all its connections."""
     assert run_ranks(cut_without_a_group, 1)[0].value == 0

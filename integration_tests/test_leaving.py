@@ -1,4 +1,4 @@
-"""Ways in which healthy ranks come late, pause and leave: none of them is a verdict; and those that hide a failure."""
+"""Ranks that come late, pause or exit: healthy ones get no verdict, and those that hide a failure are named."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,8 @@ from integration_tests.loops import even_loader, model_and_optimizer, train_on
 
 
 def test_a_destroyed_process_group_is_no_lost_store(run_ranks):
-    results = run_ranks(destroys_the_group_and_works_on, 2, hosted_by="rank0")
+    """A rank that works on after `destroy_process_group()` gets no verdict."""
+    results = run_ranks(destroys_the_group_and_works_on, 2, hosted_by="rank0", finalise=True)
     assert [result.value for result in results] == [None, None], results
     assert not any(verdict_lines(result) for result in results), results
 
@@ -34,8 +35,9 @@ def destroys_the_group_and_works_on() -> str | None:
     return None if verdict is None else verdict.headline
 
 
-def test_an_exit_of_all_ranks_in_the_middle_is_no_verdict_and_nor_is_a_forked_childs_failure(run_ranks):
-    for result in run_ranks(forks_and_exits, 2):
+def test_an_exit_of_all_ranks_is_no_verdict(run_ranks):
+    """An exit of all ranks inside an epoch is no verdict, and neither is the failure of a forked child."""
+    for result in run_ranks(forks_and_exits, 2, finalise=True):
         assert result.exit_code == 0, result
         assert not verdict_lines(result), result
         assert not result.error_file, result
@@ -56,7 +58,8 @@ def forks_and_exits() -> None:
 
 
 @pytest.mark.parametrize("iterated", ["another", "attached"])
-def test_a_loop_over_another_loader_than_the_attached_one_is_warned_of(run_ranks, iterated):
+def test_a_loop_over_another_loader_is_warned_of(run_ranks, iterated):
+    """Training on another loader than the attached one is warned of after 64 steps."""
     results = run_ranks(iterates, 2, iterated)
     said = "\n".join(verdict_lines(results[0]))
     assert ("countoff: UnseenLoader: 64 optimizer steps, and no batch of" in said) == (iterated == "another"), results
@@ -73,6 +76,7 @@ def iterates(iterated: str) -> None:
 
 
 def test_attaching_again_takes_over_from_the_first_handle(run_ranks):
+    """A second attach() counts from then on, and gives the loader back."""
     results = run_ranks(attaches_twice, 2)
     assert [result.value for result in results] == [(0, 5, "DataLoader")] * 2
     assert not any(verdict_lines(result) for result in results), results
@@ -89,14 +93,16 @@ def attaches_twice() -> tuple[int, int, str]:
 
 
 def test_one_rank_that_exits_in_the_middle_is_named(run_ranks):
-    results = run_ranks(exits_alone, 2, expect=None)
+    """A rank that exits alone is named by a rank that no collective would end."""
+    results = run_ranks(exits_alone, 2, expect=None, finalise=True)
     assert "rank 1 stopped after 3 batches of train epoch 0" in results[0].output, results
     assert results[0].exit_code != 0
 
 
 @pytest.mark.parametrize("way", ["return", "exit", "catch"])
 def test_one_rank_that_is_gone_before_its_collective_is_named(run_ranks, way):
-    results = run_ranks(goes_alone, 2, way, expect=None)
+    """A rank that leaves its loop before a collective is named, by whatever way it left."""
+    results = run_ranks(goes_alone, 2, way, expect=None, finalise=True)
     assert "rank 1 stopped after 3 batches of train epoch 0 and ended its fit there" in results[0].output, results
     assert "countoff LostRank: rank 1 stopped" in results[0].error_file, results
 
@@ -125,12 +131,13 @@ def exits_alone() -> None:
         for number, _ in enumerate(loader, start=1):
             if own_rank() == 1 and number == 3:
                 sys.exit(0)
-            if number > 3:  # without rank 1 no collective would ever end: only its mark says so
+            if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
                 attached.guard._state.ended.wait(10)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the next epoch", "between spans"])
-def test_a_pause_of_all_ranks_is_not_blamed_on_an_evaluation_that_was_uneven_before(run_ranks, inside):
+def test_a_pause_is_not_blamed_on_an_earlier_evaluation(run_ranks, inside):
+    """A pause of all ranks is no verdict after an uneven evaluation that was only warned of."""
     results = run_ranks(pauses_after_an_uneven_evaluation, 2, inside)
     assert [result.value for result in results] == [None, None], results
     assert "UnevenBatches" in results[0].output
@@ -157,7 +164,8 @@ def pauses_after_an_uneven_evaluation(inside: bool) -> str | None:
     return None if guard.verdict is None else guard.verdict.headline
 
 
-def test_a_rank_that_comes_after_the_deadline_is_compared_all_the_same(run_ranks):
+def test_a_rank_that_comes_after_the_deadline_is_compared(run_ranks):
+    """A rank that joins after the deadline is reported as missing first, then compared."""
     results = run_ranks(comes_late, 3, expect=None)
     for result in results:
         assert "countoff: UnevenBatches: " in result.output, result
@@ -188,8 +196,9 @@ def comes_late() -> None:
     guard.close()
 
 
-def test_a_child_of_multiprocessing_that_raises_is_named_and_its_traceback_printed(run_ranks):
-    (result,) = run_ranks(starts_ranks_of_its_own, 1)
+def test_a_multiprocessing_child_that_raises_is_named(run_ranks):
+    """A rank that is a child of multiprocessing is named with its error, and its traceback is printed."""
+    (result,) = run_ranks(starts_ranks_of_its_own, 1, finalise=True)
     assert result.value == [1, 1], result
     assert "ValueError: of the user's own" in result.output.partition("Traceback")[2], result
     assert "countoff: LostRank: rank 1 raised ValueError: of the user's own" in result.output, result

@@ -46,12 +46,14 @@ def fit_with_pytorch_lightning(batches: list[int], by_flag: bool) -> int:
 
 @pytest.mark.parametrize("by_flag", [False, True], ids=["callback", "flag"])
 def test_pytorch_lightning_is_served_too(run_ranks, by_flag):
+    """The `pytorch_lightning` package is served as well, by callback and by flag."""
     env = {"COUNTOFF": "1"} if by_flag else {}
     results = run_ranks(fit_with_pytorch_lightning, 2, [5, 4], by_flag, env=env, expect=None)
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
 
 
 def test_pytorch_lightning_trains_on_even_data(run_ranks):
+    """A healthy job of `pytorch_lightning` trains to its end."""
     assert [result.value for result in run_ranks(fit_with_pytorch_lightning, 2, [5, 5], False)] == [10, 10]
 
 
@@ -67,12 +69,14 @@ def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bo
 
 
 def test_the_entry_point_adds_nothing_unless_the_flag_is_on(run_ranks):
+    """The entry point adds a callback only where COUNTOFF=1."""
     assert run_ranks(callbacks_of_a_trainer, 1, None)[0].value == []
     assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "0"})[0].value == []
     assert run_ranks(callbacks_of_a_trainer, 1, None, env={"COUNTOFF": "1"})[0].value == [("countoff.lightning", True)]
 
 
-def test_the_users_own_callback_comes_before_that_of_the_entry_point(run_ranks):
+def test_the_users_own_callback_comes_first(run_ranks):
+    """The user's own callback counts, and that of the entry point does nothing."""
     found = run_ranks(callbacks_of_a_trainer, 1, {"totals": "fix"}, env={"COUNTOFF": "1"})[0].value
     assert found == [("countoff.lightning", True), ("countoff.lightning", False)]
 
@@ -92,6 +96,7 @@ def configure_by_yaml(path: str) -> tuple[str, float]:
 
 
 def test_lightning_cli_configures_it(run_ranks, tmp_path):
+    """LightningCLI makes the callback from YAML with its options."""
     config = tmp_path / "config.yaml"
     config.write_text(
         "trainer:\n  accelerator: cpu\n  logger: false\n  callbacks:\n    - class_path: countoff.lightning.Countoff\n"
@@ -128,12 +133,14 @@ def fabric_loop(batches: list[int], by_flag: bool) -> int:
 
 @pytest.mark.parametrize("by_flag", [False, True], ids=["callback", "flag"])
 def test_fabric_is_served_through_its_calls(run_ranks, by_flag):
+    """Fabric's own calls are enough to name the short rank, by callback and by flag."""
     env = {"COUNTOFF": "1"} if by_flag else {}
     results = run_ranks(fabric_loop, 2, [5, 4], by_flag, env=env, expect=None)
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 4 batches of train epoch 0")
 
 
 def test_fabric_trains_on_even_data(run_ranks):
+    """A healthy Fabric loop prints nothing."""
     results = run_ranks(fabric_loop, 2, [5, 5], False)
     assert [line for result in results for line in verdict_lines(result)] == []
 
@@ -148,6 +155,7 @@ def test_fabric_trains_on_even_data(run_ranks):
     ],
 )
 def test_a_missing_framework_is_one_line_with_the_command(module, missing, command):
+    """The import without its framework fails with one line, which has the install command."""
     script = f"import sys; sys.modules[{missing!r}] = None\ntry:\n import {module}\nexcept ImportError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert command in done.stdout
@@ -163,7 +171,9 @@ print("rank", os.environ["RANK"], "is done")
 
 
 @pytest.mark.torchrun
+@pytest.mark.nightly
 def test_torchruns_root_cause_is_the_verdict(run_torchrun):
+    """torchrun gives the verdict as the root cause, and every rank prints it."""
     run = run_torchrun(UNDER_TORCHRUN, 2, "uneven", deadline_seconds=240)
     assert run.exit_code != 0
     assert "Root Cause" in run.output, run.output
@@ -174,7 +184,9 @@ def test_torchruns_root_cause_is_the_verdict(run_torchrun):
 
 
 @pytest.mark.torchrun
-def test_a_healthy_job_under_torchrun_says_nothing(run_torchrun):
+@pytest.mark.nightly
+def test_a_healthy_job_under_torchrun_prints_nothing(run_torchrun):
+    """A healthy job under real torchrun trains to its end, and countoff prints nothing."""
     run = run_torchrun(UNDER_TORCHRUN, 2, "even", deadline_seconds=240)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output

@@ -110,6 +110,7 @@ def train_on_every_mesh() -> dict[str, Any]:
 
 @pytest.mark.ranks(8)
 def test_linguas_ranks_read_each_line_once_or_are_named(run_ranks: RunRanks, ranks: int) -> None:
+    """Lingua's arithmetic of ranks reads each line once, or the wrong map of ranks is a verdict."""
     results = [result.value for result in run_ranks(train_on_every_mesh, ranks)]
     for name in ("right", "by luck"):
         read = [line for found in results for line in found[name]]
@@ -133,6 +134,7 @@ def stop_early() -> None:
 
 @pytest.mark.ranks(2)
 def test_a_rank_that_leaves_linguas_loop_is_named(run_ranks: RunRanks, ranks: int) -> None:
+    """A rank that leaves lingua's loop early is named."""
     stayed = run_ranks(stop_early, ranks, expect=None)[0]
     assert stayed.exit_code != 0
     assert "UnevenBatches: rank 1 stopped after 8 batches of train epoch 0; rank 0 has begun batch 9" in stayed.output

@@ -1,4 +1,4 @@
-"""Real meshes: whose data each rank reads is told from them without a group, and told to every guard."""
+"""Real meshes: they give each rank its data rank without a process group, and every guard compares them."""
 
 import csv
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def read_every_mesh() -> dict[str, Any]:
 
 
 def refusals(mesh: Any) -> list[str]:
-    """What is said of meshes that do not tell who reads what."""
+    """The errors on meshes that do not show which rank reads what."""
     said: list[str] = []
     mixed = init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard_cp",))
     own = init_device_mesh("cpu", (4,), mesh_dim_names=("galaxy",))
@@ -78,7 +78,8 @@ def refusals(mesh: Any) -> list[str]:
 
 
 @pytest.mark.ranks(4)
-def test_every_frameworks_mesh_tells_each_rank_its_share_without_a_group(run_ranks: RunRanks, ranks: int) -> None:
+def test_every_frameworks_mesh_gives_each_rank_its_share(run_ranks: RunRanks, ranks: int) -> None:
+    """Each framework's mesh gives each rank its data rank, and no process group is made for it."""
     results = run_ranks(read_every_mesh, ranks)
     for result in results:
         for name, (_, sizes, expected) in MESHES.items():
@@ -108,11 +109,12 @@ def read_a_large_mesh() -> tuple[int, int, tuple[int, int] | None]:
 
 @pytest.mark.ranks(1)
 def test_a_mesh_of_thousands_is_read_in_one_process(run_ranks: RunRanks, ranks: int) -> None:
+    """The share of a rank in a mesh of 4,096 ranks is read without a group."""
     share = (2345 // 8) % 256
     assert run_ranks(read_a_large_mesh, ranks)[0].value == (256, share, (share, 256))
 
 
-# The dp_ranks with which four ranks count off, the dp_degree, and what every rank must say.
+# The dp_ranks with which four ranks count off, the dp_degree, and the verdict due on every rank.
 COUNTED: list[tuple[list[int | None], int, str]] = [
     ([0, 0, 1, 1], 2, ""),
     ([0, 1, 0, 1], 2, ""),
@@ -148,7 +150,8 @@ def fit(dp_rank: int | None, dp_degree: int) -> str:
 
 
 @pytest.mark.ranks(4)
-def test_a_guard_hears_of_ranks_that_do_not_share_out_the_data(run_ranks: RunRanks, ranks: int) -> None:
+def test_a_wrong_map_of_ranks_is_a_verdict(run_ranks: RunRanks, ranks: int) -> None:
+    """Positions that do not share out the data are a verdict on every rank."""
     for result in run_ranks(count_off, ranks):
         for said, (_, _, expected) in zip(result.value, COUNTED, strict=True):
             assert said.startswith(expected), said
@@ -157,6 +160,7 @@ def test_a_guard_hears_of_ranks_that_do_not_share_out_the_data(run_ranks: RunRan
 
 @pytest.mark.ranks(4)
 def test_a_plain_loop_is_counted_by_the_data_ranks_of_its_mesh(run_ranks: RunRanks, ranks: int) -> None:
+    """Totals follow the data ranks of the mesh, and loaders that do not are refused."""
     results = [result.value for result in run_ranks(mesh_loops.loop_over_shares, ranks)]
     totals = {"dp_degree": 2, "batches_per_epoch": 4, "global_batch_size": 8, "samples_per_epoch": 30}
     for name, peers in (("by the mesh", [(0, 1), (2, 3)]), ("said dims", [(0, 2), (1, 3)])):
@@ -219,6 +223,7 @@ def fit_on_a_mesh(directory: str) -> list[int]:
 
 @pytest.mark.ranks(4)
 def test_a_lightning_mesh_is_counted_by_its_data_ranks(run_ranks: RunRanks, ranks: int, tmp_path: Path) -> None:
+    """Lightning's mesh gives the totals, and ranks of one data rank read the same."""
     results = run_ranks(fit_on_a_mesh, ranks, str(tmp_path / "logs"))
     assert [result.exit_code for result in results] == [0] * 4
     seen = [result.value for result in results]

@@ -12,9 +12,10 @@ def one_short(ranks: int, short: int) -> list[int]:
     return [4 if rank == short else 5 for rank in range(ranks)]
 
 
-@pytest.mark.ranks(2, 4, 8)
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.ranks(2, 4, nightly=(8,))
+@pytest.mark.parametrize("place", [pytest.param("first", marks=pytest.mark.nightly), "last"])
 def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
+    """Every rank ends with the verdict that names the short rank and its number of batches."""
     short = 0 if place == "first" else ranks - 1
     results = run_ranks(loops.uneven, ranks, one_short(ranks, short), expect=None, deadline_seconds=40)
     odd = [short] if ranks > 2 else [short, 1 - short]
@@ -23,16 +24,19 @@ def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
 
 
 def test_rank_0_may_host_the_store(run_ranks):
-    results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0")
+    """The short rank is named though it hosts the store."""
+    results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0", finalise=True)
     assert_named(results, "UnevenBatches", [0, 1], "rank 0 ran out of data after 4 batches")
 
 
 def test_a_job_without_a_tcp_store_is_served_by_one_of_ours(run_ranks, tmp_path):
+    """countoff makes its own store where the job has no TCPStore."""
     results = run_ranks(loops.over_file_store, 2, str(tmp_path / "store"), [5, 4], expect=None)
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
 
 
 def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
+    """A skipped optimizer step is found at the end of the epoch."""
     for result in run_ranks(loops.skip_a_step, 2, 3, 64, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: StepMismatch: after 10 batches of train epoch 0" in text, result
@@ -42,13 +46,15 @@ def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
 
 
 def test_a_skipped_step_is_found_within_the_epoch(run_ranks):
+    """A skipped optimizer step is found at the next tick."""
     for result in run_ranks(loops.skip_a_step, 2, 3, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: StepMismatch: at batch 6 of train epoch 0" in text, result
         assert result.exit_code != 0
 
 
-def test_steps_after_other_batches_are_found_though_their_number_is_equal(run_ranks):
+def test_steps_after_other_batches_are_found(run_ranks):
+    """Steps after other batches are found though their number is equal."""
     for result in run_ranks(loops.shifted_accumulation, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: StepMismatch: " in text, result
@@ -57,6 +63,7 @@ def test_steps_after_other_batches_are_found_though_their_number_is_equal(run_ra
 
 
 def test_a_learning_rate_of_its_own_is_found(run_ranks):
+    """A learning rate that differs by rank is found at the next tick."""
     for result in run_ranks(loops.own_learning_rate, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: LearningRateMismatch: at batch 2 of train epoch 0" in text, result
@@ -65,57 +72,66 @@ def test_a_learning_rate_of_its_own_is_found(run_ranks):
 
 
 def test_a_break_on_one_rank_only_is_named(run_ranks):
+    """A rank that alone breaks out of an epoch is named."""
     results = run_ranks(loops.rank_dependent_break, 2, expect=None)
     assert_named(results, "UnevenBatches", [1, 0], "rank 1 stopped after 3 batches of train epoch 0")
 
 
 def test_an_evaluation_one_step_early_is_named(run_ranks):
+    """A rank that evaluates one batch early is named."""
     results = run_ranks(loops.evaluates_early, 2, expect=None)
     assert_named(
         results, "UnevenBatches", [0, 1], "rank 0 began evaluation after 4 train batches; rank 1 has begun batch 5"
     )
 
 
-def test_a_rank_that_trains_on_when_another_has_ended_is_found(run_ranks):
-    results = run_ranks(loops.trains_one_epoch_more, 2, expect=None)
+def test_a_rank_that_trains_after_another_has_ended_is_found(run_ranks):
+    """A rank that trains an epoch more is told that the other has ended the fit."""
+    results = run_ranks(loops.trains_one_epoch_more, 2, expect=None, finalise=True)
     assert results[1].exit_code != 0
     assert "rank 0 ended the fit" in results[1].output
 
 
-def test_a_rank_that_leaves_early_is_named(run_ranks):
-    results = run_ranks(loops.exits_quietly, 2, expect=None)
+def test_a_rank_that_exits_early_is_named(run_ranks):
+    """A rank that exits with code 0 inside an epoch is named."""
+    results = run_ranks(loops.exits_quietly, 2, expect=None, finalise=True)
     assert "rank 1 stopped after 4 batches of train epoch 0" in results[0].output, results[0]
     assert results[0].exit_code != 0
 
 
-def test_a_rank_that_raises_in_the_loop_is_named_with_its_error(run_ranks):
+def test_a_rank_that_raises_in_the_loop_is_named(run_ranks):
+    """Every rank names the rank that raised, with its error and its batch."""
     results = run_ranks(loops.raises_in_the_loop, 2, expect=None)
     assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 4 of train epoch 0)")
 
 
-@pytest.mark.ranks(2, 4)
-def test_a_healthy_loop_trains_to_the_same_bits_without_a_word(run_ranks, ranks):
-    plain = run_ranks(loops.healthy, ranks, False)
-    counted = run_ranks(loops.healthy, ranks, True)
-    assert {result.value["weights"] for result in counted} == {result.value["weights"] for result in plain}
-    assert [line for result in counted for line in verdict_lines(result)] == []
+@pytest.mark.ranks(2, nightly=(4,))
+def test_a_healthy_loop_trains_to_the_same_bits(run_ranks, ranks):
+    """A healthy loop prints nothing, ends with the weights it has without countoff, and is counted right."""
+    results = run_ranks(loops.healthy_without_and_with, ranks)
+    plain, counted = zip(*(result.value for result in results), strict=True)
+    assert {value["weights"] for value in counted} == {value["weights"] for value in plain}
+    assert [line for result in results for line in verdict_lines(result)] == []
     batches = 20 // ranks
     breaks_at = min(5, batches)
-    assert [result.value["steps"] for result in counted] == [2 * batches + breaks_at + 1] * ranks
-    assert counted[0].value["progress"]["countoff/batches_per_epoch"] == batches
+    assert [value["steps"] for value in counted] == [2 * batches + breaks_at + 1] * ranks
+    assert counted[0]["progress"]["countoff/batches_per_epoch"] == batches
 
 
 def test_counting_is_off_inside_join(run_ranks):
+    """Uneven batches inside `uncounted()` and torch's Join are no fault."""
     results = run_ranks(loops.joined, 2, [5, 4])
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
-def test_an_evaluation_on_rank_0_alone_is_healthy_when_declared(run_ranks):
+def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
+    """`eval_ranks=[0]` lets rank 0 evaluate alone."""
     results = run_ranks(loops.evaluates_on_rank_0, 2, True)
     assert [line for result in results for line in verdict_lines(result)] == []
 
 
-def test_an_evaluation_on_rank_0_alone_is_explained_when_not_declared(run_ranks):
+def test_an_undeclared_evaluation_on_rank_0_alone_is_explained(run_ranks):
+    """The verdict on an undeclared evaluation of rank 0 alone gives `eval_ranks=[0]` as the remedy."""
     results = run_ranks(loops.evaluates_on_rank_0, 2, False, expect=None)
     for result in results:
         assert "rank 0 began evaluation" in result.output, result
@@ -123,13 +139,15 @@ def test_an_evaluation_on_rank_0_alone_is_explained_when_not_declared(run_ranks)
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [("warn", 1), ("allow", 0)])
-def test_an_uneven_evaluation_without_collectives_is_legitimate(run_ranks, mode, warnings):
+def test_an_uneven_evaluation_without_collectives_is_allowed(run_ranks, mode, warnings):
+    """An uneven evaluation without collectives gets one warning or none."""
     results = run_ranks(loops.uneven_eval, 2, [3, 2], mode)
     lines = [line for result in results for line in verdict_lines(result)]
     assert sum("countoff: UnevenBatches: " in line for line in lines) == warnings
 
 
 def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
+    """`uneven_eval='raise'` ends every rank with the verdict."""
     for result in run_ranks(loops.uneven_eval, 2, [3, 2], "raise", expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: UnevenBatches: " in text, result

@@ -37,6 +37,7 @@ def write_assets(directory: Path) -> None:
 
 
 def test_torchtitans_trainer_is_counted_and_named(run_torchrun: Callable[..., CompletedRun], tmp_path: Path) -> None:
+    """TorchTitan's own trainer is counted, and its short rank is named."""
     write_assets(tmp_path)
     job = Path(__file__).with_name("titan_job.py")
     run = run_torchrun(job, 2, str(tmp_path), env={"HF_HUB_OFFLINE": "1"}, deadline_seconds=900)
@@ -60,6 +61,7 @@ def test_torchtitans_trainer_is_counted_and_named(run_torchrun: Callable[..., Co
 
 
 def test_torchtitans_own_configs_are_read_at_the_prompt() -> None:
+    """`countoff check` reads TorchTitan's own configurations."""
     command = [
         sys.executable,
         "-m",

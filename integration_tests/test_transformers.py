@@ -21,8 +21,10 @@ def said(results):
     return [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("batches", "accumulation"), [([4, 3], 1), ([3, 4], 4)])
-def test_uneven_streams_with_max_steps_are_named_in_their_first_epoch(run_ranks, batches, accumulation):
+def test_uneven_streams_are_named_in_their_first_epoch(run_ranks, batches, accumulation):
+    """With `max_steps` the Trainer would restart the short stream; it is named before that."""
     args = {"max_steps": 10, "gradient_accumulation_steps": accumulation, **UNSHARED}
     results = run_ranks(jobs.train, 2, Job(batches=batches, args=args), expect=None, env=CPU)
     short = batches.index(3)
@@ -35,13 +37,15 @@ def test_uneven_streams_with_max_steps_are_named_in_their_first_epoch(run_ranks,
 
 
 def test_a_rank_that_stops_alone_is_named(run_ranks):
+    """A rank whose callback stops the training is named by the other."""
     results = run_ranks(jobs.train, 2, Job(samples=80, stop=(1, 3)), expect=None, env=CPU)
     text = "\n".join(verdict_lines(results[0]))  # rank 1 has ended the fit, and may be gone when rank 0 objects
     assert "rank 1 stopped after 3 batches of train epoch 0" in text, everything(results)
     assert results[0].exit_code != 0
 
 
-def test_uneven_evaluations_are_named_where_that_was_asked_for(run_ranks):
+def test_an_uneven_evaluation_can_be_a_verdict(run_ranks):
+    """`uneven_eval='raise'` ends every rank with the verdict."""
     job = Job(samples=40, eval_batches=[3, 2], args={"eval_strategy": "epoch", **UNSHARED})
     job = jobs.replace(job, options={"uneven_eval": "raise"})
     results = run_ranks(jobs.train, 2, job, expect=None, env=CPU)
@@ -64,8 +68,9 @@ HEALTHY = {
 }
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, nightly=(4,))
 def test_healthy_training_is_left_alone_to_the_bit(run_ranks, ranks):
+    """Healthy training prints nothing, ends with the weights it has without countoff, and is counted right."""
     results = run_ranks(jobs.with_and_without, ranks, list(HEALTHY.values()), env=CPU, deadline_seconds=180)
     for result in results:
         assert verdict_lines(result) == [], result
@@ -80,7 +85,8 @@ def test_healthy_training_is_left_alone_to_the_bit(run_ranks, ranks):
     assert first["countoff/samples_repeated"] == (2 if ranks == 2 else 10)
 
 
-def test_a_stream_that_yields_more_than_its_length_is_left_alone(run_ranks):
+def test_a_stream_longer_than_its_length_is_left_alone(run_ranks):
+    """A stream that yields more than its length is cut by the Trainer, and is no fault."""
     job = Job(batches=[5, 5], reported=[4, 4], args={"num_train_epochs": 2, **UNSHARED})
     for result in run_ranks(jobs.with_and_without, 2, [job], env=CPU):
         ((plain, counted),) = result.value
@@ -89,14 +95,16 @@ def test_a_stream_that_yields_more_than_its_length_is_left_alone(run_ranks):
         assert not any("UnevenBatches" in line for line in verdict_lines(result))
 
 
-def test_a_total_that_split_batches_makes_wrong_is_told(run_ranks):
+def test_a_total_that_split_batches_makes_wrong_is_reported(run_ranks):
+    """`split_batches` makes the Trainer's number of samples per step wrong, and a warning gives the right one."""
     (line,) = said(run_ranks(jobs.train, 2, Job(samples=80, args=SPLIT), env=CPU))
     assert "WrongTotal: the Trainer counts 8 samples per optimizer step over 2 processes" in line
     assert "so there are 4" in line
 
 
 @pytest.mark.parametrize(("horizon", "warnings"), [(20, 0), (10, 1)])
-def test_a_schedule_of_ones_own_is_held_against_the_run(run_ranks, horizon, warnings):
+def test_an_own_schedule_is_compared_with_the_run(run_ranks, horizon, warnings):
+    """A schedule of the user's own that does not fit the run is reported, and one that fits is not."""
     lines = said(run_ranks(jobs.train, 2, Job(samples=80, horizon=horizon), env=CPU))
     assert len(lines) == warnings
     if lines:
@@ -121,7 +129,8 @@ UNSEEN = {
 }
 
 
-def test_a_train_loader_that_is_not_prepared_is_counted_or_left_alone(run_ranks):
+def test_an_unprepared_train_loader_is_counted_or_left_alone(run_ranks):
+    """A train loader that Accelerate has not prepared is counted, or left alone with a warning that says why."""
     results = run_ranks(jobs.with_and_without, 2, list(OWN.values()), env=CPU, deadline_seconds=120)
     for result in results:
         assert verdict_lines(result) == [], result
@@ -141,6 +150,7 @@ def test_a_train_loader_that_is_not_prepared_is_counted_or_left_alone(run_ranks)
 
 
 def test_uneven_loaders_that_are_not_prepared_are_named(run_ranks):
+    """The short rank is named in its first epoch where a subclass makes the loader."""
     results = run_ranks(
         jobs.train, 2, Job(batches=[4, 3], loader="plain", args={"max_steps": 10}), expect=None, env=CPU
     )
@@ -151,7 +161,8 @@ def test_uneven_loaders_that_are_not_prepared_are_named(run_ranks):
         assert result.exit_code != 0
 
 
-def test_a_training_that_an_exception_has_ended_is_let_go_of_by_the_next_one(run_ranks):
+def test_a_failed_training_is_let_go_of_by_the_next_one(run_ranks):
+    """A training after one that failed is counted, and Accelerate's classes are given back."""
     results = run_ranks(jobs.once_more_after_a_failure, 2, env=CPU)
     for result in results:
         assert verdict_lines(result) == [], result

@@ -11,6 +11,7 @@ CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
 
 
 def test_supervised_fine_tuning_is_left_alone_to_the_bit(run_ranks):
+    """TRL's SFTTrainer prints nothing and ends with the weights it has without countoff."""
     for result in run_ranks(jobs.with_and_without, 2, [22, 22], env=CPU, deadline_seconds=200):
         plain, counted = result.value
         assert verdict_lines(result) == [], result
@@ -19,6 +20,7 @@ def test_supervised_fine_tuning_is_left_alone_to_the_bit(run_ranks):
 
 
 def test_supervised_fine_tuning_on_uneven_streams_is_named(run_ranks):
+    """The short rank of TRL's SFTTrainer is named."""
     for result in run_ranks(jobs.fine_tune, 2, [32, 24], 20, True, expect=None, env=CPU, deadline_seconds=200):
         text = "\n".join(verdict_lines(result))
         assert "countoff: UnevenBatches: " in text, result

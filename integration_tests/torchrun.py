@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from integration_tests.harness import python_path
+from integration_tests.harness import NAME_LOOKUPS, python_path
 
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
 
@@ -58,7 +58,7 @@ def run_torchrun(
         script = path
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     # With the fault handler, SIGABRT makes a worker print its stacks.
-    fixed = {"PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+    fixed = {"PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1", **NAME_LOOKUPS}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
     log = directory / "torchrun.log"
     with log.open("wb") as output:

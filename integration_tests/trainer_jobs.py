@@ -59,7 +59,7 @@ def falling(step: int, *, num_training_steps: int) -> float:
 
 
 class Truth(TrainerCallback):
-    """What the Trainer itself says, event by event."""
+    """The Trainer's own events."""
 
     def __init__(self) -> None:
         self.evaluations = 0
@@ -91,7 +91,7 @@ class Fails(TrainerCallback):
 
 
 class Around:
-    """A loader of the user's own class around another, which does not say what it reads."""
+    """A loader of the user's own class around another, which does not show what it reads."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -223,7 +223,7 @@ class Outcome:
 
 
 def train(job: Job) -> Outcome:
-    """Trains on one rank and says what came of it."""
+    """Trains on one rank and returns the outcome."""
     resume = None
     if job.resume:
         first, *_ = job.trainer(save_strategy="steps", save_steps=3, max_steps=3)

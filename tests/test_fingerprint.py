@@ -134,7 +134,6 @@ def endless() -> Any:
         torch.eye(3).to_sparse(),
         torch.rand(3, device="meta"),
         torch.rand(3, dtype=torch.complex64).conj(),
-        torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8),
         numpy.array([object()]),
         [torch.rand(2), object()],
         {1, 2},
@@ -144,6 +143,14 @@ def endless() -> Any:
     ids=lambda batch: type(batch).__name__,
 )
 def test_what_is_not_understood_has_no_fingerprint(batch):
+    assert fingerprint(batch) is None
+
+
+def test_a_quantized_tensor_has_no_fingerprint():
+    try:
+        batch = torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8)
+    except (UserWarning, AttributeError) as error:  # deprecated, and a warning is an error here; later it is removed
+        pytest.skip(f"torch {torch.__version__}: {error}")
     assert fingerprint(batch) is None
 
 

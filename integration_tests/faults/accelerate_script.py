@@ -23,7 +23,7 @@ def train(behavior: RankBehavior) -> None:
         ),
     )
     model, optimizer = model_and_optimizer()
-    loaders = [behavior.train_loader(dealt_to=world_size()), behavior.eval_loader(dealt_to=world_size())]
+    loaders = [behavior.train_loader(sharded_over=world_size()), behavior.eval_loader(sharded_over=world_size())]
     model, optimizer, loader, *evals = accelerator.prepare(
         model, optimizer, *(loader for loader in loaders if loader is not None)
     )

@@ -1,4 +1,4 @@
-"""The faults of the matrix, what each one is, and what countoff has to make of it."""
+"""The faults of the matrix, and what countoff must report for each."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Case:
         two_sided: Whether the proof cannot tell who is right where half of the ranks have the fault: it names one of
             either half then.
         all_named: Whether the verdict names no rank, because all are alike.
-        conduct: What differs from a healthy job.
+        behavior: What differs from a healthy job.
         options: Options of countoff.
         kinds: The verdict that is due in a framework that deals with the fault in a way of its own, and its ending.
-        ended_in: Frameworks in which the culprit has ended its fit by the fault, and hears of its peers no more.
+        ended_in: Frameworks in which the culprit has ended its fit by the fault, and receives nothing from its peers.
         least_ranks: Fewer make no such job.
         positional: Whether it is worth running with more ranks than the least: they have a majority.
         hosted_apart: Whether the store is a process of its own, which dies.
         said_first: Why the milliseconds are more than a moment, where they are.
-        words: What the verdict has to say, beside whom it names.
+        words: What the verdict must contain, beside the ranks.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Case:
 
 _EPOCH_IS_SET = "it sets the sampler's epoch itself"
 _STEPS_ARE_ITS_OWN = "it steps the optimizer itself"
-_DEALS = "Accelerate deals out whatever it is given"
+_DEALS = "Accelerate shards whatever it is given"
 CANNOT: dict[str, dict[str, str]] = {
     "torch": {},
     "accelerate": {"F9": _DEALS, "F15": _EPOCH_IS_SET},

@@ -13,19 +13,19 @@ from integration_tests.faults.rank_behavior import RankBehavior
 
 
 class Acts(Callback):
-    """Does in Composer's loop what the conduct says."""
+    """Applies the rank's behavior in Composer's loop."""
 
     def __init__(self, behavior: RankBehavior) -> None:
-        self._conduct = behavior
+        self._behavior = behavior
 
     def batch_end(self, state: Any, logger: Any) -> None:
         epoch, number = int(state.timestamp.epoch), int(state.timestamp.batch_in_epoch) - 1
-        self._conduct.after_batch(epoch, number)
-        if self._conduct.breaks_after(number):
+        self._behavior.after_batch(epoch, number)
+        if self._behavior.breaks_after(number):
             state.stop_training()
 
     def epoch_end(self, state: Any, logger: Any) -> None:
-        self._conduct.after_epoch(int(state.timestamp.epoch) - 1)
+        self._behavior.after_epoch(int(state.timestamp.epoch) - 1)
         dist.barrier()
 
 

@@ -13,11 +13,11 @@ from integration_tests.jobs import Classifier, Job
 
 
 class Module(Classifier):
-    """A classifier that applies its own optimizer's steps, as its conduct says."""
+    """A classifier that applies its own optimizer's steps, as the rank's behavior requires."""
 
     def __init__(self, behavior: RankBehavior) -> None:
         super().__init__(eval_sync="step")
-        self._conduct = behavior
+        self._behavior = behavior
         self.automatic_optimization = behavior.fault not in ("F12", "F12b")
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
@@ -26,25 +26,25 @@ class Module(Classifier):
             return loss
         optimizer: Any = self.optimizers()
         self.manual_backward(loss)
-        if self._conduct.steps_after(batch_idx):
+        if self._behavior.steps_after(batch_idx):
             optimizer.step()
             optimizer.zero_grad()
         return loss
 
 
 class Acts(pl.Callback):
-    """Does in Lightning's loop what the conduct says."""
+    """Applies the rank's behavior in Lightning's loop."""
 
     def __init__(self, behavior: RankBehavior) -> None:
-        self._conduct = behavior
+        self._behavior = behavior
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._conduct.after_batch(trainer.current_epoch, batch_idx)
-        if self._conduct.breaks_after(batch_idx):
+        self._behavior.after_batch(trainer.current_epoch, batch_idx)
+        if self._behavior.breaks_after(batch_idx):
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._conduct.after_epoch(trainer.current_epoch)
+        self._behavior.after_epoch(trainer.current_epoch)
         dist.barrier()
 
 

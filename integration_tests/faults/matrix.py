@@ -1,4 +1,4 @@
-"""One cell of the matrix: a job with a fault, run on real ranks, and what came of it."""
+"""One cell of the matrix: a job with a fault, run on real ranks, and its outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KNOWN = re.compile(r"known on every rank ([\d.]+) ms")
 
 @dataclass
 class Row:
-    """What came of one fault in one framework with so many ranks.
+    """The outcome of one fault in one framework with so many ranks.
 
     Attributes:
         fault, adapter, ranks: Which cell.
@@ -38,7 +38,7 @@ class Row:
         milliseconds: From when it could be known until it was, on the last rank; None where nothing was due.
         since: What the milliseconds count from: the `proof`, or the `fault`.
         exit_codes: By rank; None for one that had to be killed.
-        same_words: Whether every rank that had to speak said the same.
+        same_words: Whether every rank that had to print a verdict printed the same.
         left: What was left behind.
         wrong: What is not as it should be, in words; nothing if all is well.
         output: What the ranks printed, where something is wrong.
@@ -103,6 +103,7 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
                 env=host.environment if host else None,
                 expect=None,
                 while_running=drive,
+                finalise=True,
             )
         except RanksFailed as error:
             results = error.results
@@ -118,7 +119,7 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
 
 
 def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str, float]) -> None:
-    """Holds what came of a job against what is due, and fills in the row.
+    """Compares a job's outcome with what is due, and fills in the row.
 
     Args:
         row: Which cell, with what was left behind.
@@ -172,7 +173,7 @@ def _wrong_end(result: RankResult, ending: str, killed: bool) -> list[str]:
 
 
 def _verdict(result: RankResult) -> str:
-    """All that countoff said on this rank, but for progress: on a busy machine a rank may arrive late."""
+    """All that countoff printed on this rank, without progress lines: on a busy machine a rank may arrive late."""
     return "\n".join(line for line in verdict_lines(result) if not line.endswith("(waiting)"))
 
 
@@ -208,7 +209,7 @@ class _Host:
         self.killed_at = 0.0
 
     def kill(self) -> None:
-        """Ends it without a word."""
+        """Kills it."""
         if self._process.is_alive():
             self.killed_at = time.time()
             os.kill(self._process.pid or 0, signal.SIGKILL)

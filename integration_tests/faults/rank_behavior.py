@@ -1,4 +1,4 @@
-"""How the ranks of one job behave: the training scripts ask at every place where a fault may stand."""
+"""How the ranks of one job behave: the training scripts ask it wherever a fault may happen."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RankBehavior:
             self._strike()
 
     def after_epoch(self, epoch: int) -> None:
-        """What this rank does behind an epoch: one writes a checkpoint, for which the others wait in a barrier."""
+        """What this rank does after an epoch: one rank writes a checkpoint, and the others wait for it in a barrier."""
         if self.has("F18") and not epoch:
             time.sleep(2 * _PAUSE_SECONDS)
 
@@ -137,13 +137,13 @@ class RankBehavior:
             stamp("fault")
             os.kill(os.getpid(), signal.SIGKILL if self.fault == "F5" else signal.SIGSTOP)
         if self.fault == "F18":
-            ctypes.PyDLL(None).usleep(2_500_000)  # the interpreter is held meanwhile, as by a long collection
+            ctypes.PyDLL(None).usleep(2_500_000)  # with the interpreter's lock held, as by a long garbage collection
 
-    def train_loader(self, *, dealt_to: int = 1) -> DataLoader[Any]:
+    def train_loader(self, *, sharded_over: int = 1) -> DataLoader[Any]:
         """This rank's train loader.
 
         Args:
-            dealt_to: Ranks to which the framework deals out every rank's stream in turn.
+            sharded_over: Ranks over which the framework shards every rank's stream.
         """
         if self.fault == "F15":
             images, labels = digits()
@@ -152,23 +152,23 @@ class RankBehavior:
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
         kind = Samples if self.reported is None else SizedSamples
         return DataLoader(
-            kind(self, dealt_to),
+            kind(self, sharded_over),
             batch_size=self.batch_size,
             num_workers=self.workers,
         )
 
-    def eval_loader(self, *, dealt_to: int = 1) -> DataLoader[Any] | None:
+    def eval_loader(self, *, sharded_over: int = 1) -> DataLoader[Any] | None:
         """This rank's evaluation loader."""
         kind = SizedEvalSamples if self.sized else EvalSamples
-        return DataLoader(kind(self, dealt_to), batch_size=BATCH_SIZE) if self.eval_batches else None
+        return DataLoader(kind(self, sharded_over), batch_size=BATCH_SIZE) if self.eval_batches else None
 
 
 class Samples(IterableDataset[Any]):
-    """One rank's share of the digits, epoch after epoch, as its conduct wants it."""
+    """One rank's share of the digits, epoch after epoch, as its behavior requires."""
 
-    def __init__(self, behavior: RankBehavior, dealt_to: int) -> None:
+    def __init__(self, behavior: RankBehavior, sharded_over: int) -> None:
         self.behavior = behavior
-        self.dealt_to = dealt_to
+        self.sharded_over = sharded_over
         self.epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -180,10 +180,10 @@ class Samples(IterableDataset[Any]):
             stamp("fault")
 
     def batch(self, number: int) -> Iterator[Any]:
-        """The samples of a batch, for as many ranks as the framework deals it out to."""
+        """The samples of a batch, for as many ranks as the framework shards it over."""
         images, labels = digits()
         reader = self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
-        for place in range(self.behavior.batch_size * self.dealt_to):
+        for place in range(self.behavior.batch_size * self.sharded_over):
             index = (number * 97 + place * 7 + reader * 31) % len(images)
             yield images[index], labels[index]
 
@@ -192,7 +192,7 @@ class SizedSamples(Samples):
     """A share that reports a length, in samples."""
 
     def __len__(self) -> int:
-        return (self.behavior.reported or 0) * self.behavior.batch_size * self.dealt_to
+        return (self.behavior.reported or 0) * self.behavior.batch_size * self.sharded_over
 
 
 class EvalSamples(Samples):
@@ -209,10 +209,10 @@ class SizedEvalSamples(EvalSamples):
     """The same with a length."""
 
     def __len__(self) -> int:
-        return self.behavior.eval_batches * BATCH_SIZE * self.dealt_to
+        return self.behavior.eval_batches * BATCH_SIZE * self.sharded_over
 
 
 def stamp(what: str) -> None:
-    """Writes down when something first happened on this rank, for the table's milliseconds."""
+    """Records when something first happened on this rank, for the table's milliseconds."""
     with contextlib.suppress(FileExistsError), Path(f"{what}-{own_rank()}").open("x", encoding="ascii") as file:
         file.write(repr(time.time()))

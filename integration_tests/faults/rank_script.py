@@ -15,7 +15,7 @@ from integration_tests.faults.ranks_left import stamp_verdicts, watch_own_leavin
 
 
 def train(adapter: str, behavior: RankBehavior) -> None:
-    """Trains one rank of a job, whatever its conduct."""
+    """Trains one rank of a job, with or without a fault."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     os.environ.update(ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1", NODE_RANK="0")

@@ -51,7 +51,7 @@ def store_connections() -> int:
 
 
 def stamp_verdicts() -> None:
-    """Has this rank write down when countoff first speaks, and tell the test."""
+    """Makes this rank record when countoff first prints, and tell the test."""
     write: Any = sys.stderr.write
     spoken: list[str] = []
 

@@ -27,7 +27,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def promptness(rows: Sequence[Row]) -> str:
-    """The milliseconds from the proof to the last rank, of the verdicts that say them, by number of ranks."""
+    """The milliseconds from the proof to the last rank, of the verdicts that give them, by number of ranks."""
     lines = ["| ranks | jobs | median ms | quartiles | most |", "|---|---|---|---|---|"]
     for ranks in sorted({row.ranks for row in rows}):
         found = sorted(

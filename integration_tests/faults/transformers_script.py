@@ -13,10 +13,10 @@ from integration_tests.trainer_jobs import Job
 
 
 class Acts(TrainerCallback):
-    """Does in the Trainer's loop what the conduct says."""
+    """Applies the rank's behavior in the Trainer's loop."""
 
     def __init__(self, behavior: RankBehavior) -> None:
-        self._conduct = behavior
+        self._behavior = behavior
         self._number = 0
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -24,26 +24,26 @@ class Acts(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         number, self._number = self._number, self._number + 1
-        self._conduct.after_batch((state.global_step - 1) // self._conduct.batches, number)
-        if self._conduct.breaks_after(number):
+        self._behavior.after_batch((state.global_step - 1) // self._behavior.batches, number)
+        if self._behavior.breaks_after(number):
             control.should_epoch_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._conduct.after_epoch((state.global_step - 1) // self._conduct.batches)
+        self._behavior.after_epoch((state.global_step - 1) // self._behavior.batches)
         dist.barrier()
 
 
 @dataclass(frozen=True)
-class ConductedJob(Job):
-    """A job that reads as a conduct says."""
+class FaultyJob(Job):
+    """A job that reads as the rank's behavior requires."""
 
     behavior: RankBehavior = field(kw_only=True)
 
     def train_set(self) -> Any:
-        return self.behavior.train_loader(dealt_to=world_size()).dataset
+        return self.behavior.train_loader(sharded_over=world_size()).dataset
 
     def eval_set(self) -> Any:
-        evals = self.behavior.eval_loader(dealt_to=world_size())
+        evals = self.behavior.eval_loader(sharded_over=world_size())
         return None if evals is None else evals.dataset
 
 
@@ -60,7 +60,7 @@ def train(behavior: RankBehavior) -> None:
         arguments |= {"eval_strategy": "steps", "eval_steps": behavior.evaluates_at + 1}
     elif behavior.eval_batches:
         arguments["eval_strategy"] = "epoch"
-    job = ConductedJob(behavior=behavior, args=arguments, options=behavior.options)
+    job = FaultyJob(behavior=behavior, args=arguments, options=behavior.options)
     if behavior.fault == "F11":
         first, *_ = job.trainer(max_steps=4, save_strategy="steps", save_steps=2)
         first.train()

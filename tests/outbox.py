@@ -1,4 +1,4 @@
-"""What a `State` has asked the runtime to do, for tests that have no runtime."""
+"""Reads the actions that a `State` has put into its outbox, for tests that have no runtime."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from countoff.core.protocol.state import State
 
 
 def drain(state: State) -> list[Any]:
-    """Empties the outbox, oldest action first."""
+    """Empties the outbox and returns its actions, oldest first."""
     actions: list[Any] = []
     while not state.outbox.empty():
         actions.append(state.outbox.get())

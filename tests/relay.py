@@ -1,4 +1,4 @@
-"""A relay in front of a real TCPStore, which can hold its replies back, or do something worse with one of them."""
+"""A relay in front of a real TCPStore. It can delay the store's replies, drop a connection, or send garbage instead."""
 
 import contextlib
 import itertools
@@ -14,34 +14,34 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 
 class Relay:
-    """Stands between a store and its clients.
+    """Passes data between a store and its clients.
 
     Args:
         target: The store's port, on this host.
-        bad: What becomes of one reply: its connection is dropped, or it is made garbage of; None: nothing.
-        at: The number of that reply, from 0, in the order of all clients' replies.
+        bad: What happens to one reply: its connection is dropped, or random bytes are sent instead; None: nothing.
+        at: The number of that reply, from 0, counted over the replies to all clients.
 
     Attributes:
-        port: Where to connect.
-        delay_seconds: How long every reply is held back; 0 at first.
+        port: The port to which clients connect.
+        delay_seconds: How long each reply is delayed; 0 at first.
     """
 
     def __init__(self, target: int, bad: Literal["drop", "garbage"] | None = None, at: int = 0) -> None:
         self.delay_seconds = 0.0
         self._target, self._bad, self._at = target, bad, at
         self._replies = itertools.count()
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Lets nobody in any more."""
-        self._door.close()
+        """Accepts no new connection."""
+        self._server.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._door.accept()
+                near, _ = self._server.accept()
                 far = socket.create_connection(("127.0.0.1", self._target))
                 for pump in ((near, far, False), (far, near, True)):
                     threading.Thread(target=self._pump, args=pump, daemon=True).start()
@@ -64,7 +64,7 @@ class Relay:
 
 @contextlib.contextmanager
 def slow_store() -> Iterator[Relay]:
-    """A store of its own behind a relay, for one test."""
+    """Starts a store for one test, with a relay in front of it."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     relay = Relay(store.port)
     try:

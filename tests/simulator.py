@@ -1,65 +1,37 @@
-"""Simulated ranks: the real guard, ledger, speaker and roll call of each, moved by hand over a store in memory.
+"""Simulated ranks: the real guard, log view, speaker and roll call of each, moved by hand over a store in memory.
 
-A rank has three actors, as in a process: its training loop, its speaker and its listener. `play` moves them at paces
-of their own, so that entries of the log reach each rank in order but as late as chance will have it.
+A rank has three actors, as in a process: its training loop, its speaker and its listener. `play` moves each of them at
+a pace of its own, so entries of the log reach every rank in order but after a random delay.
 """
 
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
-from countoff.core.runtime.channel import decode, encode
 from countoff.core.runtime.monitor import Monitor
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.verdict_table import publish_table, with_table
+from tests.fake_store import FakeStore
 
 WAITS = "waits"
 _SYNC = "sync"
-_TURNS_PER_BEAT = 50
-
-
-class Store:
-    """What all ranks share, with the semantics of a TCPStore and the records' way over the wire."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def set(self, key: str, record: Mapping[str, Any]) -> None:
-        self.values[key] = encode(record).encode()
-
-    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
-        return decode(self.values.setdefault(key, encode(record).encode()))
-
-    def has(self, *keys: str) -> bool:
-        return all(key in self.values for key in keys)
-
-    def get(self, key: str) -> dict[str, Any]:
-        return decode(self.values[key])
-
-    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        return [self.get(key) for key in keys]
-
-    def add(self, key: str, amount: int) -> int:
-        total = int(self.values.get(key, b"0")) + amount
-        self.values[key] = str(total).encode()
-        return total
-
-    def delete(self, key: str) -> None:
-        self.values.pop(key, None)
+_TURNS_PER_HEARTBEAT = 50
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one rank finds and does in one train epoch.
+    """What one rank reads and does in one train epoch.
 
     Attributes:
         batches: Batches trained on, those before a resumed position included.
         steps: The batches after which an optimizer step is applied.
-        evaluations: Batches of each loader of the evaluation after that train batch; after batch 0: after the epoch.
-        spare: Batches that the loader holds beyond those, where a limit or a break ends the epoch; 0: it is exhausted.
+        evaluations: Batches of each loader of the evaluation, by the train batch after which it runs; 0: it runs after
+            the epoch.
+        spare: Batches that the loader holds beyond those, where a limit or a break ends the epoch; 0: the loader is
+            exhausted.
         position: Batches trained on before the checkpoint from which the rank resumes.
         joined: Whether the epoch is inside `Join`, where ranks may differ.
     """
@@ -78,15 +50,16 @@ class Program:
 
     Attributes:
         epochs: Its train epochs.
-        plan: What it reports at the fit's start.
-        sanity: Batches per loader of an evaluation before the first epoch; none: there is no such evaluation.
-        eval_spare: Batches left over in the loaders of evaluations, which a limit then stops.
+        plan: The plan that it reports at the start of the fit.
+        sanity: Batches per loader of an evaluation before the first epoch; empty: there is no such evaluation.
+        eval_spare: Unused batches in the loaders of evaluations; a limit then stops the evaluations.
         evaluates: Whether it is one of the `eval_ranks`.
-        ahead: Batches that it is known to have fetched ahead; 0: it does not look ahead.
+        ahead: Batches that it fetches ahead; 0: it does not fetch ahead.
         rate: Its learning rate.
-        impatient: Whether it does not wait for the roll call's answer, as after its deadline.
-        warns: Numbers of the batches, counted through all epochs, at which it gives a warning.
-        ends: Number of the batch, counted through all spans, before which it `raise`s or `leave`s; None: it does not.
+        impatient: Whether it does not wait for the result of the roll call, as after its deadline.
+        warns: Numbers of the batches, counted through all epochs, at which it warns.
+        ends: Number of the batch, counted through all spans, before which it raises or exits (`sys.exit`), and
+            which of the two; None: it does neither.
     """
 
     epochs: tuple[Epoch, ...]
@@ -98,7 +71,7 @@ class Program:
     rate: float = 0.1
     impatient: bool = False
     warns: frozenset[int] = frozenset()
-    ends: tuple[int, Literal["raise", "leave"]] | None = None
+    ends: tuple[int, Literal["raise", "exit"]] | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +80,7 @@ class Job:
 
     Attributes:
         programs: One for each rank.
-        synced: Whether every batch holds a collective of the model, past which no rank gets before all have come.
+        synced: Whether every batch has a collective of the model, in which each rank waits for all others.
         eval_ranks: As in the settings.
         uneven_eval: As in the settings.
         tick_batches: As in the settings.
@@ -120,14 +93,14 @@ class Job:
     tick_batches: int = 3
 
 
-class _Gone(Exception):
-    """The training loop has been left in its middle."""
+class _LoopEnded(Exception):
+    """An exception or an exit has ended the training loop early."""
 
 
 class Rank:
     """One simulated rank."""
 
-    def __init__(self, job: Job, rank: int, store: Store) -> None:
+    def __init__(self, job: Job, rank: int, store: FakeStore) -> None:
         self.program = job.programs[rank]
         chosen = Settings(
             on_divergence="warn",  # raising waits for the printed table
@@ -140,10 +113,10 @@ class Rank:
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard._state
         self.state.said.set()  # a failure waits for the printed table
-        self.guard._monitor = watch = Monitor(self.state, 0)  # never started: no thread, no connection
-        self.speaker = watch.speaker
+        self.guard._monitor = monitor = Monitor(self.state, 0)  # never started: no thread, no connection
+        self.speaker = monitor.speaker
         self.speaker.busy_since = 1.0  # the store is slow: marks do not wait for it
-        self.store = cast(Any, store)
+        self.store = store
         self.collectives = 0
         self.over = False
         self._blocked = False
@@ -154,37 +127,41 @@ class Rank:
         self._script = self._run()
         self.speaker.hand(self.speaker.heartbeats.introduce)
 
-    def train(self, everybody: Sequence["Rank"]) -> bool:
-        """Does the next thing in the training loop, unless an exception would have left it or a collective waits."""
+    def train(self, ranks: Sequence["Rank"]) -> bool:
+        """Makes one step in the training loop, unless a verdict has ended it or a collective waits for other ranks.
+
+        Returns:
+            Whether this rank made progress.
+        """
         if self.over or self.state.proposed is not None or self.state.end is not None:
             return False
-        if self._blocked and min(other.collectives for other in everybody) < self.collectives:
+        if self._blocked and min(other.collectives for other in ranks) < self.collectives:
             return False
         try:
             did = next(self._script, None)
-        except _Gone:
+        except _LoopEnded:
             did = None
         self.over, self._blocked = did is None, did == _SYNC
         self.collectives += self._blocked
         return did != WAITS
 
-    def speak(self) -> bool:
-        """Lets the speaker have one turn; whether that has got anything on."""
+    def run_speaker(self) -> bool:
+        """Runs one turn of the speaker; whether it made progress."""
         speaker, pending = self.speaker, len(self.speaker._pending)
         queued = not self.state.outbox.empty()
         self._turns += 1
-        beats = self._turns % _TURNS_PER_BEAT == 1
-        if not (queued or pending or beats):
+        heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
+        if not (queued or pending or heartbeat_due):
             return False
         if not queued:
-            speaker.hand(lambda _: None)  # without a job a turn waits for the next poll or beat
-        speaker._next_heartbeat = 0.0 if beats else time.monotonic() + 1000
+            speaker.hand(lambda _: None)  # without a job, a turn waits for the next poll or heartbeat
+        speaker._next_heartbeat = 0.0 if heartbeat_due else time.monotonic() + 1000
         speaker._turn(self.store)
         speaker.busy_since = 1.0
         return queued or len(speaker._pending) != pending
 
-    def hear(self) -> bool:
-        """Reads the next entry of the log."""
+    def run_listener(self) -> bool:
+        """Receives the next entry of the log; whether there was one."""
         index = self.state.log.read
         if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
@@ -192,7 +169,7 @@ class Rank:
         return True
 
     def _run(self) -> Iterator[str]:
-        """A plain training loop, in the guard's words; between any two of its calls other ranks may act."""
+        """A plain training loop that calls the guard; between any two of its calls, other ranks may act."""
         program, guard = self.program, self.guard
         yield from self._count_off()
         if program.sanity:
@@ -230,7 +207,7 @@ class Rank:
     def _batch(self, batch: int, held: int, *, synced: bool) -> Iterator[str]:
         if self.program.ends is not None and self._batches == self.program.ends[0]:
             self.guard.failed(ValueError("torn shard") if self.program.ends[1] == "raise" else SystemExit(0))
-            raise _Gone
+            raise _LoopEnded
         self._batches += 1
         ahead = self.program.ahead
         self.guard.batch(min(batch + ahead, held) if ahead else 0, last=bool(ahead) and batch == held)
@@ -256,7 +233,7 @@ class Rank:
             for batch in range(1, batches + 1):
                 if len(loaders) == 1:
                     yield from self._batch(batch, batches + spare, synced=self.guard._settings.eval_ranks is None)
-                else:  # only a single loader's own end is the evaluation's
+                else:  # only the end of a single loader is the end of the evaluation
                     self.guard.batch()
                     yield "batch"
         self.guard.eval_end("stopped" if spare else "exhausted")
@@ -264,21 +241,23 @@ class Rank:
 
 
 def play(job: Job, seed: int) -> list[Rank]:
-    """Runs the job until nobody can get on, each rank and each of its threads at a pace of its own."""
-    store, chance = Store(), random.Random(seed)
+    """Runs the job until no rank can make progress. Each rank and each of its threads has a pace of its own."""
+    store, chance = FakeStore(), random.Random(seed)
     ranks = [Rank(job, rank, store) for rank in range(len(job.programs))]
-    actors = [actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.speak, rank.hear)]
+    actors = [
+        actor for rank in ranks for actor in (lambda rank=rank: rank.train(ranks), rank.run_speaker, rank.run_listener)
+    ]
     pace = [chance.choice((1, 30, 1000)) for _ in actors]
     moving = True
     while moving:
         for actor in chance.choices(actors, pace, k=len(actors) * chance.choice((1, 20))):
             actor()
-        moving = sum(actor() for actor in actors) > 0  # each of them has its turn
+        moving = sum(actor() for actor in actors) > 0  # every actor gets a turn
     return ranks
 
 
-def said(ranks: Sequence[Rank]) -> Verdict:
-    """The verdict as it is printed, with the table of what every rank had counted when it heard of it."""
+def verdict_with_table(ranks: Sequence[Rank]) -> Verdict:
+    """The verdict as it is printed, with the table of what every rank had counted when it received the verdict."""
     verdict, store = ranks[0].state.end, ranks[0].store
     assert verdict is not None
     rows = {rank.state.rank: rank.state.final_row() for rank in ranks}

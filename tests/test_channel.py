@@ -1,4 +1,4 @@
-"""The channel, on a real store: what it lets through, what it refuses, and how a thread blocked in it is woken."""
+"""The channel on a real store: what it passes on, what it refuses, and how a blocked call is ended."""
 
 import os
 import socket
@@ -22,6 +22,7 @@ from countoff.core.runtime.channel import (
     encode,
     rendezvous,
 )
+from tests.fake_store import FakeStore
 
 Connect = Callable[[], Channel]
 
@@ -33,8 +34,17 @@ def store() -> Any:
 
 @pytest.fixture
 def connect(store: Any) -> Connect:
-    """Opens channels of one meeting."""
+    """Opens channels of one rendezvous."""
     return lambda: Channel("127.0.0.1", store.port, "countoff/test/")
+
+
+@pytest.fixture(params=["real", "fake"])
+def connect_any(request: pytest.FixtureRequest) -> Connect:
+    """Opens channels to one real store, or to the one that unit tests use in its place."""
+    if request.param == "real":
+        return request.getfixturevalue("connect")
+    fake = FakeStore()
+    return lambda: fake
 
 
 def soon(holds: Callable[[], bool]) -> bool:
@@ -67,16 +77,15 @@ class Waiter:
         return self.outcome[0]
 
 
-# Records ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_record_of_exactly_the_limit_passes_both_ways() -> None:
+    """A record of exactly 1024 bytes is encoded and decoded."""
     record = {"a": "x" * (RECORD_BYTES - len('{"a":""}'))}
     assert len(encode(record)) == RECORD_BYTES
     assert decode(encode(record).encode()) == record
 
 
-def test_a_record_one_byte_longer_is_refused_before_it_is_set() -> None:
+def test_a_record_over_the_limit_is_refused() -> None:
+    """A record of one byte more than the limit is refused before it is set."""
     with pytest.raises(ChannelError, match="at most 1024 bytes, got 1025"):
         encode({"a": "x" * (RECORD_BYTES + 1 - len('{"a":""}'))})
 
@@ -91,26 +100,25 @@ GARBAGE = [b"", b"not JSON", b'{"a":1', b"[1]", b'"text"', b"7", b"null", b"\xff
 
 @pytest.mark.parametrize("value", [*GARBAGE, b'{"a":"' + b"x" * RECORD_BYTES + b'"}'])
 def test_what_countoff_cannot_have_written_is_refused(value: bytes) -> None:
+    """A value that is no JSON object of at most 1024 bytes is refused."""
     with pytest.raises(ChannelError, match="expected a JSON object of at most 1024 bytes"):
         decode(value)
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_a_value_nested_too_deeply_is_refused() -> None:
     with pytest.raises(ChannelError):
         decode(b"[" * RECORD_BYTES)
 
 
-def test_what_is_refused_is_shown_in_part() -> None:
+def test_a_refused_value_is_shown_in_part() -> None:
+    """The error shows only the beginning of a refused value, however long it is."""
     with pytest.raises(ChannelError) as caught:
         decode(b"x" * 8_000_000)
     assert len(str(caught.value)) < 200
 
 
-# A connection -----------------------------------------------------------------------------------------------------
-
-
-def test_two_clients_that_claim_a_key_get_the_same_record(connect: Connect) -> None:
-    first, second = connect(), connect()
+def test_two_clients_that_claim_a_key_get_the_same_record(connect_any: Connect) -> None:
+    first, second = connect_any(), connect_any()
     assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
     assert second.claim("log/0", {"rank": 1}) == {"rank": 0}
     assert first.claim("log/0", {"rank": 0}) == {"rank": 0}
@@ -133,8 +141,8 @@ def test_many_clients_that_race_for_a_key_agree(connect: Connect) -> None:
     assert found == [found[0]] * 4
 
 
-def test_records_are_read_one_by_one_or_together(connect: Connect) -> None:
-    writer, reader = connect(), connect()
+def test_records_are_read_one_by_one_or_together(connect_any: Connect) -> None:
+    writer, reader = connect_any(), connect_any()
     writer.set("row/0", {"rank": 0})
     writer.set("row/1", {"rank": 1})
     assert reader.get_many(["row/1", "row/0"]) == [{"rank": 1}, {"rank": 0}]
@@ -142,21 +150,48 @@ def test_records_are_read_one_by_one_or_together(connect: Connect) -> None:
     assert reader.get("row/1") == {"rank": 1}
 
 
-def test_it_has_keys_only_if_it_has_all_of_them_until_they_are_deleted(connect: Connect) -> None:
-    channel = connect()
+def test_has_is_true_if_all_keys_exist(connect_any: Connect) -> None:
+    """`has` is true if all of the keys exist; a deleted key does not, and may be deleted again."""
+    channel = connect_any()
     channel.set("a", {"x": 1})
     assert channel.has("a")
     assert not channel.has("a", "b")
     channel.delete("a")
+    channel.delete("a")
     assert not channel.has("a")
 
 
-def test_a_counter_adds_and_reads(connect: Connect) -> None:
-    channel = connect()
+def test_a_counter_adds_and_reads(connect_any: Connect) -> None:
+    channel = connect_any()
     assert [channel.add("host/x", 1), channel.add("host/x", 1), channel.add("host/x", 0)] == [1, 2, 2]
 
 
-def test_keys_lie_under_the_prefix_of_the_meeting(store: Any, connect: Connect) -> None:
+def test_a_later_record_replaces_an_earlier_one(connect_any: Connect) -> None:
+    channel = connect_any()
+    channel.set("a", {"x": 1})
+    channel.set("a", {"x": 2})
+    assert (channel.get("a"), channel.claim("a", {"x": 3})) == ({"x": 2}, {"x": 2})
+
+
+def test_a_counter_is_no_record(connect_any: Connect) -> None:
+    """A counter is a key that exists, but reading it as a record is refused."""
+    channel = connect_any()
+    channel.add("host/x", 1)
+    assert channel.has("host/x")
+    with pytest.raises(ChannelError):
+        channel.get("host/x")
+
+
+def test_a_record_too_long_is_set_nowhere(connect_any: Connect) -> None:
+    """A record over the limit raises in `set` and in `claim`, and leaves the store as it was."""
+    channel = connect_any()
+    for write in (channel.set, channel.claim):
+        with pytest.raises(ChannelError):
+            write("a", {"x": "y" * RECORD_BYTES})
+    assert not channel.has("a")
+
+
+def test_keys_have_the_prefix_of_the_rendezvous(store: Any, connect: Connect) -> None:
     connect().claim("a", {"x": 1})
     assert soon(lambda: store.check(["countoff/test/a"]))
     assert not Channel("127.0.0.1", store.port, "countoff/other/").has("a")
@@ -170,13 +205,14 @@ def test_garbage_in_the_store_is_refused_by_every_way_of_reading(store: Any, con
             read("a")
 
 
-def test_a_wait_is_woken_by_the_record(connect: Connect) -> None:
+def test_a_record_ends_a_wait_for_it(connect: Connect) -> None:
     writer, waiter = connect(), Waiter(connect(), "log/0")
     writer.set("log/0", {"rank": 1})
     assert waiter.joined() == {"rank": 1}
 
 
-def test_a_blocked_wait_is_woken_by_shutting_its_own_connection(connect: Connect) -> None:
+def test_shutting_a_connection_ends_a_blocked_wait(connect: Connect) -> None:
+    """`shut` ends a wait on its own connection with an error, and leaves other connections open."""
     other, channel = connect(), connect()
     waiter = Waiter(channel, "log/0")
     waiter.thread.join(0.05)  # long enough to be inside
@@ -186,21 +222,22 @@ def test_a_blocked_wait_is_woken_by_shutting_its_own_connection(connect: Connect
     assert other.get("a") == {"x": 1}
 
 
-def test_shutting_twice_and_releasing_is_fine(connect: Connect) -> None:
+def test_shutting_twice_and_releasing_is_no_error(connect: Connect) -> None:
     channel = connect()
     channel.shut()
     channel.shut()
     channel.release()
 
 
-def test_a_released_channel_talks_no_more(connect: Connect) -> None:
+def test_a_released_channel_raises(connect: Connect) -> None:
     channel = connect()
     channel.release()
     with pytest.raises(AttributeError):
         channel.has("a")
 
 
-def test_a_file_opened_meanwhile_is_never_shut(connect: Connect, tmp_path: Path) -> None:
+def test_shut_leaves_files_open(connect: Connect, tmp_path: Path) -> None:
+    """A file whose descriptor appeared while the channel connected is not shut."""
     channel = connect()
     with open(tmp_path / "log", "w+b") as file:
         cast(Any, channel)._sockets.add(file.fileno())
@@ -208,32 +245,31 @@ def test_a_file_opened_meanwhile_is_never_shut(connect: Connect, tmp_path: Path)
         assert file.write(b"still open")
 
 
-# Where to meet ----------------------------------------------------------------------------------------------------
-
-
-def meeting(store: Any, number: int = 0) -> tuple[Any, Any]:
-    """What rank 0 and rank 1 agree on, in this order."""
+def meet(store: Any, number: int = 0) -> tuple[Any, Any]:
+    """What the rendezvous returns on rank 0 and on rank 1, in this order."""
     deadline = time.monotonic() + 5
     return tuple(rendezvous(store, number, rank=rank, deadline=deadline) for rank in range(2))  # pyright: ignore[reportReturnType]
 
 
-def test_over_a_tcp_store_the_ranks_meet_in_it(store: Any) -> None:
-    first, second = meeting(PrefixStore("default_pg", PrefixStore("attempt_0", store)))
+def test_a_tcp_store_is_used_as_it_is(store: Any) -> None:
+    """If the job's store is a TCPStore, also below prefixes, all ranks use it and rank 0 hosts none."""
+    first, second = meet(PrefixStore("default_pg", PrefixStore("attempt_0", store)))
     assert first == second
     assert first[:2] == (store.host, store.port)
     assert first[3] is None
 
 
-def test_every_meeting_has_keys_of_its_own(store: Any) -> None:
-    prefixes = [meeting(store, number)[0][2] for number in (0, 1, 1)]
+def test_every_rendezvous_has_its_own_keys(store: Any) -> None:
+    prefixes = [meet(store, number)[0][2] for number in (0, 1, 1)]
     assert len(set(prefixes)) == 3
     assert [prefix.split("/")[2] for prefix in prefixes] == ["0", "1", "1"]
 
 
 @pytest.mark.parametrize("kind", ["file", "hash"])
-def test_over_another_store_rank_0_hosts_one_in_which_both_can_talk(kind: str, tmp_path: Path) -> None:
+def test_rank_0_hosts_a_store_if_there_is_no_tcp_store(kind: str, tmp_path: Path) -> None:
+    """If the job's store is no TCPStore, rank 0 hosts one, and both ranks can read and write there."""
     other = FileStore(str(tmp_path / "store"), 2) if kind == "file" else HashStore()
-    first, second = meeting(other)
+    first, second = meet(other)
     assert first[:3] == second[:3]
     assert (first[3] is None, second[3] is None) == (False, True)
     Channel(*first[:3]).claim("a", {"x": 1})
@@ -245,13 +281,15 @@ def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
         rendezvous(HashStore(), 0, rank=1, deadline=time.monotonic())
 
 
-def test_a_rank_that_leaves_waits_for_rank_0_no_longer() -> None:
+def test_a_closing_rank_does_not_wait_for_rank_0() -> None:
+    """A rank whose guard is closing gives up the rendezvous at once."""
     with pytest.raises(TimeoutError):
         rendezvous(HashStore(), 0, rank=1, deadline=float("inf"), given_up=lambda: True)
 
 
 @pytest.mark.parametrize("family", ["pipe", "unix socket"])
-def test_shutting_leaves_what_is_no_connection_of_ours_alone_and_nothing_open(family: str) -> None:
+def test_only_sockets_to_the_store_are_shut(family: str) -> None:
+    """A pipe or a socket to elsewhere stays usable, and no descriptor is left open."""
     ends = os.pipe() if family == "pipe" else tuple(end.detach() for end in socket.socketpair())
     before = sorted(os.listdir("/dev/fd"))
     for end in ends:
@@ -264,7 +302,7 @@ def test_shutting_leaves_what_is_no_connection_of_ours_alone_and_nothing_open(fa
 
 
 @pytest.mark.parametrize("value", ["not ours", "[]"])
-def test_garbage_at_the_meeting_point_is_refused(value: str) -> None:
+def test_garbage_at_the_rendezvous_is_refused(value: str) -> None:
     other: Any = HashStore()
     other.set("countoff/0", value)
     with pytest.raises(ChannelError):
@@ -275,7 +313,8 @@ def test_without_a_process_group_there_is_no_store() -> None:
     assert default_store() is None
 
 
-def test_a_store_is_told_from_a_port_at_which_nobody_listens(store: Any) -> None:
+def test_answers_is_false_for_a_closed_port(store: Any) -> None:
+    """`answers` is true for the port of a store, and false for a port on which no process listens."""
     assert answers("127.0.0.1", store.port)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-"""A store that strangers write to, that drops connections or answers garbage: training goes on, and a line says why.
+"""A store that holds garbage, sends garbage or drops connections: training continues, and one line says why.
 
-Two real guards with all of their threads, in one process, on a real TCPStore.
+Two real guards with all of their threads run in one process, on a real TCPStore.
 """
 
 import contextlib
@@ -16,9 +16,11 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import FitPlan, Guard, Settings
-from countoff.core.protocol.log import Mark
+from countoff.core.protocol.records import Mark
 from countoff.core.runtime.processes import host_id
 from tests.relay import Relay
+
+pytestmark = pytest.mark.alone
 
 NUMBER = 7_000
 MARK = Mark("train_start", "train epoch 0", rank=1, time=1.0).to_json()
@@ -33,7 +35,7 @@ def soon(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
 
 @dataclass
 class Pair:
-    """Two guards of one job, each driven by a thread of its own."""
+    """Two guards of one job, each called by its own thread."""
 
     store: Any
     port: int
@@ -41,7 +43,7 @@ class Pair:
     errors: list[BaseException] = field(default_factory=list[BaseException])
 
     def both(self, work: Callable[[Guard], object]) -> None:
-        """Lets both ranks do something at the same time; a rank that hangs is a failure."""
+        """Runs `work` on both ranks at the same time; fails if a rank hangs."""
 
         def run(guard: Guard) -> None:
             try:
@@ -60,12 +62,12 @@ class Pair:
         self.both(lambda guard: guard.fit_start(FitPlan(batch_size=4)))
 
     def prefix(self) -> str:
-        """What the keys of this meeting begin with."""
+        """The prefix of all keys of this rendezvous."""
         where = json.loads(self.store.get(f"countoff/{NUMBER}"))
         return f"countoff/{where['nonce']}/{NUMBER}/"
 
     def train(self) -> None:
-        """A whole healthy job from here on, on both ranks."""
+        """Runs the rest of a healthy job on both ranks."""
 
         def work(guard: Guard) -> None:
             for epoch in range(2):
@@ -89,7 +91,7 @@ class Pair:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
-    """Makes two guards that meet at a store of their own, or at the port that stands before it."""
+    """Makes two guards on a store of their own, which they reach directly or through a relay."""
     made: list[Pair] = []
 
     def make(behind: Callable[[int], int] = int, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
@@ -110,8 +112,6 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
 def client(port: int) -> Any:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
-
-# Strangers' records -------------------------------------------------------------------------------------------------
 
 BROKEN: dict[str, str | bytes] = {
     "no JSON": "GET / HTTP/1.1\r\n",
@@ -156,16 +156,17 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", [*BROKEN, *WRONG])
-def test_garbage_in_the_log_makes_the_guard_blind_and_harms_nothing(
+def test_garbage_in_the_log_ends_only_the_comparison(
     what: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """After garbage in the log each rank trains on without comparing, and prints one line about it."""
     job = pair()
     job.start()
     assert soon(lambda: all(guard._monitor.state.log.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
-    watches: list[Any] = [guard._monitor for guard in job.guards]
+    monitors: list[Any] = [guard._monitor for guard in job.guards]
     value = BROKEN[what] if what in BROKEN else json.dumps(WRONG[what])
     client(job.port).set(job.prefix() + "log/1", value)
-    assert soon(lambda: all(watch.failure for watch in watches))
+    assert soon(lambda: all(monitor.failure for monitor in monitors))
     job.train()
     job.assert_unharmed()
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
@@ -177,7 +178,7 @@ def test_garbage_in_the_log_makes_the_guard_blind_and_harms_nothing(
 
 
 @pytest.mark.parametrize("entry", [{"type": "x"}, {"type": 7}, {"type": None}, {"type": "goodbye", "rank": "none"}])
-def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(
+def test_an_entry_of_an_unknown_kind_is_skipped(
     entry: dict[str, Any], pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = pair()
@@ -189,8 +190,10 @@ def test_an_entry_of_a_kind_that_is_not_known_is_passed_over(
     assert not any(guard._monitor is None for guard in job.guards)
 
 
-@pytest.mark.parametrize("value", ["junk", "[]", "{}", '{"beat": [], "read": "x"}', '{"rank": 1}', "x" * (9 << 20)])
-@pytest.mark.parametrize("key", ["span/1/1", "tick/1/2", "beat/0", "beat/1", f"host/{host_id()}/2"])
+@pytest.mark.parametrize(
+    "value", ["junk", "[]", "{}", '{"heartbeat": [], "read": "x"}', '{"rank": 1}', "x" * (9 << 20)]
+)
+@pytest.mark.parametrize("key", ["span/1/1", "tick/1/2", "heartbeat/0", "heartbeat/1", f"host/{host_id()}/2"])
 def test_garbage_under_any_other_key_harms_nothing(
     key: str, value: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,12 +219,12 @@ def test_garbage_under_any_other_key_harms_nothing(
         '{"host": "127.0.0.1", "port": "here", "nonce": []}',
     ],
 )
-def test_a_meeting_point_that_is_none_is_said_in_one_line(
+def test_garbage_at_the_rendezvous_is_reported_in_one_line(
     where: str, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = pair()
     job.store.set(f"countoff/{NUMBER}", where)
-    del job.guards[0]  # who would write over it
+    del job.guards[0]  # rank 0 would overwrite it
     job.start()
     job.train()
     assert job.errors == []
@@ -230,14 +233,12 @@ def test_a_meeting_point_that_is_none_is_said_in_one_line(
     assert "(this rank trains on without comparing)" in line
 
 
-# A store that fails -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("at", [3, 5, 8, 12, 17, 24])
 @pytest.mark.parametrize("bad", ["drop", "garbage"])
-def test_a_store_that_drops_a_connection_or_answers_garbage_harms_nothing(
+def test_a_failing_store_harms_nothing(
     bad: Literal["drop", "garbage"], at: int, pair: Callable[..., Pair], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A store that drops a connection or sends garbage ends no training and causes no `LostRank`."""
     relays: list[Relay] = []
 
     def behind(port: int) -> int:
@@ -252,7 +253,7 @@ def test_a_store_that_drops_a_connection_or_answers_garbage_harms_nothing(
     assert "countoff: LostRank" not in capsys.readouterr().err
 
 
-def test_a_counter_that_holds_no_number_ends_nobody(pair: Callable[..., Pair]) -> None:
+def test_a_counter_that_is_no_number_harms_nothing(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
     client(job.port).set(job.prefix() + f"host/{host_id()}", "many")
@@ -260,7 +261,7 @@ def test_a_counter_that_holds_no_number_ends_nobody(pair: Callable[..., Pair]) -
     job.assert_unharmed()
 
 
-def test_ranks_that_look_after_different_batches_are_warned(pair: Callable[..., Pair]) -> None:
+def test_different_tick_batches_are_warned_of(pair: Callable[..., Pair]) -> None:
     job = pair(tick_batches=(2, 3))
     job.start()
     job.train()
@@ -269,10 +270,10 @@ def test_ranks_that_look_after_different_batches_are_warned(pair: Callable[..., 
     assert notice.headline.startswith("SettingsMismatch: tick_batches is 2 on rank 0, 3 on rank 1: ")
 
 
-def test_a_closed_guard_keeps_no_hold_of_the_jobs_store(pair: Callable[..., Pair]) -> None:
+def test_a_closed_guard_releases_the_jobs_store(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
-    watches: list[Any] = [guard._monitor for guard in job.guards]
-    assert all(isinstance(watch._kept[0], TCPStore) for watch in watches)
+    monitors: list[Any] = [guard._monitor for guard in job.guards]
+    assert all(isinstance(monitor._stores[0], TCPStore) for monitor in monitors)
     job.train()
-    assert [watch._kept for watch in watches] == [(None,), (None,)]
+    assert [monitor._stores for monitor in monitors] == [(None,), (None,)]

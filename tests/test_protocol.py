@@ -1,7 +1,7 @@
-"""The whole protocol without a process: on any interleaving of 2 to 64 ranks, against a model of what they do.
+"""The whole protocol in one process: 2 to 64 simulated ranks in random orders of events, against a model of them.
 
-Ranks that do the same never get a verdict. Ranks of which some do something else always get one: the same on every
-rank, and naming ranks that really differ. COUNTOFF_TEST_EXAMPLES makes it a soak: so many times as many examples.
+Ranks that do the same never get a verdict. If some ranks do something else, all ranks get the same verdict, which
+names ranks that really differ. The environment variable COUNTOFF_TEST_EXAMPLES multiplies the number of examples.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from countoff.core import FitPlan
-from tests.simulator import Epoch, Job, Program, Rank, play, said
+from tests.simulator import Epoch, Job, Program, Rank, play, verdict_with_table
 
 seeds = st.integers(0, 2**32 - 1)
 _TIMES = int(os.environ.get("COUNTOFF_TEST_EXAMPLES", "1"))
@@ -26,7 +26,7 @@ def examples(number: int) -> settings:
     return settings(
         deadline=None,
         max_examples=number * _TIMES,
-        derandomize=_TIMES == 1,  # in everyday runs the same every time; a soak looks further
+        derandomize=_TIMES == 1,  # without the variable, every run has the same examples
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
@@ -60,7 +60,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Jobs whose ranks agree where they have to; how far they look ahead and when they warn is each one's own."""
+    """Jobs whose ranks agree where they must; how far each rank fetches ahead and when it warns may differ."""
     program = draw(programs())
     ranks = draw(world_sizes)
     aheads = draw(st.lists(st.sampled_from([0, 1, 3]), min_size=1, max_size=3))
@@ -96,12 +96,9 @@ def legitimately_different(draw: st.DrawFn) -> Job:
     return dataclasses.replace(job, programs=tuple(own), eval_ranks=eval_ranks)
 
 
-# Faults -------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Fault:
-    """Some ranks of a job that differ from all others, which are more, or as many where there are two."""
+    """A job in which some ranks differ from all others. The others are more, or as many in a job of two ranks."""
 
     job: Job
     odd: frozenset[int]
@@ -111,7 +108,7 @@ Change = Callable[[st.DrawFn, Job, Program], Program]
 
 
 def change_epoch(draw: st.DrawFn, program: Program, **reason: Callable[[Epoch], Any]) -> Program:
-    """The program with some attributes of one of its epochs made anew."""
+    """The program with some attributes of one of its epochs changed."""
     number = draw(st.integers(0, len(program.epochs) - 1))
     epoch = program.epochs[number]
     changed = dataclasses.replace(epoch, **{name: make(epoch) for name, make in reason.items()})
@@ -121,7 +118,7 @@ def change_epoch(draw: st.DrawFn, program: Program, **reason: Callable[[Epoch], 
 
 def other_length(draw: st.DrawFn, job: Job, program: Program) -> Program:
     more = draw(st.sampled_from([-3, -2, -1, 1, 2, 3]))
-    assume(more < 0 or not any(epoch.spare for epoch in program.epochs))  # a limit hides what a loader has more
+    assume(more < 0 or not any(epoch.spare for epoch in program.epochs))  # a limit hides what a longer loader holds
     return change_epoch(
         draw, program, batches=lambda epoch: max(epoch.position, epoch.batches + more), spare=lambda _: 0
     )
@@ -148,7 +145,7 @@ def other_evaluation(draw: st.DrawFn, job: Job, program: Program) -> Program:
         assume(owed(epoch))
         after = draw(st.sampled_from(sorted(owed(epoch))))
         first, *rest = epoch.evaluations[after]
-        if rest and draw(st.booleans()):  # as many batches in all, but other ones
+        if rest and draw(st.booleans()):  # as many batches in all, but distributed differently
             rest[0] -= more
         return {**epoch.evaluations, after: (first + more, *rest)}
 
@@ -228,7 +225,7 @@ def other_batch_size(draw: st.DrawFn, job: Job, program: Program) -> Program:
 
 
 def train_batches(program: Program) -> int:
-    """Batches that `Program.ends` may point at, so that others of its job start at least one more."""
+    """Number of batches at which `Program.ends` may lie, so that the other ranks start at least one more."""
     single = program.sanity if len(program.sanity) == 1 else ()
     number = sum(single)
     for epoch in program.epochs:
@@ -237,7 +234,7 @@ def train_batches(program: Program) -> int:
     return number
 
 
-def ends_early(reason: Literal["raise", "leave"]) -> Change:
+def ends_early(reason: Literal["raise", "exit"]) -> Change:
     def ends(draw: st.DrawFn, job: Job, program: Program) -> Program:
         assume(train_batches(program))
         return dataclasses.replace(program, ends=(draw(st.integers(0, train_batches(program) - 1)), reason))
@@ -247,7 +244,7 @@ def ends_early(reason: Literal["raise", "leave"]) -> Change:
 
 @st.composite
 def faults(draw: st.DrawFn, change: Change) -> Fault:
-    """Jobs in which one rank, or a minority, does something else than the others."""
+    """Jobs in which one rank, or a minority, does something that the others do not."""
     job = draw(jobs())
     everybody = len(job.programs)
     some = st.lists(st.integers(0, everybody - 1), min_size=1, max_size=max(1, (everybody - 1) // 2), unique=True)
@@ -268,7 +265,7 @@ def healthy(fault: Fault) -> Program:
 
 
 FAULTS: dict[str, tuple[Change, set[str]]] = {
-    # Steps beside one another in the next epoch are a consequence that a tick may tell of first.
+    # Different steps in the next epoch are a consequence, which a tick may report first.
     "other length": (other_length, {"UnevenBatches", "StepMismatch"}),
     "break": (breaks, {"UnevenBatches", "StepMismatch"}),
     "other evaluation": (other_evaluation, {"UnevenBatches"}),
@@ -281,11 +278,8 @@ FAULTS: dict[str, tuple[Change, set[str]]] = {
     "other rate": (other_rate, {"LearningRateMismatch"}),
     "other batch size": (other_batch_size, {"PlanMismatch"}),
     "exception": (ends_early("raise"), {"LostRank"}),
-    "sys.exit": (ends_early("leave"), {"LostRank"}),
+    "sys.exit": (ends_early("exit"), {"LostRank"}),
 }
-
-
-# The protocol -------------------------------------------------------------------------------------------------------
 
 
 def assert_silent(ranks: list[Rank]) -> None:
@@ -300,13 +294,14 @@ def assert_silent(ranks: list[Rank]) -> None:
 def test_ranks_that_agree_never_get_a_verdict(job: Job, seed: int) -> None:
     ranks = play(job, seed)
     assert_silent(ranks)
-    told = {notice.subject for notice in ranks[0].guard.notices}
-    assert all({notice.subject for notice in rank.guard.notices} == told for rank in ranks)
+    subjects = {notice.subject for notice in ranks[0].guard.notices}
+    assert all({notice.subject for notice in rank.guard.notices} == subjects for rank in ranks)
 
 
 @examples(40)
 @given(legitimately_different(), seeds)
-def test_ranks_that_differ_only_where_they_may_never_get_a_verdict(job: Job, seed: int) -> None:
+def test_legitimate_differences_never_get_a_verdict(job: Job, seed: int) -> None:
+    """Ranks that differ only where they may, in joined epochs and in who evaluates, never get a verdict."""
     assert_silent(play(job, seed))
 
 
@@ -324,7 +319,7 @@ def test_ranks_that_differ_are_always_found_and_named(what: str) -> None:
         assert verdict is not None
         assert [rank.guard.verdict for rank in ranks] == [verdict] * len(ranks)
         assert verdict.kind in kinds
-        named = set(said(ranks).ranks)
+        named = set(verdict_with_table(ranks).ranks)
         assert named & fault.odd
         if len(ranks) > 2 and verdict.kind in ("LostRank", "PlanMismatch"):
             assert named <= fault.odd
@@ -332,8 +327,8 @@ def test_ranks_that_differ_are_always_found_and_named(what: str) -> None:
     always()
 
 
-def test_what_a_rank_passes_beyond_its_own_proof_is_not_told_first() -> None:
-    """A step less before an evaluation's end is what an evaluation elsewhere looks like from behind."""
+def test_marks_after_a_proof_do_not_hide_the_cause() -> None:
+    """A skipped step before the end of an evaluation is a consequence of the evaluation that began elsewhere."""
 
     def evaluating(after: int) -> Program:
         first = Epoch(1, frozenset({1}), {0: (2,), 1: (2,)})
@@ -344,21 +339,21 @@ def test_what_a_rank_passes_beyond_its_own_proof_is_not_told_first() -> None:
     assert kinds == {"UnevenBatches"}
 
 
-def test_a_limit_at_the_very_end_of_anothers_loader_puts_nobody_on_its_side() -> None:
-    """Ranks 0 and 2 stop after a batch of the first evaluation and hold more, where rank 1 has run out."""
+def test_a_limit_at_the_end_of_a_loader_has_no_side() -> None:
+    """Ranks 0 and 2 stop after one batch of an evaluation and hold more; rank 1 has run out, and is always named."""
 
     def evaluating(last: int, spare: int) -> Program:
         epochs = tuple(Epoch(1, frozenset({1}), {0: (batches,)}) for batches in (1, last))
         return Program(epochs, eval_spare=spare, ahead=int(spare > 0))
 
     job = Job((evaluating(1, 2), evaluating(0, 0), evaluating(1, 2)), tick_batches=1)
-    assert all(1 in said(play(job, seed)).ranks for seed in range(120))
+    assert all(1 in verdict_with_table(play(job, seed)).ranks for seed in range(120))
 
 
 @pytest.mark.parametrize(("policy", "notices"), [("warn", 1), ("allow", 0)])
-def test_an_uneven_evaluation_that_is_no_error_is_noted_once_everywhere_and_ends_nothing(
-    policy: Literal["warn", "allow"], notices: int
-) -> None:
+def test_an_accepted_uneven_evaluation_ends_nothing(policy: Literal["warn", "allow"], notices: int) -> None:
+    """An uneven evaluation that is no error ends nothing; `warn` notes it once on every rank, `allow` never."""
+
     @examples(12)
     @given(faults(other_evaluation), seeds)
     def never(fault: Fault, seed: int) -> None:

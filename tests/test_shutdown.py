@@ -1,4 +1,4 @@
-"""What is left behind: the printed text, the error file that launchers read, the exit code."""
+"""Shutdown: the printed text, the error file that launchers read, the exit code."""
 
 import io
 import json
@@ -29,13 +29,10 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-# Saying it --------------------------------------------------------------------------------------------------------
-
-
-def test_every_line_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_names_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
     shutdown.print_to_stderr(VERDICT, 7)
-    said = "\n[rank 7] countoff: LostRank: rank 2 is gone.\n[rank 7]   why: It was killed — or it crashed.\n"
-    assert capsys.readouterr().err == said
+    text = "\n[rank 7] countoff: LostRank: rank 2 is gone.\n[rank 7]   why: It was killed — or it crashed.\n"
+    assert capsys.readouterr().err == text
 
 
 def test_a_verdict_is_printed_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +44,7 @@ def test_a_verdict_is_printed_in_one_write(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(writes) == 1
 
 
-def test_a_closed_stderr_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -59,12 +56,13 @@ def test_a_process_without_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     shutdown.print_to_stderr(VERDICT, 0)
 
 
-def test_a_stderr_that_cannot_spell_the_verdict_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stderr_of_another_encoding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stderr that cannot encode the verdict's characters raises nothing."""
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     shutdown.print_to_stderr(VERDICT, 0)
 
 
-def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     state = state_of()
     shutdown.print_verdict(state, VERDICT)
     shutdown.print_verdict(state, Verdict("LostRank", "another."))
@@ -72,21 +70,20 @@ def test_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert state.end == VERDICT
 
 
-@pytest.mark.parametrize(("rank", "policy", "said"), [(0, "raise", 1), (3, "raise", 1), (0, "warn", 1), (3, "warn", 0)])
-def test_in_warn_mode_rank_0_alone_says_it_and_no_launcher_hears_of_it(
-    rank: int, policy: Literal["raise", "warn"], said: int, error_file: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rank", "policy", "printed"), [(0, "raise", 1), (3, "raise", 1), (0, "warn", 1), (3, "warn", 0)]
+)
+def test_in_warn_mode_rank_0_alone_prints(
+    rank: int, policy: Literal["raise", "warn"], printed: int, error_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In warn mode rank 0 alone prints the verdict, and no error file is written for the launcher."""
     shutdown.print_verdict(state_of(rank, policy), VERDICT)
-    assert capsys.readouterr().err.count("countoff:") == said
+    assert capsys.readouterr().err.count("countoff:") == printed
     assert error_file.exists() == (policy == "raise")
 
 
-# The error file -----------------------------------------------------------------------------------------------------
-
-
-def test_the_error_file_is_what_torch_s_own_handler_would_have_written(
-    error_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_file_has_the_format_of_torch(error_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error file has the same keys and types as the one that torch's own handler writes."""
     from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
     shutdown.write_error_file(VERDICT)
@@ -116,24 +113,20 @@ def test_the_error_file_holds_the_whole_message(error_file: Path) -> None:
     assert message["extraInfo"]["py_callstack"] == VERDICT.render()
 
 
-def test_without_a_launcher_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_launcher_no_file_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
     monkeypatch.chdir(tmp_path)
     shutdown.write_error_file(VERDICT)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_file_that_cannot_be_written_hides_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_error_file_in_no_directory_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error file that cannot be written raises nothing."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "missing" / "error.json"))
     shutdown.write_error_file(VERDICT)
 
 
-# Meeting the end ----------------------------------------------------------------------------------------------------
-
-
-def test_the_end_is_raised_as_the_error_of_its_kind() -> None:
+def test_raise_verdict_raises_the_error_of_its_kind() -> None:
     state = state_of()
     state.adopt(VERDICT)
     state.said.set()
@@ -142,7 +135,7 @@ def test_the_end_is_raised_as_the_error_of_its_kind() -> None:
     assert state.answered.is_set()
 
 
-def test_in_warn_mode_the_end_is_met_in_passing() -> None:
+def test_raise_verdict_returns_in_warn_mode() -> None:
     state = state_of(policy="warn")
     state.adopt(VERDICT)
     shutdown.raise_verdict(state)
@@ -152,12 +145,13 @@ def test_in_warn_mode_the_end_is_met_in_passing() -> None:
 def failed(error: BaseException) -> State:
     state = state_of(rank=3)
     state.said.set()
-    state.ended.set()  # so that nobody waits for the better cause
+    state.ended.set()  # so that no wait for the better cause begins
     shutdown.report_failure(state, error, "in batch 5 of train epoch 0")
     return state
 
 
-def test_a_rank_that_fails_by_itself_says_with_what_and_where() -> None:
+def test_an_own_failure_reports_what_and_where() -> None:
+    """A rank that fails by itself reports its exception's first line, and the batch and span."""
     state = failed(ValueError("torn shard\nand a second line"))
     assert state.proposed is not None
     assert state.proposed.sentence == "rank 3 raised ValueError: torn shard (in batch 5 of train epoch 0)."
@@ -173,7 +167,8 @@ def test_a_rank_that_fails_by_itself_says_with_what_and_where() -> None:
         DivergenceError(VERDICT),
     ],
 )
-def test_a_rank_that_fails_because_it_lost_a_peer_blames_itself_of_nothing(error: BaseException) -> None:
+def test_a_lost_peer_is_no_failure_of_this_rank(error: BaseException) -> None:
+    """A rank whose exception looks like a lost peer reports no failure of its own."""
     state = failed(error)
     assert state.failure == ""
     assert state.proposed is not None
@@ -188,9 +183,6 @@ def test_a_rank_that_fails_after_the_end_changes_nothing() -> None:
     assert (state.end, state.proposed) == (VERDICT, None)
 
 
-# Leaving ----------------------------------------------------------------------------------------------------------
-
-
 def outcome(script: str) -> tuple[int, str, str]:
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
@@ -198,7 +190,8 @@ def outcome(script: str) -> tuple[int, str, str]:
     return run.returncode, run.stdout, run.stderr
 
 
-def test_the_process_ends_at_once_with_its_own_code_and_all_it_has_printed() -> None:
+def test_exit_now_flushes_and_ends_the_process() -> None:
+    """`exit_now` flushes stdout and ends the process with exit code 87, without the functions of `atexit`."""
     code, out, error = outcome("""
         import atexit, sys, threading
         from countoff.core.runtime import shutdown
@@ -210,7 +203,7 @@ def test_the_process_ends_at_once_with_its_own_code_and_all_it_has_printed() -> 
     assert (code, out, error) == (87, "said", "")
 
 
-def test_closed_streams_do_not_keep_the_process() -> None:
+def test_closed_streams_do_not_stop_the_exit() -> None:
     code, *_ = outcome("""
         import sys
         from countoff.core.runtime import shutdown
@@ -221,7 +214,7 @@ def test_closed_streams_do_not_keep_the_process() -> None:
     assert code == 5
 
 
-def test_missing_streams_do_not_keep_the_process() -> None:
+def test_missing_streams_do_not_stop_the_exit() -> None:
     code, *_ = outcome("""
         import sys
         from countoff.core.runtime import shutdown
@@ -231,7 +224,7 @@ def test_missing_streams_do_not_keep_the_process() -> None:
     assert code == 5
 
 
-def test_what_is_done_at_exit_is_done_and_can_be_taken_back() -> None:
+def test_at_exit_calls_a_function_unless_cancelled() -> None:
     code, out, _ = outcome("""
         from countoff.core.runtime import shutdown
         shutdown.at_exit(lambda: print("kept"))

@@ -1,4 +1,4 @@
-"""What a rank sees of its neighbours on the same host, on a real child process."""
+"""What a rank sees of other processes on its host, on a real child process."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def test_this_process_is_alive() -> None:
     assert (own.rank, own.pid, own.state()) == (3, os.getpid(), "alive")
 
 
-def test_a_process_survives_the_wire() -> None:
+def test_a_process_is_read_back_from_its_record() -> None:
     own = Process.own(3)
     assert Process.from_json({"rank": 3, "pid": own.pid, "began": own.began}) == own
 
@@ -44,7 +44,7 @@ def test_a_running_child_is_alive(child: "subprocess.Popen[bytes]") -> None:
     assert seen(child).state() == "alive"
 
 
-def test_a_stopped_child_is_stopped_until_it_goes_on(child: "subprocess.Popen[bytes]") -> None:
+def test_a_stopped_child_is_stopped_until_it_continues(child: "subprocess.Popen[bytes]") -> None:
     process = seen(child)
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
@@ -54,7 +54,8 @@ def test_a_stopped_child_is_stopped_until_it_goes_on(child: "subprocess.Popen[by
     assert process.state() == "alive"
 
 
-def test_a_killed_child_is_gone_before_and_after_its_parent_has_taken_notice(child: "subprocess.Popen[bytes]") -> None:
+def test_a_killed_child_is_gone_also_as_a_zombie(child: "subprocess.Popen[bytes]") -> None:
+    """A killed child is gone before and after its parent has waited for it."""
     process = seen(child)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
@@ -68,11 +69,13 @@ def test_a_later_process_with_the_same_pid_is_another_one(child: "subprocess.Pop
     assert Process(1, process.pid, process.began - 1).state() == "gone"
 
 
-def test_a_rank_whose_start_time_nobody_could_read_counts_as_alive() -> None:
+def test_a_process_of_unknown_start_counts_as_alive() -> None:
+    """A process whose start time could not be read counts as alive."""
     assert Process(1, 2**22 + 1, 0).state() == "alive"
 
 
-def test_a_name_full_of_parentheses_and_spaces_hides_nothing(tmp_path: Path) -> None:
+def test_a_name_with_parentheses_and_spaces_is_parsed(tmp_path: Path) -> None:
+    """A process name with parentheses and spaces does not hide the state and the start time."""
     odd = tmp_path / ") S 1 (x"
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([str(odd), "60"]) as process:
@@ -84,12 +87,12 @@ def test_a_name_full_of_parentheses_and_spaces_hides_nothing(tmp_path: Path) -> 
     assert (state, found.began > 0) == ("stopped", True)
 
 
-def test_two_processes_of_one_host_see_that_they_are() -> None:
+def test_two_processes_of_one_host_have_one_host_id() -> None:
     script = "from countoff.core.runtime.processes import host_id; print(host_id())"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == host_id()
 
 
-def test_a_host_s_name_can_be_part_of_a_key() -> None:
+def test_a_host_id_can_be_part_of_a_key() -> None:
     assert 0 < len(host_id()) <= 64
     assert "/" not in host_id()

@@ -1,0 +1,140 @@
+"""The judgement: which ranks a verdict names, what it reports of each, and the cause and the remedy that it gives."""
+
+import dataclasses
+from typing import Any, Literal
+
+import pytest
+
+from countoff.core.protocol.judgement import judge, lost_rank, odd_ranks, remedy_for
+from countoff.core.protocol.records import Mark, verdict_from_json, verdict_to_json
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import Kind, Verdict
+
+EPOCH = "train epoch 0"
+
+
+REMEDIES: dict[Kind, str] = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}
+
+
+LOADERS = (
+    "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
+    "places, until a collective without a partner hangs."
+)
+
+
+DECISIONS = "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
+
+
+def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:
+    return Mark("train_end", EPOCH, at=at, reason=reason, rank=1, **counts)
+
+
+def uneven(standing: Mark, count: int, own: Mark | None = None, *, evaluation: bool = False) -> Verdict:
+    """The verdict of rank 0, which cannot follow rank 1's mark."""
+    return judge(Divergence("UnevenBatches", standing, count, own, evaluation=evaluation), 0)
+
+
+def test_a_loader_that_ran_out_against_a_fetched_batch() -> None:
+    found = uneven(closing("exhausted"), 5)
+    assert found.sentence == "rank 1 ran out of data after 4 batches of train epoch 0; rank 0 has batch 5."
+    assert (found.ranks, found.why) == ((1, 0), LOADERS)
+
+
+def test_a_stop_against_a_batch_begun() -> None:
+    found = uneven(closing("stopped"), 5)
+    assert found.sentence == "rank 1 stopped after 4 batches of train epoch 0; rank 0 has begun batch 5."
+    assert found.why == DECISIONS
+
+
+def test_an_evaluation_begun_early_against_a_batch_begun() -> None:
+    found = uneven(Mark("eval_start", "validation", at=1, rank=1), 2)
+    assert found.sentence == "rank 1 began validation after 1 train batch; rank 0 has begun batch 2."
+    assert found.why == DECISIONS
+
+
+def test_two_marks_of_one_index_tell_what_each_rank_did() -> None:
+    found = uneven(closing("exhausted", at=1), 2, Mark("eval_start", "validation", at=2))
+    did = "rank 1 ran out of data after 1 batch of train epoch 0; rank 0 began validation after 2 train batches."
+    assert found.sentence == did
+
+
+def test_evaluations_tell_the_batches_of_each_loader() -> None:
+    """The verdict on evaluations of several loaders names the batches of each loader."""
+    theirs = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(3, 2), rank=1)
+    mine = Mark("eval_end", "validation", at=5, reason="exhausted", counts=(2, 3))
+    found = uneven(theirs, 5, mine, evaluation=True)
+    sides = ("rank 1 ran out of data after 5 batches (3 + 2)", "rank 0 ran out of data after 5 batches (2 + 3)")
+    assert found.sentence == f"{sides[0]} of validation; {sides[1]} of validation."
+    why = "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
+    assert found.why == why
+
+
+@pytest.mark.parametrize(
+    ("kind", "did"),
+    [("fit_start", "began the fit"), ("fit_end", "ended the fit"), ("train_start", "began train epoch 0")],
+)
+def test_a_mark_without_counts_tells_what_the_rank_did(kind: Any, did: str) -> None:
+    found = uneven(Mark(kind, EPOCH, rank=1), 4, closing("exhausted"))
+    assert found.sentence == f"rank 1 {did}; rank 0 ran out of data after 4 batches of train epoch 0."
+
+
+def test_other_numbers_of_steps() -> None:
+    found = judge(Divergence("StepMismatch", closing("exhausted", steps=1), 2), 0)
+    counts = "rank 1 had applied 1 optimizer step and rank 0 2 optimizer steps"
+    assert found.headline == f"StepMismatch: after 4 batches of train epoch 0, {counts}."
+
+
+def test_as_many_steps_after_other_batches() -> None:
+    found = judge(Divergence("StepMismatch", closing("exhausted", steps=2), 2), 0)
+    counts = "rank 1 had applied 2 optimizer steps and rank 0 2 optimizer steps, but after other batches"
+    assert found.headline == f"StepMismatch: after 4 batches of train epoch 0, {counts}."
+
+
+def test_a_rank_that_exits_is_lost() -> None:
+    """A rank that exits is named, and not those that continue, whichever of them proves it."""
+    left, ended = Mark("train_end", EPOCH, at=3, reason="exited", rank=1), closing("exhausted")
+    other = dataclasses.replace(ended, rank=2)
+    for divergence, rank in (
+        (Divergence("UnevenBatches", left, 4), 2),
+        (Divergence("UnevenBatches", other, 3, left), 1),
+    ):
+        verdict = judge(divergence, rank)
+        assert (verdict.kind, verdict.ranks) == ("LostRank", (1,))
+        assert verdict.sentence == "rank 1 left the job (sys.exit) in batch 3 of train epoch 0, where rank 2 goes on."
+
+
+def test_a_lost_rank_is_named_with_the_cause() -> None:
+    """The whole message about a rank that has died."""
+    assert lost_rank(3, "died without a word (pid 7)", "It was killed, or it crashed.").render().splitlines() == [
+        "countoff: LostRank: rank 3 died without a word (pid 7).",
+        "  why: It was killed, or it crashed.",
+    ]
+
+
+def test_after_a_break_of_one_rank_the_remedy_is_about_it() -> None:
+    """For a decision of one rank the remedy first tells to look for it, also on a rank that received the verdict."""
+    stopped = verdict_from_json(verdict_to_json(uneven(closing("stopped"), 5)))
+    remedy = remedy_for(stopped, REMEDIES)
+    assert remedy.startswith("look for a break")
+    assert remedy.endswith(REMEDIES["UnevenBatches"])
+
+
+@pytest.mark.parametrize(
+    ("sides", "proven", "odd"),
+    [
+        ([False, True, False], (1, 0), (1,)),
+        ([False, True, False], (0, 1), (1,)),
+        ([True, False, True, True, False, True, None], (0, 1), (1, 4)),
+        ([True, False, True, True, False, None], (0, 1), (0, 1)),
+        ([True, False], (1, 0), (1, 0)),
+        ([True, True, False, False], (2, 0), (2, 0)),
+        ([True, False, False, None, None, None], (0, 1), (0, 1)),
+        ([False, False, False], (0, 1), (0, 1)),
+        ([None, None], (), ()),
+    ],
+)
+def test_odd_ranks_are_the_side_that_stays_smaller(
+    sides: list[bool | None], proven: tuple[int, ...], odd: tuple[int, ...]
+) -> None:
+    """The odd ranks are the side that stays the smaller whatever the undecided do; else the two ranks of the proof."""
+    assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)], proven) == odd

@@ -1,0 +1,93 @@
+"""The comparison of plans, settings and versions that ranks reported at the roll call."""
+
+from typing import Any
+
+from countoff.core.protocol.plan_comparison import (
+    agreed_fields,
+    first_difference,
+    group_ranks_by_value,
+    judge_plans,
+    judge_tick_batches,
+    judge_versions,
+)
+
+
+def test_the_smallest_group_comes_first() -> None:
+    records = {0: {"lr": 1}, 1: {"lr": 2}, 2: {"lr": 1}, 3: {}}
+    assert group_ranks_by_value(records, "lr") == [(2, [1]), (None, [3]), (1, [0, 2])]
+
+
+def test_plans_that_agree_are_no_mismatch() -> None:
+    """Plans that agree are no mismatch; fields that are not compared may differ, and missing ones are equal."""
+    records = {0: {"batch_size": 8, "note": "a"}, 1: {"batch_size": 8, "note": "b"}}
+    assert judge_plans(records) is None
+
+
+def test_the_first_field_in_which_plans_differ_is_named() -> None:
+    records = {0: {"batch_size": 8, "max_steps": 5}, 1: {"batch_size": 8, "max_steps": 6}, 2: {"batch_size": 8}}
+    sentence, ranks = first_difference(records, ["batch_size", "max_steps"]) or ("", ())
+    assert sentence == "max_steps is 5 on rank 0, 6 on rank 1, unknown on rank 2"
+    assert ranks == (0, 1, 2)
+
+
+def test_with_two_groups_of_one_size_all_ranks_are_named() -> None:
+    found = judge_plans({rank: {"batch_size": 8 + rank % 2} for rank in range(4)})
+    assert found is not None
+    assert found.ranks == (0, 1, 2, 3)
+
+
+def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
+    """The whole message of a plan that one of three ranks has differently."""
+    found = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
+    assert found is not None
+    head, why = found.render().splitlines()
+    assert head == "countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2."
+    decisions = "take different decisions at every limit, schedule and epoch's end."
+    assert why == f"  why: Ranks that count to different numbers {decisions}"
+    assert found.ranks == (1,)
+
+
+def test_different_tick_batches_are_a_settings_mismatch() -> None:
+    """The warning names both settings and the rank that differs."""
+    found = judge_tick_batches({0: 64, 1: 32, 2: 64})
+    assert found is not None
+    assert (found.kind, found.ranks) == ("SettingsMismatch", (1,))
+    assert found.sentence.startswith("tick_batches is 32 on rank 1, 64 on ranks 0, 2: ")
+
+
+def test_a_rank_without_tick_batches_is_unknown() -> None:
+    """A rank that has not reported its `tick_batches`, as one of another version, differs from all others."""
+    found = judge_tick_batches({0: 64, 1: None, 2: 64})
+    assert found is not None
+    assert found.sentence.startswith("tick_batches is unknown on rank 1, 64 on ranks 0, 2: ")
+
+
+def test_equal_tick_batches_are_no_mismatch() -> None:
+    assert judge_tick_batches({0: 64, 1: 64}) is None
+
+
+def test_different_versions_are_a_version_mismatch() -> None:
+    """The first package by name whose versions differ is named, with the rank that differs."""
+    versions: dict[int, dict[str, Any]] = {rank: {"python": "3.12", "torch": "2.7", "zarr": "3"} for rank in range(3)}
+    versions[2] |= {"torch": "2.8", "zarr": "2"}
+    found = judge_versions(versions)
+    assert found is not None
+    assert (found.kind, found.ranks) == ("VersionMismatch", (2,))
+    assert found.sentence == "torch is 2.8 on rank 2, 2.7 on ranks 0, 1."
+
+
+def test_a_package_that_one_rank_lacks_is_a_version_mismatch() -> None:
+    found = judge_versions({0: {"torch": "2.7", "apex": "1"}, 1: {"torch": "2.7"}, 2: {"torch": "2.7", "apex": "1"}})
+    assert found is not None
+    assert found.sentence == "apex is unknown on rank 1, 1 on ranks 0, 2."
+
+
+def test_equal_versions_are_no_mismatch() -> None:
+    assert judge_versions({0: {"torch": "2.7"}, 1: {"torch": "2.7"}}) is None
+    assert judge_versions({0: {}, 1: {}}) is None
+
+
+def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:
+    """A field that one rank lacks, or has with another value, is not agreed."""
+    plans = {0: {"batch_size": 8, "max_steps": 5, "seed": 1}, 1: {"batch_size": 8, "max_steps": 6}}
+    assert agreed_fields(plans) == ["batch_size"]

@@ -1,0 +1,135 @@
+"""The roll calls of several ranks: what rank 0 compares, proposes, warns of and publishes."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from countoff.core import FitPlan, Settings, Verdict
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.state import State
+from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.runtime.roll_call import RollCall
+from tests.fake_store import FakeSpeaker, FakeStore
+from tests.outbox import written
+
+EPOCH = "train epoch 0"
+
+
+class Ranks:
+    """The roll calls of several ranks around one store, and what they write into the log."""
+
+    def __init__(self, world_size: int, **chosen: Any) -> None:
+        self.store = FakeStore()
+        self.states = [State(rank, world_size, Settings(**chosen), {}) for rank in range(world_size)]
+        self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
+        self.calls = [RollCall(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)]
+
+    def count_off(self, *plans: FitPlan, versions: str = "") -> None:
+        """Lets as many ranks count off as there are plans, the last ones first, until all of them are answered.
+
+        Args:
+            plans: One for each of the first ranks.
+            versions: One version of torch for each of them; none: they report no versions.
+        """
+        calls = list(zip(self.calls, plans, strict=False))
+        for rank, (call, plan) in reversed(list(enumerate(calls))):
+            call.count_off(plan, {"torch": versions.split()[rank]} if versions else {})
+        while not all(speaker.poll_once() for speaker in self.speakers):
+            pass
+
+    def close(self, span: str, *unused: UnusedBatches | None, evaluation: bool = False) -> list[dict[str, Any]]:
+        """Lets every rank close a span after 4 batches with what it has not used; returns what they write."""
+        for rank, call in reversed(list(enumerate(self.calls))):
+            closed = SpanCounters(span, evaluation=evaluation, opened=1, started=4, unused=unused[rank])
+            call.span_closed(closed, 0.0, Verdict("WrongLength", "there are 4.") if rank == 0 else None)
+        assert self.speakers[0].poll_once()
+        return self.verdicts()
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """What all ranks have written since the last call: verdicts, each with the type of its entry."""
+        entries = [entry for state in self.states for entry in written(state)]
+        return [{"type": entry["type"], **entry["verdict"]} for entry in entries]
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    ranks = Ranks(2)
+    ranks.count_off(FitPlan(), FitPlan())
+    return ranks
+
+
+def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:
+    """A truncated epoch is noted, and the adapter's own notice about it is not."""
+    (entry,) = ranks.close(EPOCH, UnusedBatches(1, 4, False), UnusedBatches(0))
+    assert (entry["type"], entry["kind"]) == ("notice", "Truncated")
+    assert (
+        "after 4 batches, where rank 1 ran out of data: rank 0 lost at least 1 batch (4 samples)." in entry["sentence"]
+    )
+
+
+def test_an_even_epoch_keeps_the_adapters_notice(ranks: Ranks) -> None:
+    assert [each["kind"] for each in ranks.close(EPOCH, UnusedBatches(0), UnusedBatches(0))] == ["WrongLength"]
+
+
+def test_an_unknown_rest_of_one_rank_is_no_truncation() -> None:
+    """Nothing is claimed while one rank does not know its unused batches."""
+    ranks = Ranks(3)
+    ranks.count_off(FitPlan(), FitPlan(), FitPlan())
+    assert [each["kind"] for each in ranks.close(EPOCH, UnusedBatches(1), UnusedBatches(0), None)] == ["WrongLength"]
+
+
+def test_a_truncated_epoch_is_noted_once(ranks: Ranks) -> None:
+    assert len(ranks.close(EPOCH, UnusedBatches(1), UnusedBatches(0))) == 1
+    assert ranks.close("train epoch 1", UnusedBatches(1), UnusedBatches(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "entries"),
+    [("warn", [("notice", "Truncated")]), ("raise", [("end", "UnevenBatches")]), ("allow", [])],
+)
+def test_uneven_eval_decides_on_a_truncated_evaluation(policy: str, entries: list[tuple[str, str]]) -> None:
+    """A truncated evaluation is a notice, a verdict or nothing, by the setting `uneven_eval`."""
+    ranks = Ranks(2, uneven_eval=policy)
+    ranks.count_off(FitPlan(), FitPlan())
+    sent = ranks.close("evaluation digits", UnusedBatches(0), UnusedBatches(2), evaluation=True)
+    assert [(each["type"], each["kind"]) for each in sent] == entries
+
+
+def test_ranks_agree_on_the_values_that_all_plans_have() -> None:
+    """Ranks agree on the fields of the plan that have one value on all of them."""
+    ranks = Ranks(3)
+    same = FitPlan(batches_per_epoch=8, evaluations=5)
+    ranks.count_off(same, replace(same, dp_rank=1), replace(same, loader_position=[0, 2]))
+    names = {field.name for field in fields(FitPlan)}
+    assert [call.agreed for call in ranks.calls] == [names - {"dp_rank", "loader_position"}] * 3
+    assert ranks.verdicts() == []
+
+
+def test_without_one_rank_ranks_agree_on_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as one rank has not counted off, ranks agree on nothing; that rank is named."""
+    ranks = Ranks(3, deadline_seconds=0.001)
+    ranks.count_off(FitPlan(batches_per_epoch=8), FitPlan(batches_per_epoch=8))
+    assert [call.agreed for call in ranks.calls] == [frozenset()] * 3
+    assert "LateRank: rank 2 has not counted off" in capsys.readouterr().err
+
+
+def test_a_late_rank_may_have_a_slow_name_server(capsys: pytest.CaptureFixture[str]) -> None:
+    """The remedy for a late rank names `RES_OPTIONS`, which bounds slow look-ups of names."""
+    ranks = Ranks(2, deadline_seconds=0.001)
+    ranks.count_off(FitPlan())
+    remedy = next(line for line in capsys.readouterr().err.splitlines() if " do: " in line)
+    assert "RES_OPTIONS='timeout:1 attempts:1'" in remedy
+
+
+def test_different_plans_end_the_fit() -> None:
+    """The first field in which plans differ is proposed as the verdict, by rank 0 alone."""
+    ranks = Ranks(3)
+    ranks.count_off(FitPlan(batch_size=8), FitPlan(batch_size=4), FitPlan(batch_size=8))
+    assert [(each["type"], each["kind"], each["ranks"]) for each in ranks.verdicts()] == [("end", "PlanMismatch", [1])]
+
+
+def test_different_versions_are_a_notice() -> None:
+    ranks = Ranks(2)
+    ranks.count_off(FitPlan(), FitPlan(), versions="2.7 2.8")
+    assert [(each["type"], each["kind"]) for each in ranks.verdicts()] == [("notice", "VersionMismatch")]

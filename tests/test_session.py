@@ -1,0 +1,64 @@
+"""What the threads of a guard share: a rank stops comparing once, or ends without the store."""
+
+import threading
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.state import State
+from countoff.core.runtime.session import Session, first_line
+
+LOST = Verdict("LostRank", "rank 0 is gone.", (0,))
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session(State(1, 2, Settings(), {}))
+
+
+def test_a_rank_stops_comparing_once(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first reason is kept and printed in one line; a later one changes nothing."""
+    session.stop_comparing("the store is gone")
+    session.stop_comparing("the store is gone again")
+    assert (session.failure, session.met.is_set()) == ("the store is gone", True)
+    line = "[rank 1] countoff: LateRank: the store is gone (this rank trains on without comparing)"
+    assert capsys.readouterr().err.split("\n") == ["", line, ""]
+
+
+def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """If several threads find the store lost at the same time, one line is printed."""
+    barrier = threading.Barrier(4)
+
+    def stop() -> None:
+        barrier.wait(10)
+        session.stop_comparing("the store is gone")
+
+    threads = [threading.Thread(target=stop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert capsys.readouterr().err.count("countoff:") == 1
+
+
+def test_without_the_store_a_rank_prints_its_verdict(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank that has lost the store ends the fit with the verdict that it is given."""
+    session.conclude_alone(LOST)
+    assert session.state.end == LOST
+    assert session.state.said.is_set()
+    assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
+
+
+def test_without_the_store_an_own_proof_is_the_cause(session: Session) -> None:
+    """What this rank has proved itself is the better cause."""
+    proof = Verdict("UnevenBatches", "they differ.", (1, 0))
+    session.state.propose(proof)
+    session.conclude_alone(LOST)
+    assert session.state.end == proof
+
+
+def test_first_line_of_an_error_is_short() -> None:
+    """The first line has at most 120 characters; an error without a text is named by its type."""
+    assert first_line(RuntimeError("one\ntwo")) == "one"
+    assert first_line(RuntimeError()) == "RuntimeError"
+    assert len(first_line(RuntimeError("x" * 500))) == 120

@@ -1,0 +1,118 @@
+"""Stalls: when a rank reports where it is, and which ranks rank 0 names."""
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import row
+from countoff.core.protocol.state import State
+from countoff.core.runtime.stall import Stall, judge_stall
+from tests.fake_store import FakeSpeaker, FakeStore
+from tests.outbox import printed
+
+EPOCH = "train epoch 0"
+WORDS = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+
+
+@pytest.mark.parametrize(
+    ("states", "culprits"),
+    [
+        (["collective", "loader", "code"], (1,)),
+        (["collective", "code", "collective"], (1,)),
+        (["collective", "collective", "collective"], (0, 1, 2)),
+        (["loader", "loader", "collective"], (0, 1)),
+    ],
+)
+def test_a_loader_comes_before_code_before_a_collective(states: list[str], culprits: tuple[int, ...]) -> None:
+    """A stall names the ranks in their loaders; without any, those in their own code; else those in a collective."""
+    records = {
+        rank: {"rank": rank, "state": WORDS[state], "frames": [], "collectives": {}}
+        for rank, state in enumerate(states)
+    }
+    found = judge_stall(records, 180.0)
+    assert found.ranks == culprits
+    assert found.why == "no rank is in a line of the user's own."
+
+
+def test_a_stall_shows_lines_and_collectives() -> None:
+    """A stall shows each rank's line of code and its number of collectives, the named ranks first."""
+    record = {"frames": ["train.py:9 in main"], "collectives": {"0": 5}}
+    records = {rank: {**row(rank, None, 0, "in a collective"), **record} for rank in range(3)}
+    records[2] |= {"state": "in its loader", "frames": ["data.py:7 in read"], "collectives": {"0": 4}}
+    found = judge_stall(records, 180.0)
+    assert found.sentence == "no rank has got on for 180 s; rank 2 is in its loader."
+    counts = "Collectives issued in process group 0: 4 by rank 2, 5 by ranks 0, 1."
+    assert found.why == f"rank 2 is at data.py:7 in read; ranks 0, 1 are at train.py:9 in main. {counts}"
+    assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
+
+
+class Stalled:
+    """Rank 0 of a job in which it has made no progress for longer than `stall_seconds`."""
+
+    def __init__(self, present: list[int], store: FakeStore | None = None) -> None:
+        self.state = State(0, len(present) or 2, Settings(stall_seconds=0.001), {}, present=present)
+        self.speaker = FakeSpeaker(self.state, store or FakeStore())
+        self.stall = Stall(self.state, self.speaker)
+        self.stall.look()
+        self.stall.moved_at -= 1
+        self.stall.look()
+
+
+@pytest.mark.parametrize(
+    ("batches", "evaluates", "kinds"),
+    [((4, 4), True, ["Stalled"]), ((4, 3), False, ["Stalled"]), ((4, 3), True, list[str]())],
+    ids=["in one place", "after the evaluation", "in the evaluation"],
+)
+def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
+    batches: tuple[int, ...], evaluates: bool, kinds: list[str]
+) -> None:
+    """Only a stall within an evaluation of which uneven lengths are known is that evaluation's verdict."""
+    stalled = Stalled([0, 1])
+    uneven = Verdict("UnevenBatches", "rank 1 ran out of data after 2 batches of validation.")
+    stalled.state.notices.append(uneven)
+    records = {
+        rank: {
+            **row(rank, SpanCounters(EPOCH, started=count), 0, ""),
+            "state": "in a collective",
+            "frames": [],
+            "collectives": {},
+            "evaluates": evaluates,
+        }
+        for rank, count in enumerate(batches)
+    }
+    stalled.stall._report(records, [])
+    assert stalled.state.proposed == (None if kinds else uneven)
+    assert [verdict.kind for verdict in printed(stalled.state)] == kinds
+
+
+def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:
+    """A rank that has closed its guard owes no record about a stall; rank 0 is done without it."""
+    store = FakeStore()
+    store.set("bye/1", {"bye": True})
+    stalled = Stalled([0, 1, 2], store)
+    assert not stalled.speaker.poll_once()
+    store.set("stall/2", store.get("stall/0") | {"rank": 2})
+    assert stalled.speaker.poll_once()
+    (verdict,) = printed(stalled.state)
+    assert [line["rank"] for line in verdict.rows] == [0, 2]
+
+
+def test_a_roll_call_longer_than_a_stall_is_none() -> None:
+    """As long as rank 0 does not know which ranks are present, there is no stall."""
+    stalled = Stalled([])
+    assert stalled.speaker.poll_once()
+    assert (printed(stalled.state), stalled.state.proposed) == ([], None)
+
+
+def test_progress_of_one_rank_makes_it_no_stall() -> None:
+    """A rank that has made progress in the meantime reports that in its record, and nothing is printed."""
+    stalled = Stalled([0, 1])
+    store = stalled.speaker.store
+    assert len(stalled.speaker.pollables) == 1
+    store.set("stall/1", {"moved": True})
+    assert stalled.speaker.poll_once()
+    assert printed(stalled.state) == []
+    stalled.state.steps += 1
+    stalled.stall._posted = True
+    stalled.stall.look()
+    assert store.get("stall/0") == {"moved": True}

@@ -1,0 +1,189 @@
+"""The state of one rank: what each event changes, and which actions it puts into the outbox."""
+
+from typing import Any, Literal
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.actions import PrintWarning, WriteEntry
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
+from countoff.core.protocol.state import NEVER, State
+from tests.outbox import drain, written
+
+EPOCH = "train epoch 0"
+
+
+def state_of(rank: int = 0, world_size: int = 2, **chosen: Any) -> State:
+    return State(rank, world_size, Settings(**chosen), {"LostRank": "Mend it.", "WrongLength": "Set the length."})
+
+
+def end_entry(sentence: str) -> dict[str, Any]:
+    return verdict_entry("end", Verdict("LostRank", sentence))
+
+
+def test_only_the_first_end_in_the_log_counts() -> None:
+    state = state_of()
+    state.receive(0, end_entry("first."))
+    state.receive(1, end_entry("second."))
+    assert state.end == Verdict("LostRank", "first.", remedy="Mend it.")
+    assert state.ended.is_set()
+
+
+def test_an_end_is_proposed_once() -> None:
+    state = state_of()
+    state.propose(Verdict("LostRank", "first."))
+    state.propose(Verdict("LostRank", "second."))
+    assert [entry["verdict"]["sentence"] for entry in written(state)] == ["first."]
+    assert state.end is None
+
+
+def test_an_index_of_the_log_is_received_once() -> None:
+    """Two threads may read an entry; a second entry of the same index changes nothing."""
+    state = state_of()
+    state.receive(0, {"type": "goodbye", "rank": 1})
+    state.receive(0, end_entry("too late."))
+    assert (state.log.read, state.end) == (1, None)
+
+
+def test_an_entry_of_an_unknown_type_is_skipped() -> None:
+    state = state_of()
+    state.receive(0, {"type": "of a later version"})
+    assert (state.log.read, state.end) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"type": "mark"}, {"type": "mark", "number": "x"}, {"type": "end", "verdict": 3}]
+)
+def test_a_malformed_entry_is_refused_once(entry: dict[str, Any]) -> None:
+    """A malformed entry raises, and is not read a second time."""
+    state = state_of()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        state.receive(0, entry)
+    assert state.log.read == 1
+
+
+def test_the_alarm_is_zero_once_others_are_ahead() -> None:
+    """Once another rank has passed this rank's next mark, every batch is looked at."""
+    state = state_of()
+    start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
+    state.reach(start, opens=SpanCounters(EPOCH))
+    state.receive(0, mark_entry(0, start))
+    assert state.alarm == NEVER
+    state.receive(1, mark_entry(1, closing))
+    assert state.alarm == 0
+
+
+def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
+    state = state_of()
+    state.receive(0, mark_entry(9, Mark("fit_end", "the fit")))
+    assert state.finished
+
+
+def test_a_goodbye_of_rank_0_finishes_the_fit() -> None:
+    """A goodbye of rank 0, which may host the store, finishes the fit on this rank; another rank's does not."""
+    state = state_of()
+    state.receive(0, {"type": "goodbye", "rank": 1})
+    assert not state.finished
+    state.receive(1, {"type": "goodbye", "rank": 0})
+    assert state.finished
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent"),
+    [("raise", ["end"]), ("warn", ["notice"]), ("allow", list[str]())],
+    ids=["raise", "warn", "allow"],
+)
+def test_uneven_eval_decides_on_an_uneven_evaluation(
+    policy: Literal["raise", "warn", "allow"], sent: list[str]
+) -> None:
+    """An uneven evaluation ends the fit, is a notice or is nothing, by the setting `uneven_eval`."""
+    state = state_of(uneven_eval=policy)
+    evaluation = SpanCounters("validation", evaluation=True)
+    state.reach(Mark("eval_start", "validation"), opens=evaluation)
+    evaluation.started = 4
+    closing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
+    state.receive(0, mark_entry(1, closing))
+    state.look()
+    state.reach(Mark("eval_end", "validation", at=4, reason="exhausted"))
+    assert [entry["type"] for entry in written(state)] == sent
+
+
+def test_between_spans_the_row_is_of_the_closed_span() -> None:
+    """The row of a rank between spans is that of the span that it has closed last."""
+    state = state_of()
+    assert state.own_row()["state"] == "between spans"
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    span.started = 4
+    assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
+    state.reach(Mark("train_end", EPOCH, at=4, reason="exhausted"))
+    assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
+
+
+def test_progress_changes_with_every_batch_step_and_mark() -> None:
+    state = state_of()
+    seen = [state.progress()]
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    seen.append(state.progress())
+    span.started += 1
+    seen.append(state.progress())
+    state.steps += 1
+    seen.append(state.progress())
+    state.reach(Mark("train_end", EPOCH, at=1))
+    assert len({*seen, state.progress()}) == 5
+
+
+WARNING = Verdict("WrongLength", "it is too long.", subject="train")
+
+
+def test_propose_puts_one_entry_into_the_outbox() -> None:
+    """A proposed verdict is one entry for the log, and nothing else; a second verdict is none."""
+    state = state_of()
+    verdict = Verdict("LostRank", "rank 1 is gone.", (1,))
+    state.propose(verdict)
+    state.propose(Verdict("LostRank", "rank 1 is gone again.", (1,)))
+    assert drain(state) == [WriteEntry(verdict_entry("end", verdict))]
+    assert (state.proposed, state.alarm) == (Verdict("LostRank", "rank 1 is gone.", (1,), remedy="Mend it."), 0)
+
+
+def test_a_verdict_in_the_log_leaves_nothing_to_propose() -> None:
+    """After a verdict in the log, a proposal puts nothing into the outbox."""
+    state = state_of()
+    state.receive(0, end_entry("first."))
+    state.propose(Verdict("LostRank", "second."))
+    assert (drain(state), state.proposed) == ([], None)
+
+
+def test_a_warning_of_one_process_is_to_be_printed() -> None:
+    """A process without other ranks prints its warning itself, with its remedy, once for each kind and subject."""
+    state = state_of(world_size=1)
+    state.note(WARNING)
+    state.note(WARNING)
+    printed = Verdict("WrongLength", "it is too long.", remedy="Set the length.", subject="train")
+    assert drain(state) == [PrintWarning(printed)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_warning_of_one_of_many_ranks_goes_into_the_log(rank: int) -> None:
+    """A warning of one of many ranks is one entry for the log, for each kind and subject; it is not printed yet."""
+    state = state_of(rank)
+    state.note(WARNING)
+    state.note(WARNING)
+    assert drain(state) == [WriteEntry(verdict_entry("notice", WARNING))]
+    state.note(Verdict("WrongLength", "it is too long.", subject="evaluation"))
+    assert [entry["verdict"]["subject"] for entry in written(state)] == ["evaluation"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_notice_from_the_log_is_printed_on_rank_0_only(rank: int) -> None:
+    """All ranks know a notice from the log, with their own remedy; rank 0 alone prints it, and once."""
+    state = state_of(rank)
+    entry = verdict_entry("notice", WARNING)
+    assert not state.is_written(entry)
+    state.receive(0, entry)
+    state.receive(1, entry)
+    state.note(WARNING)
+    notice = Verdict("WrongLength", "it is too long.", remedy="Set the length.", subject="train")
+    assert state.notices == [notice]
+    assert state.is_written(entry)
+    assert drain(state) == ([PrintWarning(notice)] if rank == 0 else [])

@@ -1,0 +1,54 @@
+"""Ticks: the steps and learning rates that ranks compare in the middle of a span."""
+
+import json
+from typing import Any, cast
+
+import numpy
+import pytest
+
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.ticks import Tick, tick_keys
+
+EPOCH = "train epoch 0"
+
+
+TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("difference", "kind"),
+    [
+        ({}, None),
+        ({"steps": 7}, "StepMismatch"),
+        ({"step_hash": 6}, "StepMismatch"),
+        ({"rates": [0.1]}, "LearningRateMismatch"),
+        ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
+    ],
+)
+def test_ticks_are_compared_steps_first(difference: dict[str, Any], kind: str | None) -> None:
+    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, **difference}).compare(TICK)
+    assert (found and found.kind) == kind
+    assert found is None or found.ranks == (0, 1)
+
+
+def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
+    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, "step_hash": 6}).compare(TICK)
+    steps = "rank 0 had applied 8 optimizer steps and rank 1 8, but after other batches"
+    assert found is not None
+    assert found.sentence == f"at batch 64 of train epoch 0, {steps}."
+
+
+def test_numpy_rates_equal_rates_of_python() -> None:
+    """A learning rate that is a number of numpy equals the same number of Python on another rank."""
+    ticks = [
+        Tick.of(rank, SpanCounters(EPOCH), steps=0, step_hash=0, rates=cast(Any, rates))
+        for rank, rates in enumerate(([0.5], [numpy.float32(0.5)]))
+    ]
+    assert ticks[0].key == ticks[1].key
+    assert ticks[1].compare(json.loads(json.dumps(ticks[0].record))) is None
+
+
+def test_a_span_has_a_key_for_each_tick() -> None:
+    """A closed span has one key for each multiple of `tick_batches` that it started."""
+    assert tick_keys(SpanCounters(EPOCH, opened=3, started=7), 3) == ["tick/3/3", "tick/3/6"]
+    assert tick_keys(SpanCounters(EPOCH, opened=3, started=2), 3) == []

@@ -1,0 +1,58 @@
+"""The table of a verdict, as the ranks find it in the store."""
+
+from typing import Any
+
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import row
+from countoff.core.runtime.verdict_table import publish_table, with_table
+from countoff.core.verdict import TABLE_ROWS, Kind, Verdict
+from tests.fake_store import FakeStore
+
+
+def with_published(ranks: int, verdict: Verdict, remedies: dict[Kind, str], **header: Any) -> Verdict:
+    """The verdict with a table of so many ranks, of which rank 2 is the odd one."""
+    store = FakeStore()
+    for place in range(min(ranks, TABLE_ROWS)):
+        store.set(f"table/{place}", row(place, SpanCounters("train epoch 0", started=5), 2, "in batch 5"))
+    store.set("table", {"rows": ranks, "odd": [2], "spread": 0.002, "failed": None, **header})
+    return with_table(store, verdict, remedies)
+
+
+def test_the_published_table_goes_into_the_verdict() -> None:
+    found = with_published(3, Verdict("UnevenBatches", "they differ.", (1, 0)), {})
+    assert (found.ranks, len(found.rows), found.spread_seconds) == ((2,), 3, 0.002)
+
+
+def test_without_a_published_table_the_verdict_is_unchanged() -> None:
+    verdict = Verdict("UnevenBatches", "they differ.", (1, 0))
+    assert with_table(FakeStore(), verdict, {}) == verdict
+
+
+def test_a_rank_that_failed_by_itself_is_the_better_cause() -> None:
+    """If a rank has failed by itself, the verdict is about that, and keeps the table."""
+    failed = [1, "raised ValueError: torn shard"]
+    verdict = Verdict("UnevenBatches", "they differ.", (2, 0))
+    found = with_published(3, verdict, {"LostRank": "Mend it."}, failed=failed)
+    assert (found.headline, found.remedy) == ("LostRank: rank 1 raised ValueError: torn shard.", "Mend it.")
+    assert len(found.rows) == 3
+
+
+def test_a_message_about_many_ranks_tells_their_number() -> None:
+    """A message about more ranks than the table shows tells how many there are in all."""
+    found = with_published(40, Verdict("UnevenBatches", "they differ.", (2, 0)), {})
+    lines = found.render().splitlines()
+    assert lines[1] == "  out of step: rank 2 of 40 ranks"
+    assert lines[-2] == "  … and 24 ranks more"
+
+
+def test_odd_ranks_come_first_in_the_published_table() -> None:
+    """Rank 0 names the minority, puts its rows first and tells how long it took until every rank knew."""
+    store = FakeStore()
+    verdict = Verdict("UnevenBatches", "they differ.", (1, 0), time=100.0, mark_index=4)
+    rows = {
+        rank: {**row(rank, None, 0, ""), "known": 100.5 + rank, "failure": "", "side": rank != 2} for rank in range(4)
+    }
+    publish_table(store, verdict, rows, complete=True)
+    found = with_table(store, verdict, {})
+    assert (found.ranks, found.spread_seconds) == ((2,), 3.5)
+    assert [line["rank"] for line in found.rows] == [2, 0, 1, 3]

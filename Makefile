@@ -18,12 +18,12 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-latest test-all integration integration-latest coverage \
-	test-composer-classic test-torchtitan bench faults soak lint lock clean
+	test-composer-classic test-torchtitan bench faults soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## a job with uneven ranks: drifting, then named by countoff, then mended
+demo: .venv/.installed ## a job with uneven ranks: without countoff, then with it, then fixed
 	.venv/bin/countoff demo
 
 unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, about a minute
@@ -72,6 +72,9 @@ faults: .venv/.installed ## every fault in every framework, as a table; FAULTS_F
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)
 
+docs: .venv-docs/.installed ## the documentation as a site, in docs/_build/html; warnings are errors
+	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
 lint: .venv/.installed ## ruff, its formatter, pyright
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -82,7 +85,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-latest,constraints/latest.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-latest .venv-composer-classic .venv-torchtitan build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -101,4 +104,9 @@ endef
 	test -x $*/bin/uv || { $(PYTHON) -m venv $* && $*/bin/python -m pip install --quiet uv; }
 	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
 		--constraints $(CONSTRAINTS_$*) --group dev --editable '.[$(EXTRAS_$*)]'
+	touch $@
+
+.venv-docs/.installed: pyproject.toml
+	test -x .venv-docs/bin/uv || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet uv; }
+	.venv-docs/bin/uv pip install --quiet --python .venv-docs/bin/python $(UV_FLAGS) --group docs --editable .
 	touch $@

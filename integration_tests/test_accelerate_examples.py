@@ -26,7 +26,7 @@ def test_the_rank_with_a_batch_less_is_named(run_torchrun, example):
 @pytest.mark.parametrize("example", FOUND)
 def test_the_corrected_job_trains_to_the_end(run_torchrun, example):
     """With the fault corrected the example trains well and countoff prints nothing."""
-    run = run_torchrun(EXAMPLES / example, 2, "--mended", env=CPU)
+    run = run_torchrun(EXAMPLES / example, 2, "--fixed", env=CPU)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output, run.output
     accuracy = float(run.output.partition("of 24 batches on each rank; accuracy on held-out digits ")[2].split()[0])

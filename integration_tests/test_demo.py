@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.demo.meetings import Meeting, informative
+from countoff.demo.all_reduces import AllReduce, excerpt
 from countoff.demo.stacks import innermost
 from integration_tests.harness import NAME_LOOKUPS, python_path
 
@@ -72,7 +72,7 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected(tmp_path):
     assert demo.returncode == 0, output
     # 7 shards of 205 digits, four to rank 0 and three to rank 1, in batches of 32.
     assert "rank 0: epoch 0 batch 20 + rank 1: epoch 1 batch 0" in output, output
-    assert "called for Lightning's" in output
+    assert "Lightning was at" in output
     assert "rank 1 ran out of data after 20 batches of train epoch 0" in output, output
     assert output.count("countoff: UnevenBatches: ") == 1
     assert "All 2 ranks printed it." in output
@@ -100,19 +100,19 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path, number, exit_code):
 
 def test_a_meeting_names_the_ranks_at_each_batch():
     """A meeting prints which ranks are at which batch."""
-    meeting = Meeting(19, ((0, 18), (0, 18), (1, 0)))
+    meeting = AllReduce(19, ((0, 18), (0, 18), (1, 0)))
     assert str(meeting) == "ranks 0, 1: epoch 0 batch 18 + rank 2: epoch 1 batch 0"
     assert meeting.mixed
-    assert meeting.of_epochs == 2
+    assert meeting.epoch_count == 2
 
 
-def test_informative_meetings_are_those_around_the_change():
+def test_excerpt_meetings_are_those_around_the_change():
     """The last meeting at one batch, the first mixed ones and the last one are shown."""
-    like = [Meeting(number, ((0, number), (0, number))) for number in (1, 2)]
-    mixed = [Meeting(number, ((0, number), (1, number))) for number in (3, 4, 5, 6, 7)]
-    assert [meeting.number for meeting in informative([*like, *mixed])] == [2, 3, 4, 5, 7]
-    assert [meeting.number for meeting in informative(like)] == [2]
-    assert [meeting.number for meeting in informative(mixed[:1])] == [3]
+    like = [AllReduce(number, ((0, number), (0, number))) for number in (1, 2)]
+    mixed = [AllReduce(number, ((0, number), (1, number))) for number in (3, 4, 5, 6, 7)]
+    assert [meeting.number for meeting in excerpt([*like, *mixed])] == [2, 3, 4, 5, 7]
+    assert [meeting.number for meeting in excerpt(like)] == [2]
+    assert [meeting.number for meeting in excerpt(mixed[:1])] == [3]
 
 
 def test_the_innermost_line_is_that_of_the_thread_that_trains():

@@ -41,7 +41,7 @@ def test_an_own_adapter_names_the_short_rank(run_torchrun):
 @pytest.mark.nightly
 def test_the_corrected_job_trains_to_the_end(run_torchrun):
     """With the fault corrected the example trains well and countoff prints nothing."""
-    run = run_torchrun(EXAMPLES / "torch_digits.py", 2, "--mended", deadline_seconds=180)
+    run = run_torchrun(EXAMPLES / "torch_digits.py", 2, "--fixed", deadline_seconds=180)
     assert run.exit_code == 0, run.output
     assert "countoff:" not in run.output, run.output
     accuracy = float(run.output.partition("of 24 batches on each rank; accuracy on held-out digits ")[2].split()[0])

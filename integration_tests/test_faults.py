@@ -214,12 +214,12 @@ def epochs_by_hand() -> int:
     """Two epochs in which nothing is synchronised, so that only the counts differ."""
     import torch.distributed as dist
 
-    from countoff.core import Guard, Settings
+    from countoff.core import FitPlan, Guard, Settings
 
     dist.init_process_group("gloo")
     rank = own_rank()
     guard = Guard(Settings(on_divergence="warn"), rank=rank, world_size=2)
-    guard.fit_start({})
+    guard.fit_start(FitPlan())
     batches = 0
     for epoch in range(2):
         guard.train_start(epoch)
@@ -244,13 +244,13 @@ def leftovers() -> tuple[int, int]:
 
     import torch.distributed as dist
 
-    from countoff.core import Guard, Settings
+    from countoff.core import FitPlan, Guard, Settings
 
     dist.init_process_group("gloo")
     threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
     for _ in range(3):
         guard = Guard(Settings(), rank=own_rank(), world_size=2)
-        guard.fit_start({})
+        guard.fit_start(FitPlan())
         guard.fit_end()
         guard.close()
         guard.close()

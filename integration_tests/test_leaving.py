@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from countoff.core import Guard, Settings
+from countoff.core import FitPlan, Guard, Settings
 from countoff.torch import attach
 from integration_tests.jobs import own_rank, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
@@ -146,7 +146,7 @@ def test_a_pause_is_not_blamed_on_an_earlier_evaluation(run_ranks, inside):
 def pauses_after_an_uneven_evaluation(inside: bool) -> str | None:
     dist.init_process_group("gloo")
     guard = Guard(Settings(stall_seconds=0.5), rank=own_rank(), world_size=2)
-    guard.fit_start({})
+    guard.fit_start(FitPlan())
     guard.eval_start("validation")
     for _ in range(3 - own_rank()):
         guard.batch()
@@ -183,7 +183,7 @@ def comes_late() -> None:
     if own_rank() == 2:
         store.wait(["gone on without rank 2"])
     guard = Guard(Settings(deadline_seconds=6.0), rank=own_rank(), world_size=3)
-    guard.fit_start({})
+    guard.fit_start(FitPlan())
     if own_rank() == 0:
         store.set("gone on without rank 2", "1")
     guard.train_start(0)

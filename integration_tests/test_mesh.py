@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.core import DivergenceError, Guard, Settings
+from countoff.core import DivergenceError, FitPlan, Guard, Settings
 from countoff.lightning import Countoff
 from countoff.mesh import dp_position, rank_map
 from integration_tests import mesh_loops
@@ -137,7 +137,7 @@ def fit(dp_rank: int | None, dp_degree: int) -> str:
     """One guard's fit of one batch; what was raised."""
     guard = Guard(Settings(), rank=dist.get_rank(), world_size=dist.get_world_size())
     try:
-        guard.fit_start({"batch_size": 4, "dp_rank": dp_rank, "dp_degree": dp_degree})
+        guard.fit_start(FitPlan(batch_size=4, dp_rank=dp_rank, dp_degree=dp_degree))
         guard.train_start(0)
         guard.batch()
         guard.train_end("exhausted")

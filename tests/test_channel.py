@@ -197,7 +197,7 @@ def test_keys_have_the_prefix_of_the_rendezvous(store: Any, connect: Connect) ->
     assert not Channel("127.0.0.1", store.port, "countoff/other/").has("a")
 
 
-def test_garbage_in_the_store_is_refused_by_every_way_of_reading(store: Any, connect: Connect) -> None:
+def test_every_way_of_reading_refuses_garbage(store: Any, connect: Connect) -> None:
     channel = connect()
     store.set("countoff/test/a", "x" * 5000)
     for read in (channel.get, channel.wait, lambda key: channel.get_many([key]), lambda key: channel.claim(key, {})):

@@ -21,8 +21,8 @@ def store_with(**records: dict[str, Any]) -> FakeStore:
 def test_a_gathering_is_done_at_its_deadline(deadline: float) -> None:
     """A gathering is done once all ranks have reported, or at its deadline with the ranks that are missing."""
     store, done = store_with(plan_0={"rank": 0}), list[Any]()
-    gathering = Gathering("plan", range(2), deadline, lambda *found: done.append(found))
-    assert gathering.poll(store) == (deadline == 0.0)
+    waiting = Gathering("plan", range(2), deadline, lambda *found: done.append(found))
+    assert waiting.poll(store) == (deadline == 0.0)
     assert done == ([] if deadline else [({0: {"rank": 0}}, [1])])
 
 

@@ -45,6 +45,7 @@ def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
         assert result.exit_code != 0
 
 
+@pytest.mark.alone
 def test_a_skipped_step_is_found_within_the_epoch(run_ranks):
     """A skipped optimizer step is found at the next tick."""
     for result in run_ranks(loops.skip_a_step, 2, 3, 2, expect=None):
@@ -62,6 +63,7 @@ def test_steps_after_other_batches_are_found(run_ranks):
         assert result.exit_code != 0
 
 
+@pytest.mark.alone
 def test_a_learning_rate_of_its_own_is_found(run_ranks):
     """A learning rate that differs by rank is found at the next tick."""
     for result in run_ranks(loops.own_learning_rate, 2, expect=None):

@@ -123,8 +123,8 @@ OWN = {
     "resumed": Job(samples=80, loader="plain", resume=True),
 }
 UNSEEN = {
-    "around prepared": "returned a Around, which stands around a prepared loader",
-    "list": "returned a list, whose passes nobody can see",
+    "around prepared": "returned a Around, which wraps a prepared loader",
+    "list": "returned a list, whose passes cannot be observed",
     "resumed": "returned a DataLoader, of which the Trainer makes a copy to resume within an epoch",
 }
 

@@ -13,7 +13,7 @@ ROOTS = [str(Path(__file__).parents[1] / root) for root in ("core", "plugins")]
 LINES = {
     "accelerate": "countoff.accelerate needs Accelerate: pip install 'countoff[accelerate]'",
     "composer": "countoff.composer needs Composer: pip install 'countoff[composer]'",
-    "fabric": "countoff.fabric needs PyTorch: pip install 'countoff[torch]'",
+    "fabric": "countoff.fabric needs Lightning Fabric: pip install 'countoff[lightning]'",
     "lightning": "countoff.lightning needs Lightning: pip install 'countoff[lightning]'",
     "lingua": "countoff.lingua needs PyTorch: pip install 'countoff[torch]'",
     "pytorch_lightning": "countoff.pytorch_lightning needs pytorch_lightning: pip install pytorch-lightning",

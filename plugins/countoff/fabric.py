@@ -10,7 +10,7 @@ from typing import Any
 
 from countoff._adapter.requirements import needs
 
-with needs("PyTorch", facade="countoff.fabric", install="'countoff[torch]'"):
+with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
     from countoff._adapter.guards import new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._adapter.options import Options

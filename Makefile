@@ -51,7 +51,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	rm -f .coverage .coverage.*
 	$(call unit,.venv,--cov --cov-report=)
 	$(call integration,.venv,--cov --cov-append --cov-report=)
-	$(call integration,.venv,-m nightly --cov --cov-append --cov-report=)
+	$(call pytest,.venv) integration_tests -m nightly --cov --cov-append --cov-report= $(PYTEST_FLAGS)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven

@@ -151,7 +151,7 @@ def test_fabric_trains_on_even_data(run_ranks):
         ("countoff.lightning", "lightning", "pip install 'countoff[lightning]'"),
         ("countoff.pytorch_lightning", "pytorch_lightning", "pip install pytorch-lightning"),
         ("countoff.torch", "torch", "pip install 'countoff[torch]'"),
-        ("countoff.fabric", "torch", "pip install 'countoff[torch]'"),
+        ("countoff.fabric", "torch", "pip install 'countoff[lightning]'"),
     ],
 )
 def test_a_missing_framework_is_one_line_with_the_command(module, missing, command):

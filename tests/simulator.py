@@ -112,7 +112,7 @@ class Rank:
         rates = (self.program.rate,)
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard._state
-        self.state.said.set()  # a failure waits for the printed table
+        self.state.printed.set()  # a failure waits for the printed table
         self.guard._monitor = monitor = Monitor(self.state, 0)  # never started: no thread, no connection
         self.speaker = monitor.speaker
         self.speaker.busy_since = 1.0  # the store is slow: marks do not wait for it

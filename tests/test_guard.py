@@ -70,6 +70,13 @@ def test_importing_the_monitor_starts_no_thread(monkeypatch: pytest.MonkeyPatch)
     assert importlib.import_module("countoff.core.runtime.monitor") is not countoff.core
 
 
+def test_a_plan_that_is_a_dict_is_refused() -> None:
+    """An adapter written for a plan of another form gets one clear line, on any number of ranks."""
+    guard = Guard(Settings(), rank=0, world_size=1)
+    with pytest.raises(TypeError, match="expected a FitPlan, got a dict"):
+        guard.fit_start({"batch_size": 8})  # pyright: ignore[reportArgumentType]
+
+
 def test_making_a_guard_for_many_ranks_starts_no_thread() -> None:
     before = threading.active_count()
     Guard(Settings(), rank=0, world_size=8).close()

@@ -116,7 +116,7 @@ def client(port: int) -> Any:
 BROKEN: dict[str, str | bytes] = {
     "no JSON": "GET / HTTP/1.1\r\n",
     "no text": b"\xff\xfe\x00\x80",
-    "truncated": '{"type": "mark", "number": 1, "ma',
+    "truncated": '{"type": "mark", "index": 1, "ma',
     "nested too deeply": "[" * 1000,
     "nested objects": '{"a":' * 200,
     "no object": "[1, 2]",
@@ -126,16 +126,16 @@ BROKEN: dict[str, str | bytes] = {
 
 
 def mark(**changes: Any) -> dict[str, Any]:
-    return {"type": "mark", "number": 1, "mark": {**MARK, **changes}}
+    return {"type": "mark", "index": 1, "mark": {**MARK, **changes}}
 
 
 WRONG: dict[str, Any] = {
     "no type": {},
-    "no mark": {"type": "mark", "number": 1},
-    "a mark that is text": {"type": "mark", "number": 1, "mark": "train_start"},
-    "a negative number": {**mark(), "number": -1},
-    "an absurd number": {**mark(), "number": 2**70},
-    "a number that is none": {**mark(), "number": float("nan")},
+    "no mark": {"type": "mark", "index": 1},
+    "a mark that is text": {"type": "mark", "index": 1, "mark": "train_start"},
+    "a negative number": {**mark(), "index": -1},
+    "an absurd number": {**mark(), "index": 2**70},
+    "a number that is none": {**mark(), "index": float("nan")},
     "an absurd count": mark(at=2**70),
     "a negative count": mark(at=-4),
     "an infinite count": mark(at=float("inf")),

@@ -55,7 +55,7 @@ words = st.text(st.characters(exclude_categories=[]), max_size=400) | st.sampled
 def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> None:
     """The text of any exception fits into the records that carry it, in a span of any name."""
     state = State(99_999, 100_000, Settings(), {})
-    state.said.set()
+    state.printed.set()
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.eval_start(name)  # as a user would name a validation set
     shutdown.report_failure(state, ValueError(error), f"in batch {10**9} of {guard.open_span}")

@@ -7,6 +7,8 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.state import State
 from countoff.core.runtime.session import Session, first_line
+from countoff.core.runtime.speaker import Speaker
+from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,))
 
@@ -23,6 +25,16 @@ def test_a_rank_stops_comparing_once(session: Session, capsys: pytest.CaptureFix
     assert (session.failure, session.met.is_set()) == ("the store is gone", True)
     line = "[rank 1] countoff: LateRank: the store is gone (this rank trains on without comparing)"
     assert capsys.readouterr().err.split("\n") == ["", line, ""]
+
+
+def test_a_rank_that_stopped_comparing_writes_nothing(session: Session) -> None:
+    """What it still finds must not end the job of ranks that compare."""
+    store = FakeStore()
+    speaker = Speaker(session.state, connect=lambda: store, lost=lambda error: None)
+    session.stop_comparing("the store is gone")
+    session.state.propose(LOST)
+    speaker._carry_out(session.state.outbox.get_nowait(), store)
+    assert store.values == {}
 
 
 def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +57,7 @@ def test_without_the_store_a_rank_prints_its_verdict(session: Session, capsys: p
     """A rank that has lost the store ends the fit with the verdict that it is given."""
     session.conclude_alone(LOST)
     assert session.state.end == LOST
-    assert session.state.said.is_set()
+    assert session.state.printed.is_set()
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 
 

@@ -129,7 +129,7 @@ def test_an_error_file_in_no_directory_is_no_error(monkeypatch: pytest.MonkeyPat
 def test_raise_verdict_raises_the_error_of_its_kind() -> None:
     state = state_of()
     state.adopt(VERDICT)
-    state.said.set()
+    state.printed.set()
     with pytest.raises(LostRank, match="rank 2 is gone"):
         shutdown.raise_verdict(state)
     assert state.answered.is_set()
@@ -144,7 +144,7 @@ def test_raise_verdict_returns_in_warn_mode() -> None:
 
 def failed(error: BaseException) -> State:
     state = state_of(rank=3)
-    state.said.set()
+    state.printed.set()
     state.ended.set()  # so that no wait for the better cause begins
     shutdown.report_failure(state, error, "in batch 5 of train epoch 0")
     return state
@@ -177,7 +177,7 @@ def test_a_lost_peer_is_no_failure_of_this_rank(error: BaseException) -> None:
 
 def test_a_rank_that_fails_after_the_end_changes_nothing() -> None:
     state = state_of()
-    state.said.set()
+    state.printed.set()
     state.adopt(VERDICT)
     shutdown.report_failure(state, ValueError("torn shard"), "in batch 5")
     assert (state.end, state.proposed) == (VERDICT, None)

@@ -52,9 +52,7 @@ def test_an_entry_of_an_unknown_type_is_skipped() -> None:
     assert (state.log.read, state.end) == (1, None)
 
 
-@pytest.mark.parametrize(
-    "entry", [{}, {"type": "mark"}, {"type": "mark", "number": "x"}, {"type": "end", "verdict": 3}]
-)
+@pytest.mark.parametrize("entry", [{}, {"type": "mark"}, {"type": "mark", "index": "x"}, {"type": "end", "verdict": 3}])
 def test_a_malformed_entry_is_refused_once(entry: dict[str, Any]) -> None:
     """A malformed entry raises, and is not read a second time."""
     state = state_of()

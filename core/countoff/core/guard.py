@@ -7,8 +7,10 @@ threads of its own.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -99,9 +101,12 @@ class Guard:
             versions: Versions of what computes, by package; a difference is a warning.
 
         Raises:
+            TypeError: If the plan is not a `FitPlan`; nothing is started then.
             PlanMismatch: If ranks differ in one of the plan's values.
             RankMapError: If their dp_ranks leave data unread, or make ranks read each other's data.
         """
+        if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
+            raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         if self._state.world_size > 1:
             from countoff.core.runtime.monitor import Monitor  # imports torch: only where there is another rank
 
@@ -265,7 +270,7 @@ class Guard:
 
     @property
     def agreed(self) -> frozenset[str]:
-        """Names of the plan's values that are the same on all ranks; none unless every rank has counted off."""
+        """Names of the plan's values that are equal on all ranks, unknown ones too; none while a rank is missing."""
         return self._roll_call.agreed if self._roll_call is not None else frozenset()
 
     @property
@@ -420,7 +425,8 @@ class Guard:
     def _print_alone(self) -> None:
         """Prints this rank's warnings where there is no other rank, and so no thread that empties the outbox."""
         state = self._state
-        while state.world_size == 1 and not state.outbox.empty():
-            action = state.outbox.get()
-            if isinstance(action, PrintWarning):
-                shutdown.print_to_stderr(action.verdict, state.rank)
+        with contextlib.suppress(queue.Empty):
+            while state.world_size == 1:
+                action = state.outbox.get_nowait()
+                if isinstance(action, PrintWarning):
+                    shutdown.print_to_stderr(action.verdict, state.rank)

@@ -23,10 +23,10 @@ UNSEEN_STEPS = 64
 class _OpenSpan:
     """The span of a pass that has begun and not ended; compared by identity."""
 
-    def __init__(self, epoch: int | None, at_end: Callable[[], bool], silent: bool) -> None:
+    def __init__(self, epoch: int | None, at_end: Callable[[], bool], *, compared: bool) -> None:
         self.epoch = epoch  # None: an evaluation
         self.at_end = at_end
-        self.silent = silent
+        self.compared = compared
 
 
 def _never() -> bool:
@@ -141,8 +141,8 @@ class LoaderPasses:
 
     def _begin(self, name: str | None, position: int, at_end: Callable[[], bool]) -> _OpenSpan:
         self.close_stale(everything=name is None)
-        span = _OpenSpan(self.epoch if name is None else None, at_end, silent=not self.comparing)
-        if span.silent:
+        span = _OpenSpan(self.epoch if name is None else None, at_end, compared=self.comparing)
+        if not span.compared:
             self.guard.compare_spans(False)
         if name is None:
             self.guard.train_start(self.epoch, position)
@@ -165,5 +165,5 @@ class LoaderPasses:
             else:
                 notice = self._exhausted() if ended == "exhausted" else None
                 self.guard.train_end(ended, notice=notice, may_raise=may_raise)
-            if innermost.silent:
+            if not innermost.compared:
                 self.guard.compare_spans(True)

@@ -155,7 +155,7 @@ def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple
     (2,)
     """
     sides = {int(line["rank"]): line.get("side") for line in rows}
-    party = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
-    fewer, more = sorted(party, key=len)
+    groups = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
+    fewer, more = sorted(groups, key=len)
     undecided = len(sides) - len(fewer) - len(more)
     return tuple(fewer) if fewer and len(fewer) + undecided < len(more) else tuple(proven)

@@ -145,7 +145,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
 
 def mark_entry(index: int, mark: Mark) -> dict[str, Any]:
     """The log's entry for a mark that this rank is the first to pass."""
-    return {"type": "mark", "number": index, "mark": mark.to_json()}
+    return {"type": "mark", "index": index, "mark": mark.to_json()}
 
 
 def announcement_entry(opened: int, closing: Mark) -> dict[str, Any]:

@@ -60,12 +60,13 @@ class State:
         proposed: The verdict that this rank has proved, whether or not it becomes that of the job.
         end: The verdict that ended the fit.
         ended: Set once `end` is known here.
-        said: Set once the verdict has been printed here, with its table.
+        printed: Set once the verdict has been printed here, with its table.
         answered: Set once the training thread has received the verdict (or has failed by itself).
+        comparing: Whether what this rank finds still goes into the log; False once it has stopped comparing.
         present: The ranks that have counted off; the others owe nothing. Known on rank 0.
         failure: What this rank's own exception was, if it has failed by itself.
         finished: Whether the fit's end was passed here or read in the log; from then on the store may go away.
-        printed: Whether some thread has begun to print the verdict.
+        printing: Whether some thread has begun to print the verdict.
         known_at: When `end` became known here, in seconds since the epoch.
         notices: Warnings of all ranks, which ended nothing.
         pid: The process that this rank is. A process forked off it must report nothing.
@@ -85,12 +86,13 @@ class State:
     proposed: Verdict | None = None
     end: Verdict | None = None
     ended: threading.Event = field(default_factory=threading.Event)
-    said: threading.Event = field(default_factory=threading.Event)
+    printed: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
+    comparing: bool = True
     present: list[int] = field(default_factory=list[int])
     failure: str = ""
     finished: bool = False
-    printed: bool = False
+    printing: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     pid: int = field(default_factory=os.getpid)
@@ -212,7 +214,7 @@ class State:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
         match entry["type"]:
             case "mark":
-                mark, index = self._parse_mark(entry), parse_count(entry["number"])
+                mark, index = self._parse_mark(entry), parse_count(entry["index"])
                 return lambda: self._receive_mark(index, mark)
             case "announcement":
                 closing, opened = self._parse_mark(entry), parse_count(entry["opened"])

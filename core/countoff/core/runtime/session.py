@@ -34,6 +34,7 @@ class Session:
             if self.failure:
                 return
             self.failure = reason
+            self.state.comparing = False
         self.met.set()
         sentence = f"{reason} (this rank trains on without comparing)"
         shutdown.print_to_stderr(Verdict("LateRank", sentence), self.state.rank)
@@ -44,7 +45,7 @@ class Session:
         state.adopt(state.proposed or verdict)  # what this rank has proved itself is the better cause
         if state.end is not None:
             shutdown.print_verdict(state, state.end)
-            state.said.set()
+            state.printed.set()
 
 
 def first_line(error: Exception) -> str:

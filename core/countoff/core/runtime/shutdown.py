@@ -78,9 +78,9 @@ def print_verdict(state: State, verdict: Verdict) -> None:
     In warn mode rank 0 alone prints it, and nothing is written for the launcher.
     """
     with state.lock:
-        if state.printed:
+        if state.printing:
             return
-        state.printed, state.end = True, verdict
+        state.printing, state.end = True, verdict
     if state.settings.on_divergence == "raise":
         write_error_file(verdict)
     if state.settings.on_divergence == "raise" or state.rank == 0:
@@ -141,7 +141,7 @@ def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
 
 def wait_until_printed(state: State) -> None:
     """Waits for the verdict and its table, but prints what is known without it if the store takes too long."""
-    if state.said.wait(PRINT_SECONDS):
+    if state.printed.wait(PRINT_SECONDS):
         return
     verdict = state.end or state.proposed
     if verdict is not None:

@@ -154,7 +154,8 @@ class Speaker:
         state = self._state
         match job:
             case WriteEntry(entry):
-                self.append(entry, lambda: state.is_written(entry))(channel)
+                if state.comparing:
+                    self.append(entry, lambda: state.is_written(entry))(channel)
             case PrintWarning(verdict):
                 shutdown.print_to_stderr(verdict, state.rank)
             case _:

@@ -32,7 +32,7 @@ def print_with_table(channel: Channel, state: State) -> None:
     and publishes the table, and all ranks print it.
     """
     verdict = state.end
-    if verdict is None or state.said.is_set():
+    if verdict is None or state.printed.is_set():
         return
     state.answered.wait(_SETTLE_SECONDS)
     channel.set(f"row/{state.rank}", state.final_row())
@@ -50,7 +50,7 @@ def print_with_table(channel: Channel, state: State) -> None:
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
         _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
-    state.said.set()
+    state.printed.set()
 
 
 def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: list[int]) -> None:

@@ -45,9 +45,8 @@ class Watchdog:
         looked = time.monotonic()
         while not self._session.closing.wait(_LOOK_SECONDS):
             late, looked = time.monotonic() - looked, time.monotonic()
-            if (
-                late > _OVERSLEPT_SECONDS
-            ):  # the job was paused, or something held the interpreter: no rank made progress
+            # If it overslept, the job was paused or something held the interpreter: no rank made progress.
+            if late > _OVERSLEPT_SECONDS:
                 self._stall.moved_at += late
             if self._state.end is not None:
                 self._ensure_process_ends()
@@ -118,18 +117,18 @@ class Watchdog:
         interrupted = False
         while not self._session.closing.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            if not state.said.is_set() and now - began > shutdown.PRINT_SECONDS and state.end is not None:
+            if not state.printed.is_set() and now - began > shutdown.PRINT_SECONDS and state.end is not None:
                 shutdown.print_verdict(state, state.end)
-                state.said.set()
+                state.printed.set()
             if state.settings.on_divergence == "warn":
-                if state.said.is_set():
+                if state.printed.is_set():
                     return
                 continue
             place, answered = stacks.main_thread(), state.answered.is_set()
             moving, token = place.token != token, place.token
             if (answered and place.state != "collective") or (moving and (answered or interrupted)):
                 began = now  # it is on its way out, and may take its time
-            elif now - began > grace and state.said.is_set():
+            elif now - began > grace and state.printed.is_set():
                 if interrupted:
                     shutdown.exit_now()
                 gloo_interrupt.cut_collectives()  # unless a peer has: then the error is under way

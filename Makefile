@@ -39,10 +39,12 @@ test-latest: unit-latest integration-latest ## the same on the newest torch and 
 
 test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
 
-integration: .venv/.installed ## the integration tests alone
+integration: .venv/.installed ## real ranks and frameworks, and unit tests that must run alone
+	$(call alone,.venv)
 	$(call integration,.venv)
 
 integration-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
+	$(call alone,.venv-latest)
 	$(call integration,.venv-latest)
 
 # Branch coverage takes three times the CPU time, so only this target measures it. The floor stands here, not in
@@ -50,6 +52,7 @@ integration-latest: .venv-latest/.installed ## the same on the newest torch and 
 coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	rm -f .coverage .coverage.*
 	$(call unit,.venv,--cov --cov-report=)
+	$(call alone,.venv,--cov --cov-append --cov-report=)
 	$(call integration,.venv,--cov --cov-append --cov-report=)
 	$(call pytest,.venv) integration_tests -m nightly --cov --cov-append --cov-report= $(PYTEST_FLAGS)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
@@ -91,7 +94,9 @@ clean: ## remove the environments, caches and build products
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
-unit = $(call pytest,$(1)) core tests $(2) $(PYTEST_FLAGS)
+unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" $(2) $(PYTEST_FLAGS)
+# Unit tests that wait for torch's own time-outs, for a minute or so.
+alone = $(call pytest,$(1)) tests -m alone $(2) $(PYTEST_FLAGS)
 integration = $(call pytest,$(1)) integration_tests -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.

@@ -36,15 +36,11 @@ def test_an_uneven_evaluation_is_named_when_it_stalls(run_ranks, val):
         assert "ran out of data after" in "\n".join(verdict_lines(result)), output
 
 
-@pytest.mark.alone
 def test_an_uneven_evaluation_without_sync_is_warned_of_once(run_ranks):
-    """An uneven evaluation without collectives gets one warning, on rank 0."""
+    """An uneven evaluation without collectives gets one warning, on rank 0, whichever rank ends first."""
     results = run_ranks(fit, 2, uneven([3, 2], "epoch"))
-    lines = [line for result in results for line in verdict_lines(result)]
-    assert (
-        sum("countoff: UnevenBatches: rank 1 ran out of data after 2 batches of validation" in line for line in lines)
-        == 1
-    )
+    (headline,) = [line for line in verdict_lines(results[0]) if "countoff: UnevenBatches: " in line]
+    assert "rank 1 ran out of data after 2 batches of validation" in headline
     assert verdict_lines(results[1]) == []
 
 

@@ -142,7 +142,8 @@ class State:
         It need not where the log holds one of this index. It must not after this rank has proved a divergence: marks
         after that are consequences and would hide the cause.
         """
-        return self.proposed is not None or self.log.stands(index)
+        with self.lock:  # an entry that another thread is receiving has then had its effects
+            return self.proposed is not None or self.log.stands(index)
 
     def close_span(self, reason: Reason) -> None:
         """Closes the innermost span, and keeps its counts for the table of a later verdict."""

@@ -52,7 +52,7 @@ class Heartbeats:
         record = {"rank": process.rank, "pid": process.pid, "began": process.began}
         channel.set(f"host/{self._host}/{place}", record)
 
-    def beat(self, channel: Channel) -> None:
+    def send(self, channel: Channel) -> None:
         """Writes one heartbeat and looks at those of others."""
         state = self._state
         self._sent += 1

@@ -124,8 +124,14 @@ class RollCall:
             record: The record.
             done: Called on rank 0, by the speaker, with the records that came and the ranks that are missing.
         """
-        state = self._state
-        self._speaker.hand(lambda channel: channel.set(f"{name}/{state.rank}", record))
+        state, speaker = self._state, self._speaker
+
+        def write(channel: Channel) -> None:
+            channel.set(f"{name}/{state.rank}", record)
+
+        # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:
+        # once rank 0 has all reports, everything that these ranks found is in the log.
+        speaker.hand(lambda _: speaker.hand(write))
         if state.rank != 0:
             return
 
@@ -136,10 +142,10 @@ class RollCall:
 
         self._open.add(name)
         deadline = time.monotonic() + state.settings.deadline_seconds
-        self._speaker.poll(Gathering(name, state.present, deadline, gathered))
+        speaker.poll(Gathering(name, state.present, deadline, gathered))
 
     def settle(self) -> None:
-        """Waits on rank 0 until the roll calls of the closed spans are complete and have been acted on.
+        """Waits on rank 0 until the roll calls of the closed spans are complete and all warnings are printed.
 
         It waits for at most 5 s, and not for a store that takes over a second to answer.
         """
@@ -154,10 +160,16 @@ class RollCall:
         while self._open and worth_waiting():
             self._settled.wait(0.02)
             self._settled.clear()
-        emptied = threading.Event()
+        printed = threading.Event()
+
+        def print_what_is_left(channel: Channel) -> None:
+            # A warning that another rank wrote before its report may not have come by the listener yet.
+            self._speaker.catch_up(channel)
+            self._speaker.hand(lambda _: printed.set())
+
         if self._state.rank == 0:
-            self._speaker.hand(lambda _: emptied.set())  # behind a warning, which is then about to be printed
-            while not emptied.wait(0.02) and worth_waiting():
+            self._speaker.hand(print_what_is_left)
+            while not printed.wait(0.02) and worth_waiting():
                 pass
 
     def _judge(self, records: Records) -> None:

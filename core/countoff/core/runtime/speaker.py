@@ -95,6 +95,12 @@ class Speaker:
 
         return job
 
+    def catch_up(self, channel: Channel) -> None:
+        """Receives what the log holds by now, without waiting for the listener. Runs on this thread."""
+        state = self._state
+        while state.end is None and channel.has(f"log/{(index := state.log.read)}"):
+            state.receive(index, channel.get(f"log/{index}"))
+
     def write(self, entry: dict[str, Any], redundant: Callable[[], bool], hold: float) -> None:
         """Appends to the log, and waits for that, but never longer than `MARK_SECONDS` in all.
 
@@ -140,7 +146,7 @@ class Speaker:
         overdue = time.monotonic() - self._next_heartbeat
         if overdue >= 0 and (outbox.empty() or overdue > _SILENT_SECONDS):
             self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-            self.heartbeats.beat(channel)
+            self.heartbeats.send(channel)
         return True
 
     def _seconds_until_due(self) -> float:

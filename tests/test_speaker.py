@@ -1,0 +1,21 @@
+"""The speaker without its thread: what it does with the log when its turn comes."""
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.records import verdict_entry
+from countoff.core.protocol.state import State
+from countoff.core.runtime.speaker import Speaker
+from tests.fake_store import FakeStore
+from tests.outbox import printed
+
+WARNING = Verdict("WrongLength", "there are 4.")
+
+
+def test_a_warning_in_the_log_is_read_before_the_job_ends() -> None:
+    """A short job may end before the listener has received the warning; catching up receives it all the same."""
+    store, state = FakeStore(), State(0, 2, Settings(), {})
+    speaker = Speaker(state, connect=lambda: store, lost=lambda error: None)
+    store.set("log/0", {"type": "goodbye", "rank": 1})
+    store.set("log/1", verdict_entry("notice", WARNING))
+    speaker.catch_up(store)
+    assert state.log.read == 2
+    assert [warning.kind for warning in printed(state)] == ["WrongLength"]

@@ -36,13 +36,19 @@ class Relay:
 
     def close(self) -> None:
         """Accepts no new connection."""
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`, which closing alone does not
         self._server.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._server.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:  # the store is gone already
+                    near.close()
+                    raise
                 for pump in ((near, far, False), (far, near, True)):
                     threading.Thread(target=self._pump, args=pump, daemon=True).start()
 

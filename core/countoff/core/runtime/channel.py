@@ -27,7 +27,10 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
-_CONNECT = timedelta(seconds=30)
+_CALL = timedelta(seconds=30)
+_CONNECT_SECONDS = 30.0
+_TRY = timedelta(seconds=6)
+"""One try to connect, in which no other guard of this process can; longer than a lost look-up of a name (5 s)."""
 _connecting = threading.Lock()
 
 
@@ -69,13 +72,15 @@ class Channel:
         host: The store's host.
         port: Its port.
         prefix: The beginning of all keys of this channel.
+        given_up: Whether to give up instead of trying again.
+
+    Raises:
+        RuntimeError: If there is no connection after 30 s, or the store answers with something else.
     """
 
-    def __init__(self, host: str, port: int, prefix: str) -> None:
-        with _connecting:  # the descriptors that appear in that time are this connection's
-            before = _descriptors()
-            self._store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT)
-            self._sockets = _descriptors() - before
+    def __init__(self, host: str, port: int, prefix: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        self._store: Any
+        self._store, self._sockets = _connect(host, port, given_up)
         self._port = port
         self._pid = os.getpid()
         self._prefix = prefix
@@ -126,6 +131,29 @@ class Channel:
     def release(self) -> None:
         """Closes the connection once its thread has ended; nothing else may be called after that."""
         self._store = None
+
+
+def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPStore, set[int]]:
+    """Returns a client of the store and its socket, after as many short tries as it takes.
+
+    torch's client tries again by itself for as long as its time-out lasts, also where a connection was dropped in its
+    handshake. No other guard of this process can connect in that time, so its tries are short.
+    """
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        with _connecting:  # the descriptors that appear in that time are this connection's
+            if given_up():
+                raise TimeoutError("the guard was closed before it was connected")
+            began, before = time.monotonic(), _descriptors()
+            try:
+                store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TRY)
+            except RuntimeError:
+                if time.monotonic() - began < _TRY.total_seconds() / 2 or time.monotonic() > deadline:
+                    raise
+            else:
+                store.set_timeout(_CALL)
+                return store, _descriptors() - before
+        time.sleep(0.05)  # others may connect first
 
 
 def _descriptors() -> set[int]:

@@ -37,7 +37,7 @@ class Listener:
         if session.address is None or session.closing.is_set():
             return
         try:
-            self.channel = channel = Channel(*session.address)
+            self.channel = channel = Channel(*session.address, session.closing.is_set)
         except Exception as error:  # the speaker has a connection, so the store exists
             session.stop_comparing(f"there is no second connection to the job's store: {first_line(error)}")
             return

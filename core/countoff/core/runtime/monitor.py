@@ -140,7 +140,7 @@ class Monitor:
             store, self._number, rank=self.state.rank, deadline=deadline, given_up=session.closing.is_set
         )
         self._stores = store, hosted
-        channel = Channel(host, port, prefix)
+        channel = Channel(host, port, prefix, session.closing.is_set)
         session.address = host, port, prefix
         session.met.set()
         return channel
@@ -175,7 +175,7 @@ class Monitor:
             session.conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
-            announce_stopped(Channel(*session.address), state.rank)
+            announce_stopped(Channel(*session.address, session.closing.is_set), state.rank)
         session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
 
 

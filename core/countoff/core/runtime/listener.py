@@ -39,6 +39,8 @@ class Listener:
         try:
             self.channel = channel = Channel(*session.address, session.closing.is_set)
         except Exception as error:  # the speaker has a connection, so the store exists
+            if session.closing.is_set():
+                return  # the guard was closed before this thread had a connection: there is nothing to report
             session.stop_comparing(f"there is no second connection to the job's store: {first_line(error)}")
             return
         try:

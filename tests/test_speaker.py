@@ -19,3 +19,15 @@ def test_a_warning_in_the_log_is_read_before_the_job_ends() -> None:
     speaker.catch_up(store)
     assert state.log.read == 2
     assert [warning.kind for warning in printed(state)] == ["WrongLength"]
+
+
+def test_the_thread_ends_after_what_its_jobs_hand_over() -> None:
+    """A job that hands over another one, as a report does, must not lose it to the end of the thread."""
+    store, state = FakeStore(), State(1, 2, Settings(), {})
+    speaker = Speaker(state, connect=lambda: store, lost=lambda error: None)
+    speaker.hand(lambda _: speaker.hand(lambda channel: channel.set("span/1/1", {"closed": 0})))
+    speaker.hand(None)
+    for _ in range(20):
+        if not speaker._turn(store):
+            break
+    assert store.has("span/1/1")

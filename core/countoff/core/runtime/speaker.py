@@ -51,13 +51,14 @@ class Speaker:
         self._next_heartbeat = 0.0
         self._last_turn_seconds = 0.0
         self._polls = 0
+        self._ending = False
         self.heartbeats = Heartbeats(state)
         self.busy_since = 0.0
         self.channel: Channel | None = None
         self.thread = threading.Thread(target=self._run, name="countoff speaker", daemon=True)
 
     def hand(self, job: Job | None) -> None:
-        """Queues a job, behind the actions in the outbox; None ends the thread after those before it."""
+        """Queues a job, behind the actions in the outbox; None ends the thread after the jobs before it, and theirs."""
         self._state.outbox.put(job)
 
     def poll(self, pollable: Pollable) -> None:
@@ -136,7 +137,11 @@ class Speaker:
             job = _nothing
         self.busy_since = time.monotonic()
         if job is None:
-            return False
+            if self._ending or outbox.empty():
+                return False
+            self._ending = True
+            outbox.put(None)  # behind what the jobs before it have handed over
+            return True
         self._carry_out(job, channel)
         for pollable in list(self._pending):
             if not outbox.empty():

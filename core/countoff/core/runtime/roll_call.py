@@ -187,10 +187,15 @@ class RollCall:
             if warning is not None:
                 self._state.note(warning)
 
-    def _warn_of_missing(self, missing: list[int], consequence: str = "waiting") -> None:
+    def _warn_of_missing(self, missing: list[int], consequence: str = "") -> None:
+        """Names the ranks that are missing, in one line while training waits for them, with a remedy once it goes on."""
         verb = "has" if len(missing) == 1 else "have"
-        sentence = f"{names_of(missing)} {verb} not counted off: is countoff on there? ({consequence})"
-        late = Verdict("LateRank", sentence, tuple(missing), remedy=_SLOW_NAME_SERVER)
+        asked = f"{names_of(missing)} {verb} not counted off: is countoff on there?"
+        if consequence:
+            late = Verdict("LateRank", f"{asked} ({consequence})", tuple(missing), remedy=_SLOW_NAME_SERVER)
+        else:
+            hint = "A slow name server delays it too: RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
+            late = Verdict("LateRank", f"{asked} {hint} (waiting)", tuple(missing))
         shutdown.print_to_stderr(late, self._state.rank)
 
     def _warn_of_span(self, span: SpanCounters, records: Records, notice: Verdict | None) -> None:

@@ -188,7 +188,7 @@ class RollCall:
                 self._state.note(warning)
 
     def _warn_of_missing(self, missing: list[int], consequence: str = "") -> None:
-        """Names the ranks that are missing, in one line while training waits for them, with a remedy once it goes on."""
+        """Names the missing ranks: in one line while training waits for them, with a remedy once it goes on."""
         verb = "has" if len(missing) == 1 else "have"
         asked = f"{names_of(missing)} {verb} not counted off: is countoff on there?"
         if consequence:

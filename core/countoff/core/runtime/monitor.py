@@ -110,9 +110,14 @@ class Monitor:
             self._say_goodbye()
         session.closing.set()
         session.met.set()
-        speaker.hand(None)
         _join(self._listener.thread, self._listener.channel)
+        self._conclude()  # a verdict may have come while this rank said goodbye; without one this prints nothing
+        speaker.hand(None)
+        if session.address is not None and (state.end is not None or state.proposed is not None):
+            shutdown.wait_until_printed(state)
         _join(speaker.thread, speaker.channel)
+        if state.end is not None:  # it came with the speaker's last jobs
+            shutdown.print_verdict(state, state.end)
         _join(self._watchdog.thread, None)
         for channel in (self._listener.channel, speaker.channel):
             if channel is not None:

@@ -187,7 +187,7 @@ def prepared(draw: st.DrawFn) -> PreparedFacts:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(prepared())
 def test_batches_and_samples_match_real_index_lists(facts: PreparedFacts) -> None:
     """The counted batches and samples are those of index lists that are cut and sharded as Accelerate does."""
@@ -205,7 +205,6 @@ def test_batches_and_samples_match_real_index_lists(facts: PreparedFacts) -> Non
         assert all(len(batch) == facts.batch_size_per_rank for batch in begun)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4), st.integers(1, 5))
 def test_accumulated_steps_match_a_loop(passes: list[tuple[int, bool]], accumulate: int) -> None:
     """Over several passes, the counted steps and carried batches are those of a loop that takes them."""
@@ -222,7 +221,6 @@ def test_accumulated_steps_match_a_loop(passes: list[tuple[int, bool]], accumula
         assert (taken, carried) == (steps, counter % accumulate)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 4), st.none() | st.integers(0, 12))
 def test_a_run_that_carries_accumulation_matches_a_loop(
     batches: int, accumulate: int, epochs: int, max_steps: int | None

@@ -73,7 +73,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reader", FIELDS, ids=lambda reader: reader.__name__.rpartition(".")[2])
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data())
 def test_odd_values_are_read_or_refused_in_one_line(reader: ModuleType, data: st.DataObject) -> None:
     names = st.sampled_from(FIELDS[reader].split())

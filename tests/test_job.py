@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.configs.job import Job, JobError, RunPlan
@@ -18,7 +18,6 @@ def job(**numbers: object) -> Job:
     return Job("", DIMS, (-1, 1), ("dp",), **numbers)  # pyright: ignore[reportArgumentType]
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.integers(1, 3),
@@ -73,7 +72,6 @@ def test_a_run_over_a_dataset_matches_an_enumeration(
     assert plan.batches.global_batch_size == batch_size * accumulation * dp
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.booleans())
 def test_any_two_of_the_three_batch_numbers_give_the_third(
     size: int, accumulation: int, dp: int, micro: int, inside: bool, with_size: bool
@@ -87,7 +85,6 @@ def test_any_two_of_the_three_batch_numbers_give_the_third(
     assert plan.batches.global_batch_size == total
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 9))
 def test_a_global_batch_that_does_not_divide_is_refused(total: int, size: int, dp: int) -> None:
     """The error names the nearest global batches that divide."""
@@ -151,7 +148,6 @@ def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], mess
         job(**numbers)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["torchtitan", "linear", "sqrt", "cosine", "lingua", "wsd", "inv_sqrt", "decay"]),
     st.integers(0, 40),
@@ -223,7 +219,6 @@ def test_a_refilled_dim_takes_the_ranks_left_over() -> None:
         described.rank_map(7)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 6), st.integers(1, 300))
 def test_a_ramp_matches_a_loop_over_its_steps(start: int, increment: int, increments: int, samples: int) -> None:
     ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=start + increment * increments)
@@ -261,7 +256,6 @@ def test_a_ramp_that_does_not_divide_is_refused() -> None:
         Ramp(start=16, increment=8, samples=1000, global_batch_size=32).pieces(divisor=16)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 5), st.integers(1, 5))
 def test_a_run_resumes_only_between_two_batches(samples: int, batch_size: int, dp_degree: int) -> None:
     read = [list(range(start, start + batch_size * dp_degree)) for start in range(0, 300, batch_size * dp_degree)]
@@ -273,7 +267,6 @@ def test_a_run_resumes_only_between_two_batches(samples: int, batch_size: int, d
             resumed_batches(samples, batch_size=batch_size, dp_degree=dp_degree)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 5),
     st.integers(1, 40),
@@ -329,7 +322,6 @@ def test_a_run_over_uneven_shares_matches_an_enumeration(
         assert len(epoch[0]) == plan.samples_unique
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers(1, 200), st.integers(1, 3), st.integers(1, 60)
 )
@@ -356,7 +348,6 @@ def test_a_ramp_over_data_that_ends_is_refused() -> None:
         plan.ramp_up(start=8, increment=8, samples=100)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 3), st.booleans(), st.data())
 def test_a_position_is_the_samples_that_ranks_have_read(
     dp: int, other: int, size: int, batch_size: int, drop_last: bool, data: st.DataObject

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.plan import (
@@ -229,7 +229,6 @@ batch_sizes = st.integers(1, 7)
 steps_per_update = st.integers(1, 5)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), degrees, batch_sizes, st.booleans(), st.booleans(), st.none() | st.integers(0, 12))
 def test_samples_match_real_index_lists(
     size: int, dp_degree: int, batch_size: int, sampler_drop: bool, loader_drop: bool, limit: int | None
@@ -255,7 +254,6 @@ def test_samples_match_real_index_lists(
     assert plan.samples_dropped == len(set(range(size)) - set(seen))
 
 
-@settings(deadline=None)
 @given(sizes, degrees, batch_sizes, st.booleans())
 def test_samples_of_a_replicated_dataset_are_counted(
     size: int, dp_degree: int, batch_size: int, drop_last: bool
@@ -271,7 +269,6 @@ def test_samples_of_a_replicated_dataset_are_counted(
     assert plan.samples_unique == (len(set(seen)) if certain else None)
 
 
-@settings(deadline=None)
 @given(sizes, degrees, batch_sizes, st.integers(0, 4), st.booleans())
 def test_batches_of_an_iterable_match_those_of_its_workers(
     size: int, world_size: int, batch_size: int, num_workers: int, drop_last: bool
@@ -286,7 +283,6 @@ def test_batches_of_an_iterable_match_those_of_its_workers(
         assert iterable_batches(shares, batch_size=batch_size, drop_last=drop_last) == len(made)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30), steps_per_update, st.booleans(), st.integers(0, 4), st.none() | st.integers(0, 30))
 def test_steps_and_batches_of_a_run_match_a_loop(
     batches: int, accumulate: int, partial_applied: bool, epochs: int, max_steps: int | None
@@ -313,7 +309,6 @@ def test_steps_and_batches_of_a_run_match_a_loop(
     assert (plan.total_steps, plan.total_batches) == (steps, trained)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), steps_per_update, st.integers(0, 60))
 def test_batches_until_a_step_match_a_loop(batches: int, accumulate: int, step: int) -> None:
     """The batches until a step are those of a loop without end."""
@@ -328,7 +323,6 @@ def test_batches_until_a_step_match_a_loop(batches: int, accumulate: int, step: 
     )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 400), st.integers(2, 9), batch_sizes, st.booleans(), st.booleans())
 def test_the_length_of_the_whole_dataset_is_always_recognised(
     size: int, dp_degree: int, batch_size: int, sampler_drop: bool, loader_drop: bool

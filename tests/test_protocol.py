@@ -24,7 +24,6 @@ _TIMES = int(os.environ.get("COUNTOFF_TEST_EXAMPLES", "1"))
 
 def examples(number: int) -> settings:
     return settings(
-        deadline=None,
         max_examples=number * _TIMES,
         derandomize=_TIMES == 1,  # without the variable, every run has the same examples
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
@@ -23,14 +23,12 @@ def enumerated(ranks: RankMap) -> list[dict[str, int]]:
     return [dict(zip(ranks.names, at, strict=True)) for at in itertools.product(*map(range, ranks.sizes))]
 
 
-@settings(deadline=None)
 @given(rank_maps())
 def test_coordinates_are_those_of_nested_loops_over_the_dims(ranks: RankMap) -> None:
     assert [ranks.coordinates(rank) for rank in range(ranks.world_size)] == enumerated(ranks)
     assert tuple(ranks.coordinates(0)) == ranks.names
 
 
-@settings(deadline=None)
 @given(rank_maps())
 def test_dp_rank_is_the_index_of_the_data_position(ranks: RankMap) -> None:
     """The dp_rank is the index of a rank's position along the data dims, in the order of the mesh."""
@@ -41,7 +39,6 @@ def test_dp_rank_is_the_index_of_the_data_position(ranks: RankMap) -> None:
     assert ranks.dp_ranks() == [places.index(at) for at in data]
 
 
-@settings(deadline=None)
 @given(rank_maps())
 def test_every_share_has_the_same_number_of_peers(ranks: RankMap) -> None:
     groups = {ranks.peers(rank) for rank in range(ranks.world_size)}
@@ -50,7 +47,6 @@ def test_every_share_has_the_same_number_of_peers(ranks: RankMap) -> None:
     assert all(rank in ranks.peers(rank) for rank in range(ranks.world_size))
 
 
-@settings(deadline=None)
 @given(rank_maps())
 def test_peers_match_a_search_through_all_ranks(ranks: RankMap) -> None:
     everybody = range(ranks.world_size)
@@ -58,7 +54,6 @@ def test_peers_match_a_search_through_all_ranks(ranks: RankMap) -> None:
         assert ranks.peers(rank) == tuple(one for one in everybody if ranks.dp_rank(one) == ranks.dp_rank(rank))
 
 
-@settings(deadline=None)
 @given(rank_maps(), st.data())
 def test_one_size_is_inferred_from_the_others(ranks: RankMap, data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(ranks.sizes) - 1))
@@ -66,7 +61,6 @@ def test_one_size_is_inferred_from_the_others(ranks: RankMap, data: st.DataObjec
     assert RankMap.fit(ranks.names, sizes, ranks.data_dims, world_size=ranks.world_size) == ranks
 
 
-@settings(deadline=None)
 @given(rank_maps(), st.data())
 def test_any_numbering_is_sound_and_any_change_is_not(ranks: RankMap, data: st.DataObject) -> None:
     """Any numbering of the shares is accepted, and a change to one rank of it is found."""
@@ -81,7 +75,6 @@ def test_any_numbering_is_sound_and_any_change_is_not(ranks: RankMap, data: st.D
     assert rank in verdict.ranks or f"({computed[rank]})" in verdict.sentence
 
 
-@settings(deadline=None)
 @given(rank_maps(), st.data())
 def test_faults_match_an_enumeration_of_the_shares(ranks: RankMap, data: st.DataObject) -> None:
     """The faults are those that an enumeration of the readers of every share finds."""
@@ -97,7 +90,6 @@ def test_faults_match_an_enumeration_of_the_shares(ranks: RankMap, data: st.Data
     assert {groups[rank] for pair in faults.split for rank in pair} == apart
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=5, max_size=5))
 def test_torchtitans_formula_holds_for_its_order_of_dims(sizes: list[int]) -> None:
     pp, replicate, shard, cp, tp = sizes
@@ -246,7 +238,6 @@ def test_every_order_has_one_share_per_data_position() -> None:
         assert len({(at, ranks.dp_rank(rank)) for rank, at in enumerate(data)}) == len(set(data)) == ranks.dp_degree
 
 
-@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_megatrons_notation_is_fastest_first(dp: int, tp: int, cp: int, pp: int) -> None:
     ranks = RankMap.of("tp-cp-ep-dp-pp", world_size=dp * tp * cp * pp, tp=tp, cp=cp, pp=pp)

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.guard import Guard
@@ -50,7 +50,6 @@ words = st.text(st.characters(exclude_categories=[]), max_size=400) | st.sampled
 )
 
 
-@settings(deadline=None)
 @given(words, words)
 def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> None:
     """The text of any exception fits into the records that carry it, in a span of any name."""
@@ -65,7 +64,6 @@ def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> 
     encode({"rows": 16, "odd": [99_999] * 8, "spread": 29.123456789, "failed": [state.rank, state.failure]})
 
 
-@settings(deadline=None)
 @given(words)
 def test_a_mark_in_a_span_of_any_name_fits_into_a_record(name: str) -> None:
     guard = Guard(Settings(), rank=0, world_size=1)

@@ -4,7 +4,7 @@ import math
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.settings import Settings, SettingsError, factory_enabled
@@ -210,7 +210,6 @@ def test_a_variable_of_another_program_is_ignored(monkeypatch: pytest.MonkeyPatc
     assert Settings.resolve() == Settings()
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 999), min_size=1))
 def test_ranks_are_equal_from_code_and_environment(ranks: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +217,6 @@ def test_ranks_are_equal_from_code_and_environment(ranks: set[int]) -> None:
         assert Settings.resolve() == Settings.resolve(eval_ranks=list(ranks))
 
 
-@settings(deadline=None)
 @given(st.floats(min_value=0, exclude_min=True, allow_infinity=False))
 def test_seconds_are_equal_from_code_and_environment(seconds: float) -> None:
     with pytest.MonkeyPatch.context() as patch:

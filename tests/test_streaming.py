@@ -230,7 +230,7 @@ jobs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(jobs)
 def test_random_batching_matches_lists_of_samples(facts: StreamingFacts) -> None:
     """Random batching gives the batches and samples of lists that are partitioned sample by sample."""

@@ -8,6 +8,7 @@ COVERAGE_FLOOR := 93
 BENCH_FLAGS ?=
 FAULTS_FLAGS ?=
 SOAK_FLAGS ?=
+SUITES_FLAGS ?= accelerate
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,demo
 EXTRAS_.venv-latest := all,demo
@@ -19,7 +20,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-latest test-all integration integration-latest coverage \
-	test-composer-classic test-torchtitan bench faults soak docs lint lock clean
+	test-composer-classic test-torchtitan test-suites bench faults soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +77,9 @@ faults: .venv/.installed ## every fault in every framework, as a table; FAULTS_F
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)
+
+test-suites: .venv/.installed ## another project's tests, without countoff and with it; SUITES_FLAGS="lightning CHECKOUT"
+	.venv/bin/python -m integration_tests.suites $(SUITES_FLAGS)
 
 docs: .venv-docs/.installed ## the documentation as a site, in docs/_build/html; warnings are errors
 	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html

@@ -17,6 +17,7 @@ PARTS = {
     "transformers": ("cost", "transformers_cost", "tables"),
     "accelerate": ("cost", "accelerate_cost", "tables"),
     "tools": ("cost", "tools", "tables"),
+    "passes": ("cost", "pass_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
@@ -29,6 +30,7 @@ parts:
     lightning     Lightning's hooks and whole epochs          composer      Composer's events and fetches
     transformers  the Trainer's events                        accelerate    a prepared loader
     tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
+    passes        a whole pass of 16, 64 and 512 batches in a plain DDP loop
     identity      one fingerprint of a batch, and the test whether one is due
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4 and 8 real ranks

@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.protocol.records import goodbye_entry
+from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
@@ -31,6 +32,7 @@ PREFIX = "countoff/0123456789ab/0/"  # as long as a real one
 RANKS_PER_HOST = 8
 _KINDS = {
     "log": "mark",
+    "passed": "mark",
     "plan": "roll call",
     "span": "roll call",
     "tick": "tick",
@@ -132,10 +134,18 @@ def counting_channel(port: int) -> tuple[Channel, CountingStore]:
 class ThreadlessSpeaker(Speaker):
     """A speaker without a thread: `RankGroup` calls its turns."""
 
-    def write(self, entry: dict[str, Any], redundant: Callable[[], bool], hold: float) -> None:
-        """Queues the entry and returns at once: there is no training that must wait."""
+    def write(
+        self,
+        entry: dict[str, Any],
+        redundant: Callable[[], bool],
+        hold: float = 0.0,
+        agreement: Agreement | None = None,
+    ) -> None:
+        """Queues what the real method does and returns at once: there is no training that must wait."""
         del hold
         self.hand(self.append(entry, redundant))
+        if agreement is not None:
+            self.hand(agreement.count)
 
     def turn(self, channel: Channel, *, heartbeat: bool = False) -> bool:
         """Does all queued jobs, then polls, and sends a heartbeat on request; returns whether it must poll again."""

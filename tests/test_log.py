@@ -127,7 +127,7 @@ def test_an_announced_end_makes_this_rank_behind() -> None:
     log = opened(own)
     assert not log.is_behind([own])
     log.receive_announcement(0, closing(4), [own])
-    assert log.announced(0)
+    assert log.announced(0) is not None
     assert log.is_behind([own])
 
 

@@ -41,7 +41,7 @@ def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
 def test_numpy_rates_equal_rates_of_python() -> None:
     """A learning rate that is a number of numpy equals the same number of Python on another rank."""
     ticks = [
-        Tick.of(rank, SpanCounters(EPOCH), steps=0, step_hash=0, rates=cast(Any, rates))
+        Tick.of(rank, SpanCounters(EPOCH), 64, steps=0, step_hash=0, rates=cast(Any, rates))
         for rank, rates in enumerate(([0.5], [numpy.float32(0.5)]))
     ]
     assert ticks[0].key == ticks[1].key

@@ -22,6 +22,7 @@ from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import Tick
 from countoff.core.runtime import shutdown
+from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
 from countoff.core.settings import Settings
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from countoff.core.protocol.truncation import UnusedBatches
     from countoff.core.runtime.channel import Channel
     from countoff.core.runtime.monitor import Monitor
+    from countoff.core.runtime.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
 _numbers = itertools.count()
@@ -371,16 +373,22 @@ class Guard:
         opens: SpanCounters | None = None,
         may_raise: bool = True,
     ) -> None:
-        """Passes a mark. The first rank there waits up to `hold` seconds for a peer's objection.
+        """Passes a mark. The first rank there waits up to `hold` seconds, until all have passed it or one objects.
 
-        An objection that arrives in that time finds this rank in Python, and not yet in its next collective.
+        An objection that arrives in that time finds this rank in Python, and not yet in its next collective. That
+        collective would wait for the other ranks too, so a wait for them takes no time from a healthy job.
         """
         self._leave_if_stopped()
         state = self._state
         mark = state.mark(kind, span, reason, self._span)
         index = state.reach(mark, opens)
-        if self._monitor is not None and state.end is None and not state.log.stands(index):
-            self._monitor.speaker.write(mark_entry(index, mark), lambda: state.need_not_write(index), hold)
+        if self._monitor is not None and state.end is None:
+            speaker = self._monitor.speaker
+            agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
+            if not state.log.stands(index):
+                speaker.write(mark_entry(index, mark), lambda: state.need_not_write(index), hold, agreement)
+            elif agreement is not None:
+                speaker.hand(agreement.count)
         if may_raise:
             self._raise_if_diverged()
 
@@ -390,23 +398,36 @@ class Guard:
         state, span = self._state, self._span
         if self._monitor is None:
             return
-        speaker = self._monitor.speaker
+        speaker, announces = self._monitor.speaker, last and span.compared and not span.ends
         state.look(last)
-        if last and span.compared and not state.log.announced(span.opened):
-            speaker.write(state.announcement(span), lambda: state.log.announced(span.opened), _HOLD_SECONDS)
+        if announces:
+            self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
             speaker.hand(self._compare_tick(span))
         self._raise_if_diverged()
         with state.lock:
             state.arm(span, watched=True)
 
+    def _announce(self, span: SpanCounters, speaker: Speaker) -> None:
+        """Announces the batch that closes a span, before this rank trains on it; waits as `_pass` does."""
+        log, opened, last = self._state.log, span.opened, span.started
+        agreement = None
+        if self.agreed:
+            agreement = Agreement(self._state, f"announced/{opened}", lambda: log.announced(opened) == last)
+        if log.announced(opened) is None:
+            entry = self._state.announcement(span)
+            speaker.write(entry, lambda: log.announced(opened) is not None, _HOLD_SECONDS, agreement)
+        elif agreement is not None:
+            speaker.hand(agreement.count)
+
     def _compare_tick(self, span: SpanCounters) -> Callable[[Channel], None]:
         """Returns a job for the speaker that compares this rank's steps and learning rates, as they are now."""
-        state = self._state
+        state, batch = self._state, span.started
+        steps, step_hash = state.steps, state.step_hash
         rates = self._learning_rates() if self._learning_rates is not None else ()
-        tick = Tick.of(state.rank, span, steps=state.steps, step_hash=state.step_hash, rates=rates)
 
-        def compare(channel: Channel) -> None:
+        def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
+            tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates)
             verdict = tick.compare(channel.claim(tick.key, tick.record))
             if verdict is not None:
                 state.propose(verdict)

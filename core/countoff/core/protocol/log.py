@@ -89,9 +89,10 @@ class LogView:
             del self._announced[old]
         return self.prove(spans)
 
-    def announced(self, opened: int) -> bool:
-        """Whether the end of the span that this mark opened has been announced."""
-        return opened in self._announced
+    def announced(self, opened: int) -> int | None:
+        """The batch that was announced as the last one of the span that this mark opened; None if none was."""
+        closing = self._announced.get(opened)
+        return None if closing is None else closing.at
 
     def is_behind(self, spans: Iterable[SpanCounters]) -> bool:
         """Whether other ranks have written a point that this rank has yet to reach; every batch may then be a proof."""

@@ -33,19 +33,22 @@ class Tick:
     record: dict[str, Any]
 
     @classmethod
-    def of(cls, rank: int, span: SpanCounters, *, steps: int, step_hash: int, rates: Sequence[float]) -> Tick:
-        """The tick of a rank's counters as they are now.
+    def of(
+        cls, rank: int, span: SpanCounters, batch: int, *, steps: int, step_hash: int, rates: Sequence[float]
+    ) -> Tick:
+        """The tick of a rank's counters after one batch.
 
         Args:
             rank: This rank.
-            span: The open train span.
+            span: The train span, which may have gone on since then.
+            batch: Number of the batch, from 1: batches of this rank started in the span.
             steps: Optimizer steps applied since the fit began.
             step_hash: Hash of the batches after which they were applied.
             rates: Learning rates in force, of which the first eight are compared.
         """
         own = [float(rate) for rate in rates[:_COMPARED_RATES]]  # numpy's floats would have another text
         record = {"rank": rank, "steps": steps, "step_hash": step_hash, "rates": own}
-        return cls(f"tick/{span.opened}/{span.started}", f"batch {span.started} of {span.name}", record)
+        return cls(f"tick/{span.opened}/{batch}", f"batch {batch} of {span.name}", record)
 
     def compare(self, standing: Mapping[str, Any]) -> Verdict | None:
         """Returns a verdict if the rank that wrote first had other steps or learning rates.

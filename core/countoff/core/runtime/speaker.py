@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
+from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.gathering import Pollable
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS, Heartbeats
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
+_FIRST_LOOK_SECONDS = 0.0001
 _PROMPT_SECONDS = 0.05
 _SLOW_SECONDS = 0.25
 _SILENT_SECONDS = 5.0
@@ -102,18 +104,45 @@ class Speaker:
         while state.end is None and channel.has(f"log/{(index := state.log.read)}"):
             state.receive(index, channel.get(f"log/{index}"))
 
-    def write(self, entry: dict[str, Any], redundant: Callable[[], bool], hold: float) -> None:
-        """Appends to the log, and waits for that, but never longer than `MARK_SECONDS` in all.
+    def write(
+        self,
+        entry: dict[str, Any],
+        redundant: Callable[[], bool],
+        hold: float = 0.0,
+        agreement: Agreement | None = None,
+    ) -> None:
+        """Appends to the log. With `hold` it also waits, but never longer than `MARK_SECONDS` in all.
 
         Args:
             entry: The entry.
             redundant: Whether the log holds its content already.
             hold: Seconds to wait after that, so that a peer's objection arrives before the next collective.
+            agreement: The agreement of all ranks with the entry, which ends that wait; None where a rank is missing.
         """
-        done, prompt, append = threading.Event(), self.prompt, self.append(entry, redundant)
-        self.hand(lambda channel: (append(channel), done.set()))
-        if prompt and done.wait(MARK_SECONDS - hold) and hold:
-            self._state.ended.wait(hold)
+        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.prompt
+
+        def job(channel: Channel) -> None:
+            append(channel)
+            if agreement is not None:
+                agreement.count(channel)
+            if waits:
+                self._wait_for_objection(channel, agreement, time.monotonic() + hold)
+            done.set()
+
+        self.hand(job)
+        if waits:
+            done.wait(MARK_SECONDS)
+
+    def _wait_for_objection(self, channel: Channel, agreement: Agreement | None, deadline: float) -> None:
+        """Waits until a verdict arrives, all ranks agree, the time is over, or this thread has something to write."""
+        state, pause = self._state, _FIRST_LOOK_SECONDS
+        while not (agreement is not None and agreement.reached) and state.outbox.empty():
+            left = deadline - time.monotonic()
+            if left <= 0 or state.ended.wait(min(pause, left)):
+                return
+            pause *= 2  # so that many waiting ranks do not keep the store busy
+            if agreement is not None:
+                agreement.look(channel)
 
     def _run(self) -> None:
         try:

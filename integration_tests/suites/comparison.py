@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from integration_tests.harness import NAME_LOOKUPS, python_path
 from integration_tests.suites.expected import EXPECTED
+
+_SCRIPT_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,7 @@ def pytest_suite(suite: str, checkout: Path, parts: Sequence[str], options: Sequ
                 "no:cacheprovider",
                 "--rootdir=.",
             ]
-            launcher = [sys.executable]
-            if ranks > 1:
-                launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            launcher = [sys.executable, *(_torchrun(ranks) if ranks > 1 else [])]
             env = environment(counting, suite) | {"SUITE_REPORT": str(report)}
             env["PYTHONPATH"] = f"{checkout}:{env['PYTHONPATH']}"
             subprocess.run([*launcher, *arguments, *options, *(tests or parts)], cwd=checkout, env=env, check=False)
@@ -140,34 +140,36 @@ def script_suite(suite: str, modules: Sequence[str], ranks: int) -> Run:
 
 
 def _run_script(suite: str, module: str, ranks: int, counting: bool) -> Outcome:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     what = [str(Path(__file__).with_name("counted.py")), module] if counting else ["-m", module]
     print(f"… {module}{', counted' if counting else ''}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(
-            [*launcher, *what],
-            cwd=directory,
-            env=environment(counting, suite),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    lines = (done.stdout + done.stderr).splitlines()
+        with open(Path(directory) / "output", "w+", encoding="utf-8", errors="replace") as output:
+            process = subprocess.Popen(
+                [sys.executable, *_torchrun(ranks), *what],
+                cwd=directory,
+                env=environment(counting, suite),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                outcome = f"exit code {process.wait(_SCRIPT_SECONDS)}"
+            except subprocess.TimeoutExpired:
+                process.terminate()  # torchrun then ends its ranks
+                process.wait()
+                outcome = f"runs after {_SCRIPT_SECONDS} s"
+        lines = Path(directory, "output").read_text(encoding="utf-8", errors="replace").splitlines()
     words = [line for line in lines if "] countoff: " in line]
     errors = [line for line in lines if "Error" in line]
-    return Outcome(
-        f"exit code {done.returncode}", errors[0][:200] if done.returncode and errors else "", tuple(words[:3])
-    )
+    return Outcome(outcome, errors[0][:200] if outcome != "exit code 0" and errors else "", tuple(words[:3]))
 
 
-def environment(counting: bool, suite: str) -> Mapping[str, str]:
+def _torchrun(ranks: int) -> list[str]:
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def environment(counting: bool, suite: str) -> dict[str, str]:
     """Returns the environment of a run: on the CPU, with countoff on or off."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
-    fixed = {
-        "PYTHONPATH": python_path(),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        **NAME_LOOKUPS,
-    }
+    cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    fixed = {"PYTHONPATH": python_path(), **cpu, **NAME_LOOKUPS}
     return {**inherited, **fixed, "COUNTOFF": "1" if counting else "0", "SUITE_NAME": suite}

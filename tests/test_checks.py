@@ -71,8 +71,8 @@ def test_a_sound_torchtitan_config_has_no_fault(tmp_path: Path, changes: dict[st
         ({"tp": 3}, 16, ("stops", "dims"), "multiply to 3, which does not divide world_size 16"),
         ({"batch": 50}, 16, ("stops", "batch"), "training.global_batch_size 50 is no multiple of"),
         ({"batch": 50}, 16, ("stops", "batch"), "32 or 64 would do"),
-        ({"warmup": 100}, 16, ("silent", "warm-up"), "cuts it to 100 and the learning rate never decays"),
-        ({"warmup": 200}, 16, ("silent", "warm-up"), "lr_scheduler.warmup_steps is 200 of 100 steps"),
+        ({"warmup": 100}, 16, ("silent", "warm-up"), "cuts the warm-up to 100 and the learning rate never decays"),
+        ({"warmup": 200}, 16, ("silent", "warm-up"), "lr_scheduler.warmup_steps is 200 and training.steps is 100"),
         ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "from step 52 on the learning rate is negative"),
         ({"schedule": "total_steps = 50"}, 16, ("silent", "horizon"), "-1.225 of the configured one"),
         (
@@ -106,6 +106,14 @@ def test_a_mistake_in_a_torchtitan_config_is_found(
     assert faults(issues) == [fault]
     assert text in issues[0].text
     assert "\n" not in issues[0].line
+
+
+def test_a_default_is_marked_as_one(tmp_path: Path) -> None:
+    """A finding quotes only what the file holds; a framework's default is called one."""
+    (issue,) = found(tmp_path / "titan.toml", "[training]\nsteps = 100\n", world_size=8)
+    assert issue.text.startswith("lr_scheduler.warmup_steps is 200 by default and training.steps is 100: ")
+    short = found(tmp_path / "lingua.yaml", "grad_acc_steps: 1\noptim: {lr: 3.0e-4}\n", world_size=1)
+    assert short[0].text.startswith("optim.warmup is 2,000 by default and steps is 1,000 by default: ")
 
 
 def test_the_worst_mistake_comes_first(tmp_path: Path) -> None:

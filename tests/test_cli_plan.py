@@ -263,16 +263,7 @@ def test_an_unknown_code_is_refused_with_the_nearest(run: Run, question: str) ->
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
-FILES = {
-    "train.toml": re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0],
-    "bad.toml": SHORT,
-    "debug.yaml": """
-        steps: 1000
-        optim: {lr: 3e-4, warmup: 2000}
-        distributed: {fsdp_type: full_shard}
-        data: {batch_size: 2, seq_len: 128}
-        """,
-}
+FILES = dict(re.findall(r"`(\w+\.\w+)`[^\n]*\n\n```(?:toml|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 QUOTED = [
     (command, output)
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -284,11 +275,13 @@ QUOTED = [
 def test_the_page_quotes_what_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, output: str
 ) -> None:
-    """Each command that docs/command-line.md quotes prints what the page shows."""
+    """Each command that docs/command-line.md quotes prints what the page shows, for the files that the page shows."""
+    assert {name for name in re.findall(r"\w+\.(?:toml|yaml)", command) if name != "lora.yaml"} <= set(FILES)
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
-    assert len(QUOTED) == 8
+    assert len(QUOTED) == 9
+    (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
 
@@ -380,7 +373,7 @@ def test_bad_flags_are_refused_in_one_line(run: Run, question: str, arguments: l
         ("binary.toml", b"\x89PNG\r\n\x1a\n\x00\xff", "binary.toml cannot be read: it is not text"),
         (
             "lingua.yaml",
-            b"data: {batch_size: 3e-4}",
+            b"grad_acc_steps: 1\ndata: {batch_size: 3e-4}",
             "data.batch_size must be a whole number of at least 1, got the text",
         ),
         (
@@ -409,7 +402,7 @@ def test_a_wrong_framework_is_refused(run: Run, question: str) -> None:
 
 
 def test_a_dim_that_the_framework_lacks_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "lingua.yaml").write_text("data: {batch_size: 2}\n")
+    (tmp_path / "lingua.yaml").write_text("grad_acc_steps: 1\n")
     output = run(["plan", str(tmp_path / "lingua.yaml"), "--world-size", "4", "--pp", "2"])
     assert (output.code, output.err) == (
         2,

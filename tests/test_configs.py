@@ -299,6 +299,22 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         read_job("needy_titan:small")
 
 
+LITGPT = b"""
+checkpoint_dir: checkpoints/tiny-llama
+out_dir: out/finetune/lora
+precision: bf16-true
+devices: 2
+num_nodes: 1
+lora_r: 32
+data:
+  class_path: litgpt.data.Alpaca2k
+  init_args: {val_split_fraction: 0.05}
+train: {global_batch_size: 8, micro_batch_size: 8, lr_warmup_steps: 10, epochs: 4, max_seq_length: 512}
+eval: {interval: 100}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -312,7 +328,13 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
         ("config.txt", b"a = 1", "must end in .toml, .json, .yaml, .yml, or be module:function"),
-        ("who.yaml", b"colour: blue", "has no field that shows its format: give --framework"),
+        (
+            "who.yaml",
+            b"colour: blue",
+            "is in no format that countoff knows by its fields; it reads TorchTitan's .toml, ",
+        ),
+        ("lora.yaml", LITGPT, "lora.yaml is in no format that countoff knows by its fields"),
+        ("titan.yaml", b"training: {steps: 5}", "is in no format that countoff knows by its fields"),
         ("half.toml", b"[training]\nsteps = 1.5", "training.steps must be a whole number of at least 1, got 1.5"),
         (
             "minus.toml",
@@ -364,7 +386,12 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
             "note",
             "training.flux_capacitor is not a field that countoff knows",
         ),
-        ("a.yaml", "optim: {warmup_steps: 5}\ndata: {}\n", "stops", "no optim.warmup_steps; did you mean warmup?"),
+        (
+            "a.yaml",
+            "grad_acc_steps: 1\noptim: {warmup_steps: 5}\n",
+            "stops",
+            "no optim.warmup_steps; did you mean warmup?",
+        ),
         (
             "a.json",
             '{"train_micro_batch_size_per_gpus": 2, "train_batch_size": 4}',
@@ -372,7 +399,7 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
             "did you mean train_micro",
         ),
         ("a.yaml", "max_duration: 1ep\nglobal_train_batchsize: 4\n", "stops", "did you mean global_train_batch_size?"),
-        ("a.yaml", "num_processes: 2\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
+        ("a.yaml", "distributed_type: NO\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
     ],
 )
 def test_a_misspelt_field_is_an_issue_with_the_nearest_name(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.core.configs._fields import ConfigError, nearest
+from countoff.core.configs._fields import ConfigError, Fields, nearest
 from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
@@ -22,13 +22,25 @@ FORMATS = {
     "accelerate": "accelerate",
     "composer": "composer",
 }
-# Top-level fields that only one format has. The format with the most of them wins, and of equals the first here.
+_ENDINGS = {
+    "torchtitan": (".toml",),
+    "lingua": (".yaml", ".yml"),
+    "deepspeed": (".json",),
+    "accelerate": (".yaml", ".yml"),
+    "composer": (".yaml", ".yml"),
+}
+# Fields that no other program's file is likely to have, unlike `data` or `optim`. The format with the most wins.
 _DISTINCTIVE_FIELDS = {
-    "accelerate": ("compute_environment", "distributed_type", "num_processes", "parallelism_config"),
-    "composer": ("max_duration", "global_train_batch_size", "train_loader", "device_train_microbatch_size"),
+    "accelerate": ("compute_environment", "distributed_type", "parallelism_config"),
+    "composer": (
+        *("max_duration", "global_train_batch_size", "device_train_batch_size", "device_train_microbatch_size"),
+    ),
     "deepspeed": ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"),
     "torchtitan": ("training", "parallelism", "lr_scheduler"),
-    "lingua": ("grad_acc_steps", "distributed", "optim", "data", "dump_dir"),
+    "lingua": (
+        *("grad_acc_steps", "dump_dir", "distributed.dp_shard", "distributed.dp_replicate", "distributed.fsdp_type"),
+        *("distributed.tp_size", "optim.lr_min_ratio", "optim.warmup", "data.n_views", "data.sources"),
+    ),
 }
 
 
@@ -108,9 +120,19 @@ def _yaml(text: str) -> object:
 
 
 def _framework_of(data: Mapping[str, Any], name: str) -> str:
-    found = {kind: sum(field in data for field in fields) for kind, fields in _DISTINCTIVE_FIELDS.items()}
+    """Returns the format of a file by its ending and its fields; an unknown one is refused, never guessed."""
+    fields = Fields(data)
+    found = {
+        kind: sum(fields.has(field) for field in _DISTINCTIVE_FIELDS[kind])
+        for kind, endings in _ENDINGS.items()
+        if name.endswith(endings)
+    }
     best = max(found, key=found.__getitem__)
     if not found[best]:
+        read = "TorchTitan's .toml, DeepSpeed's .json, and the .yaml of lingua, Accelerate and Composer"
         known = " | ".join(FORMATS)
-        raise ConfigError(f"{name} has no field that shows its format: give --framework {known}")
+        raise ConfigError(
+            f"{name} is in no format that countoff knows by its fields; it reads {read}. If it is one of these: give "
+            f"--framework {known}"
+        )
     return best

@@ -163,7 +163,7 @@ def _check_sequence_length(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
     divisor = tp * (2 * cp if cp > 1 else 1)
     if job.sequence_length is not None and job.sequence_length % divisor:
         product = f"tp {tp}{f' × 2 × cp {cp}' if cp > 1 else ''} = {divisor}"
-        text = f"{job.key('sequence_length')} {job.sequence_length:,} must divide by {product}"
+        text = f"{job.stated('sequence_length', job.sequence_length, '')} must divide by {product}"
         yield ConfigIssue("stops", "sequence-length", text)
 
 

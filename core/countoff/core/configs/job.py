@@ -143,6 +143,23 @@ class Job:
         """
         return self.origins[name].key if name in self.origins else name
 
+    def stated(self, name: str, value: int, verb: str = "is ") -> str:
+        """Returns a number with its name, for messages; a default, which is not written there, is marked.
+
+        Args:
+            name: Its name here.
+            value: The number.
+            verb: What stands between the two: ``is`` and a space, or nothing.
+
+        Example:
+            >>> job = Job("", ("dp",), (-1,), ("dp",), origins={"steps": Origin("training.steps", given=False)})
+            >>> job.stated("steps", 10000)
+            'training.steps is 10,000 by default'
+        """
+        origin = self.origins.get(name)
+        default = "" if origin is None or origin.given else " by default"
+        return f"{self.key(name)} {verb}{value:,}{default}"
+
     def rank_map(self, world_size: int) -> RankMap:
         """Returns which rank reads which share of the data.
 
@@ -308,9 +325,9 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
     micro_batches, dp_degree = _micro_batches_outside(job), ranks.dp_degree
     divisor = size * micro_batches * dp_degree
     if total % divisor:
-        factors = f"{size}{f' × {micro_batches} pipeline micro-batches' if micro_batches > 1 else ''}"
+        factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(
-            f"{job.key(total_name)} {total} is no multiple of {job.key(size_name)} {factors} × "
+            f"{job.key(total_name)} {total} is no multiple of {job.stated(size_name, size, '')}{factors} × "
             f"{_count(dp_degree, 'data rank')} = {divisor} {unit}: {_nearest(total, divisor)} would do"
         )
     return total // divisor

@@ -39,8 +39,8 @@ def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIs
     warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
     if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
         text = (
-            f"{job.key('warmup_steps')} and {_length_key(job)} are both {steps:,}: lingua divides by zero after the "
-            f"last step, before it writes the last checkpoint"
+            f"{job.stated('warmup_steps', warmup)} and {job.stated(_length(job), steps)}: lingua divides by zero after "
+            f"the last step, before it writes the last checkpoint"
         )
         yield ConfigIssue("stops", "warm-up", text)
     elif warmup >= min(steps, horizon) and steps > 1:
@@ -55,23 +55,25 @@ def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIs
 def _warmup_longer_than_schedule(job: Job, planned: Horizon) -> str:
     key = job.key("warmup_steps")
     return (
-        f"{key} is {planned.warmup_ticks:,} and {planned.name} is {planned.ticks:,}: the learning rate rises until the "
-        f"schedule ends, and no step is left for the decay; set {key} below {planned.ticks:,}"
+        f"{job.stated('warmup_steps', planned.warmup_ticks)} and {job.stated('horizon_steps', planned.ticks)}: the "
+        f"learning rate rises until the schedule ends, and no step is left for the decay; set {key} below "
+        f"{planned.ticks:,}"
     )
 
 
 def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
-    key, steps_key, warmup = job.key("warmup_steps"), _length_key(job), schedule.warmup_steps
+    key, warmup = job.key("warmup_steps"), schedule.warmup_steps
+    lengths = f"{job.stated('warmup_steps', warmup)} and {job.stated(_length(job), steps)}"
     if isinstance(schedule, TorchTitanSchedule):
         cut = min(warmup, schedule.horizon_steps)
         return (
-            f"{key} is {warmup:,} of {steps:,} steps: TorchTitan cuts it to {cut:,} and the learning rate never "
-            f"decays; set {key} well below {steps_key}"
+            f"{lengths}: TorchTitan cuts the warm-up to {cut:,} and the learning rate never decays; set {key} well "
+            f"below {job.key(_length(job))}"
         )
     peak = peak_factor(schedule, steps=steps)
     return (
-        f"{key} is {warmup:,} and {steps_key} is {steps:,}: the learning rate only rises, to {peak:.4g} of the "
-        f"configured one, and never decays; set {key} below {steps:,}"
+        f"{lengths}: the learning rate only rises, to {peak:.4g} of the configured one, and never decays; set {key} "
+        f"below {steps:,}"
     )
 
 
@@ -88,7 +90,7 @@ def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | Non
         yield ConfigIssue("note" if job.framework == "torchtitan" else "silent", "horizon", other_unit)
     elif schedule.warmup_steps < steps:
         text = (
-            f"{job.key('horizon_steps')} is {horizon:,} and the run ends after {steps:,} steps, at a learning rate of "
+            f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps, at a learning rate of "
             f"{schedule.factor(steps - 1):.4g} of the configured one: right if the run is meant to end early"
         )
         yield ConfigIssue("note", "horizon", text)
@@ -110,7 +112,7 @@ def _horizon_before_end(job: Job, schedule: Schedule, steps: int) -> ConfigIssue
         text = f"the last {steps - horizon:,} steps have a learning rate of 0 and train nothing"
     else:
         text = f"the schedule ends {steps - horizon:,} steps early; the last step has {last:.4g} of the configured rate"
-    lengths = f"{key} is {horizon:,} and {_length_key(job)} is {steps:,}"
+    lengths = f"{job.stated('horizon_steps', horizon)} and {job.stated(_length(job), steps)}"
     return ConfigIssue(level, "horizon", f"{lengths}: {text}; set {key} to {steps:,} or leave it out")
 
 
@@ -150,8 +152,9 @@ def _check_first_step(schedule: LinguaSchedule) -> Iterator[ConfigIssue]:
     yield ConfigIssue("note", "first-step", text)
 
 
-def _length_key(job: Job) -> str:
-    return job.key("steps" if job.steps is not None else "epochs")
+def _length(job: Job) -> str:
+    """The name of the number that ends the run."""
+    return "steps" if job.steps is not None else "epochs"
 
 
 def _horizon(job: Job, schedule: Schedule) -> Horizon:

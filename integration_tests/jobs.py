@@ -226,8 +226,14 @@ def verdict_lines(result: RankResult) -> list[str]:
     return [line.removeprefix(prefix) for line in result.output.splitlines() if line.startswith(prefix)]
 
 
+def named_ranks(text: str) -> list[int]:
+    """The ranks that the line below a verdict's headline names; none if there is no such line."""
+    named = re.search(r"^  (?:out of step|ran out first|differ|lost): ranks? ([\d, ]+) of", text, re.MULTILINE)
+    return [] if named is None else [int(rank) for rank in named[1].split(", ")]
+
+
 def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str | tuple[str, ...]) -> None:
-    """Every rank ended badly, with the same verdict: its kind, the ranks out of step, and `words` in its text.
+    """Every rank ended badly, with the same verdict: its kind, the ranks that it names, and `words` in its text.
 
     Of a tuple of words one must be there: a slow rank may have ended its span as well before it received the verdict.
     """
@@ -236,9 +242,7 @@ def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *
     assert len(texts) == 1, everything
     text = texts.pop()
     assert f"countoff: {kind}: " in text, everything
-    named = re.search(r"out of step: ranks? ([\d, ]+) of", text)
-    assert named is not None, everything
-    assert sorted(map(int, named[1].split(", "))) == sorted(odd), everything
+    assert sorted(named_ranks(text)) == sorted(odd), everything
     for word in words:
         assert any(each in text for each in (word if isinstance(word, tuple) else (word,))), everything
     assert all(result.exit_code != 0 for result in results), everything

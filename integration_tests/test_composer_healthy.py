@@ -259,4 +259,4 @@ def test_llm_foundry_finds_the_callback(run_ranks):
     """llm-foundry's registry makes the callback, and a second one beside it does nothing."""
     results = run_ranks(made_by_llm_foundry, 2, deadline_seconds=90)
     assert [result.value for result in results] == [["countoff.composer", "fix", "None"]] * 2
-    assert sum("WrongLength" in line for line in verdict_lines(results[0])) == 1
+    assert sum("countoff: WrongLength: " in line for line in verdict_lines(results[0])) == 1

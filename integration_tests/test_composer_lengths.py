@@ -46,7 +46,7 @@ def test_fixed_totals_are_those_of_the_right_loader(run_ranks, ranks):
         assert f"The console shows batch=i/16, the epoch ends at {true}; " in text
         assert f"a warm-up of '1ep' takes {ranks} epochs" in text
         assert f"a decay over the 2 epochs is laid out for 32 batches and ends at {2 * true} of them" in text
-        assert f"16 is the size of the data set over all {ranks} data ranks (`size`), not one rank's `length`" in text
+        assert f"16 is the size of the dataset over all {ranks} data ranks (`size`), not one rank's `length`" in text
     assert f"countoff has set the length to {true}, before the first batch" in words[1]
     assert "countoff has set" not in words[4]
     assert [words[0], words[2], words[5]] == ["", "", ""]
@@ -134,7 +134,7 @@ def test_a_length_that_is_set_stays_set_in_later_fits(run_ranks):
     job = Job(train=[8, 8], reported=[16, 16], evals=[2, 2], options={"totals": "fix"})
     results = run_ranks(go_on, 2, job, deadline_seconds=120)
     assert [result.value for result in results] == [[8, 8, 8, 8]] * 2
-    assert sum("WrongLength" in line for line in verdict_lines(results[0])) == 1
+    assert sum("countoff: WrongLength: " in line for line in verdict_lines(results[0])) == 1
 
 
 def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
@@ -167,7 +167,7 @@ def test_wrong_lengths_of_evaluators_are_reported_and_fixed(run_ranks, totals, l
     """The wrong length of an evaluator is reported, and set on request, inside a fit and outside."""
     results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
     assert [result.value for result in results] == [[*[length] * 4 * 3, 1]] * 2
-    warnings = [line for line in verdict_lines(results[0]) if "WrongLength" in line]
+    warnings = [line for line in verdict_lines(results[0]) if "countoff: WrongLength: " in line]
     assert len(warnings) == 2  # in the fit, and outside of it
     assert all("evaluator 'shards' counts on 8 batches per epoch and rank; there are 4." in line for line in warnings)
 

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from integration_tests.faults.cases import CASES
+from countoff._adapter.checks import CHECKS
+from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, judge, run_cell
 from integration_tests.harness import RankResult
 
@@ -25,7 +26,7 @@ REST = [
     ("F14", "composer", 2),
 ]
 REASON = """countoff: UnevenBatches: rank 1 ran out of data after 4 batches; rank 0 has batch 5.
-  out of step: ranks 1, 0 of 2 ranks"""
+  ran out first: rank 1 of 2 ranks"""
 
 
 @pytest.mark.parametrize(("name", "adapter", "world_size"), [*PLAIN, *REST])
@@ -52,10 +53,24 @@ WRONG = {
     "another kind": (ended(*[REASON.replace("UnevenBatches", "LostRank")] * 2), "said LostRank"),
     "on one rank only": (ended(REASON, ""), "not the same sentence on every rank"),
     "two sentences": (ended(REASON, REASON.replace("batch 5", "batch 6")), "not the same sentence on every rank"),
-    "another rank": (ended(*[REASON.replace("1, 0", "0")] * 2), "names ranks [0], the culprits are [1]"),
+    "another rank": (
+        ended(*[REASON.replace("first: rank 1", "first: rank 0")] * 2),
+        "names ranks [0], the culprits are [1]",
+    ),
     "a good end": (ended(REASON, REASON, exit_codes=(0, 1)), "rank 0: exit code 0"),
     "an abort": (ended(REASON, REASON, exit_codes=(1, -6)), "rank 1: exit code -6"),
 }
+
+
+def test_what_the_matrix_proves_is_what_adapters_declare():
+    """Each verdict that is due in a framework is one that its adapter declares, and the table in the docs has it."""
+    due = {
+        (adapter, case.due(adapter)[0])
+        for adapter in CANNOT
+        for name, case in CASES.items()
+        if name not in CANNOT[adapter]
+    }
+    assert {(adapter, kind) for adapter, kind in due if kind and kind not in CHECKS[adapter]} == set()
 
 
 def test_a_job_that_ends_as_it_should_is_right():

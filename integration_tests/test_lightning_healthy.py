@@ -262,7 +262,7 @@ def test_a_size_taken_for_a_length_is_reported_and_fixed(run_ranks):
     plain = run_ranks(fit_and_read_log, 2, job)
     lines = [line for result in plain for line in verdict_lines(result)]
     assert sum("countoff: WrongLength: Lightning counts on 16 batches" in line for line in lines) == 1, plain[0].output
-    assert any("16 is the size of the data set over all 2 data ranks" in line for line in lines)
+    assert any("16 is the size of the dataset over all 2 data ranks" in line for line in lines)
     assert plain[0].value["countoff/batches_per_epoch"] == 8
     assert plain[0].value["countoff/reported_batches_per_epoch"] == 16
     assert plain[0].value["validations"] == 0  # Lightning never gets to the batch at which it would validate

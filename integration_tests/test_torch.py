@@ -1,5 +1,7 @@
 """A plain PyTorch loop with one line added, on real ranks."""
 
+import re
+
 import pytest
 
 from integration_tests import loops
@@ -18,21 +20,20 @@ def test_a_rank_one_batch_short_is_named_on_every_rank(run_ranks, ranks, place):
     """Every rank ends with the verdict that names the short rank and its number of batches."""
     short = 0 if place == "first" else ranks - 1
     results = run_ranks(loops.uneven, ranks, one_short(ranks, short), expect=None, deadline_seconds=40)
-    odd = [short] if ranks > 2 else [short, 1 - short]
     words = f"rank {short} ran out of data after 4 batches of train epoch 0"
-    assert_named(results, "UnevenBatches", odd, words, LONGER)
+    assert_named(results, "UnevenBatches", [short], words, LONGER)
 
 
 def test_rank_0_may_host_the_store(run_ranks):
     """The short rank is named though it hosts the store."""
     results = run_ranks(loops.uneven, 2, [4, 5], expect=None, hosted_by="rank0", finalise=True)
-    assert_named(results, "UnevenBatches", [0, 1], "rank 0 ran out of data after 4 batches")
+    assert_named(results, "UnevenBatches", [0], "rank 0 ran out of data after 4 batches")
 
 
 def test_a_job_without_a_tcp_store_is_served_by_one_of_ours(run_ranks, tmp_path):
     """countoff makes its own store where the job has no TCPStore."""
     results = run_ranks(loops.over_file_store, 2, str(tmp_path / "store"), [5, 4], expect=None)
-    assert_named(results, "UnevenBatches", [1, 0], "rank 1 ran out of data after 4 batches")
+    assert_named(results, "UnevenBatches", [1], "rank 1 ran out of data after 4 batches")
 
 
 def test_a_skipped_step_is_found_at_the_epochs_end(run_ranks):
@@ -69,8 +70,7 @@ def test_a_learning_rate_of_its_own_is_found(run_ranks):
     for result in run_ranks(loops.own_learning_rate, 2, expect=None):
         text = "\n".join(verdict_lines(result))
         assert "countoff: LearningRateMismatch: at batch 2 of train epoch 0" in text, result
-        assert "[0.1]" in text
-        assert "[0.2]" in text
+        assert re.search(r"trains with learning rate (0\.1 and rank \d with 0\.2|0\.2 and rank \d with 0\.1)\.", text)
 
 
 def test_a_break_on_one_rank_only_is_named(run_ranks):
@@ -104,7 +104,8 @@ def test_a_rank_that_exits_early_is_named(run_ranks):
 def test_a_rank_that_raises_in_the_loop_is_named(run_ranks):
     """Every rank names the rank that raised, with its error and its batch."""
     results = run_ranks(loops.raises_in_the_loop, 2, expect=None)
-    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite (in batch 4 of train epoch 0)")
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: loss is not finite at loops.py:")
+    assert "(in batch 4 of train epoch 0)" in results[0].output
 
 
 @pytest.mark.ranks(2, nightly=(4,))

@@ -262,4 +262,4 @@ def verdict_with_table(ranks: Sequence[Rank]) -> Verdict:
     assert verdict is not None
     rows = {rank.state.rank: rank.state.final_row() for rank in ranks}
     publish_table(store, verdict, rows, complete=True)
-    return with_table(store, verdict, {})
+    return with_table(store, verdict, {}, len(ranks))

@@ -33,17 +33,30 @@ def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epoch
     assert planned_epochs(horizon, steps_per_epoch=steps_per_epoch) is None
 
 
-@pytest.mark.parametrize(("ticks_per_step", "end", "warmup", "share"), [(2, 50, 10, "1/2"), (4, 25, 5, "1/4")])
-def test_a_schedule_made_in_steps_ends_early(ticks_per_step, end, warmup, share):
+@pytest.mark.parametrize(
+    ("ticks_per_step", "pace", "end", "warmup", "share"), [(2, "twice", 50, 10, "1/2"), (4, "4 times", 25, 5, "1/4")]
+)
+def test_a_schedule_made_in_steps_ends_early(ticks_per_step, pace, end, warmup, share):
     """With several ticks per step, a schedule made in steps ends at a fraction of the run."""
     horizon = Horizon("LambdaLR", ticks=100, ticks_per_step=ticks_per_step, warmup_ticks=20)
     verdict = wrong_horizon(horizon, total_steps=100, slack_steps=3, why="Two processes tick it.")
     assert verdict is not None
     assert (verdict.kind, verdict.why) == ("WrongHorizon", "Two processes tick it.")
     assert verdict.sentence == (
-        f"LambdaLR was made for 100 ticks and ticks {ticks_per_step} times per optimizer step: it ends at step {end} "
-        f"of 100 ({share} of the run); its warm-up of 20 ticks ends at step {warmup}."
+        f"LambdaLR was made for 100 ticks and ticks {pace} per optimizer step: it ends at step {end} of 100 ({share} "
+        f"of the run); its warm-up of 20 ticks ends at step {warmup}."
     )
+    assert verdict.remedy == (
+        f"make LambdaLR for {100 * ticks_per_step} ticks: 100 steps of the run × {ticks_per_step} ticks per step. A "
+        f"warm-up that is to last 20 steps needs {20 * ticks_per_step} ticks."
+    )
+
+
+def test_the_remedy_has_all_epochs_in_its_number():
+    """A schedule made for one epoch's steps, of three epochs on two processes, gets the number that it must have."""
+    verdict = wrong_horizon(Horizon("OneCycleLR", ticks=40, ticks_per_step=2), total_steps=120, slack_steps=3)
+    assert verdict is not None
+    assert verdict.remedy == "make OneCycleLR for 240 ticks: 120 steps of the run × 2 ticks per step."
 
 
 def test_a_schedule_longer_than_the_run_is_a_warning():
@@ -53,6 +66,7 @@ def test_a_schedule_longer_than_the_run_is_a_warning():
         "CosineAnnealingLR was made for 300 ticks and ticks once per optimizer step: it would end at step 300, and the "
         "run ends at step 100."
     )
+    assert verdict.remedy == "make CosineAnnealingLR for 100 ticks."
 
 
 def test_an_end_at_no_simple_fraction_is_in_percent():

@@ -5,10 +5,18 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core.protocol.judgement import judge, lost_rank, odd_ranks, remedy_for
+from countoff.core.protocol.judgement import (
+    EVALUATION,
+    WHO_EVALUATES,
+    judge,
+    lost_rank,
+    odd_ranks,
+    ranks_behind,
+    remedy_for,
+)
 from countoff.core.protocol.records import Mark, verdict_from_json, verdict_to_json
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.verdict import Kind, Remedies, Verdict
 
 EPOCH = "train epoch 0"
 
@@ -17,12 +25,10 @@ REMEDIES: dict[Kind, str] = {"UnevenBatches": "Give every rank the same number o
 
 
 LOADERS = (
-    "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
-    "places, until a collective without a partner hangs."
+    "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of different "
+    "batches, and hang in the end."
 )
-
-
-DECISIONS = "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
+DECISIONS = "One rank left the loop where the others went on: a break, a limit or a condition of that rank alone."
 
 
 def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:
@@ -49,7 +55,25 @@ def test_a_stop_against_a_batch_begun() -> None:
 def test_an_evaluation_begun_early_against_a_batch_begun() -> None:
     found = uneven(Mark("eval_start", "validation", at=1, rank=1), 2)
     assert found.sentence == "rank 1 began validation after 1 train batch; rank 0 has begun batch 2."
-    assert found.why == DECISIONS
+    assert (found.subject, found.standing) == (WHO_EVALUATES, "differ")
+    assert found.why.startswith("Not all ranks evaluate there.")
+
+
+def test_an_evaluation_after_the_last_batch_is_about_the_loaders() -> None:
+    """A rank that evaluates because its train loader holds no more has a short loader."""
+    found = uneven(Mark("eval_start", "validation", at=4, rank=1, reason="exhausted"), 5)
+    assert found.sentence == "rank 1 began validation after 4 train batches; rank 0 has batch 5."
+    assert (found.subject, found.standing, found.why) == ("", "ran out first", LOADERS)
+
+
+def test_the_loader_that_ended_first_comes_first() -> None:
+    """Of two ranks whose loaders have ended, the shorter one is named first, whichever wrote its mark first."""
+    standing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
+    found = uneven(standing, 2, Mark("eval_end", "validation", at=2, reason="exhausted"), evaluation=True)
+    sides = (
+        "rank 0 ran out of data after 2 batches of validation; rank 1 ran out of data after 3 batches of validation."
+    )
+    assert (found.sentence, found.ranks, found.standing) == (sides, (0, 1), "ran out first")
 
 
 def test_two_marks_of_one_index_tell_what_each_rank_did() -> None:
@@ -65,8 +89,8 @@ def test_evaluations_tell_the_batches_of_each_loader() -> None:
     found = uneven(theirs, 5, mine, evaluation=True)
     sides = ("rank 1 ran out of data after 5 batches (3 + 2)", "rank 0 ran out of data after 5 batches (2 + 3)")
     assert found.sentence == f"{sides[0]} of validation; {sides[1]} of validation."
-    why = "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
-    assert found.why == why
+    why = "The ranks' evaluation loaders differ in length. A metric that synchronises every batch hangs there."
+    assert (found.why, found.subject, found.standing) == (why, EVALUATION, "differ")
 
 
 @pytest.mark.parametrize(
@@ -108,33 +132,69 @@ def test_a_lost_rank_is_named_with_the_cause() -> None:
     assert lost_rank(3, "died without a word (pid 7)", "It was killed, or it crashed.").render().splitlines() == [
         "countoff: LostRank: rank 3 died without a word (pid 7).",
         "  why: It was killed, or it crashed.",
+        "  more: countoff explain LostRank",
     ]
 
 
 def test_after_a_break_of_one_rank_the_remedy_is_about_it() -> None:
-    """For a decision of one rank the remedy first tells to look for it, also on a rank that received the verdict."""
+    """For a decision of one rank the remedy is about that alone, also on a rank that received the verdict."""
     stopped = verdict_from_json(verdict_to_json(uneven(closing("stopped"), 5)))
-    remedy = remedy_for(stopped, REMEDIES)
-    assert remedy.startswith("look for a break")
-    assert remedy.endswith(REMEDIES["UnevenBatches"])
+    assert remedy_for(stopped, REMEDIES).startswith("look for a break")
+
+
+def test_a_verdicts_own_remedy_comes_first() -> None:
+    """Then the adapter's and the general one for its subject, then the adapter's and the general one for its kind."""
+    own = Verdict("RankMapError", "they collide.", remedy="give it the mesh.")
+    assert remedy_for(own, {"RankMapError": "read as we do."}) == "give it the mesh."
+    assert remedy_for(dataclasses.replace(own, remedy=""), {"RankMapError": "read as we do."}) == "read as we do."
+    assert remedy_for(dataclasses.replace(own, remedy=""), {}).startswith("compute dp_rank with the sizes")
+    special: Remedies = {"UnevenBatches": {"": "a.", EVALUATION: "b."}}
+    subjects = {subject: remedy_for(Verdict("UnevenBatches", "", subject=subject), special) for subject in ("", "x")}
+    assert subjects == {"": "a.", "x": "a."}
+    assert remedy_for(Verdict("UnevenBatches", "", subject=EVALUATION), special) == "b."
+    assert remedy_for(Verdict("UnevenBatches", "", subject=EVALUATION), REMEDIES) == REMEDIES["UnevenBatches"]
+    assert remedy_for(Verdict("Truncated", ""), {}) == ""
+
+
+def test_a_remedy_travels_as_a_whole_or_not_at_all() -> None:
+    """A remedy that fits into the record is read back; of one that does not, nothing is, and the adapter's holds."""
+    own = Verdict("WrongHorizon", "it ends early.", remedy="make it for 60 ticks.")
+    assert verdict_from_json(verdict_to_json(own)) == own
+    assert verdict_from_json(verdict_to_json(dataclasses.replace(own, remedy="x" * 800))).remedy == ""
 
 
 @pytest.mark.parametrize(
-    ("sides", "proven", "odd"),
+    ("sides", "odd"),
     [
-        ([False, True, False], (1, 0), (1,)),
-        ([False, True, False], (0, 1), (1,)),
-        ([True, False, True, True, False, True, None], (0, 1), (1, 4)),
-        ([True, False, True, True, False, None], (0, 1), (0, 1)),
-        ([True, False], (1, 0), (1, 0)),
-        ([True, True, False, False], (2, 0), (2, 0)),
-        ([True, False, False, None, None, None], (0, 1), (0, 1)),
-        ([False, False, False], (0, 1), (0, 1)),
-        ([None, None], (), ()),
+        ([False, True, False], (1,)),
+        ([True, False, True, True, False, True, None], (1, 4)),
+        ([True, False, True, True, False, None], ()),
+        ([True, False], ()),
+        ([True, True, False, False], ()),
+        ([True, False, False, None, None, None], ()),
+        ([False, False, False], ()),
+        ([None, None], ()),
     ],
 )
-def test_odd_ranks_are_the_side_that_stays_smaller(
-    sides: list[bool | None], proven: tuple[int, ...], odd: tuple[int, ...]
-) -> None:
-    """The odd ranks are the side that stays the smaller whatever the undecided do; else the two ranks of the proof."""
-    assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)], proven) == odd
+def test_odd_ranks_are_the_side_that_stays_smaller(sides: list[bool | None], odd: tuple[int, ...]) -> None:
+    """The odd ranks are the side that stays the smaller whatever the undecided do; else there are none."""
+    assert odd_ranks([{"rank": rank, "side": side} for rank, side in enumerate(sides)]) == odd
+
+
+def test_ranks_behind_are_in_the_same_span_at_no_later_batch() -> None:
+    """A rank that has begun more, is elsewhere, or has decided is not behind."""
+    lines: list[tuple[str, int, str, bool | None]] = [
+        ("train epoch 0", 4, "in batch 4", True),
+        ("train epoch 0", 3, "in batch 3", None),
+        ("train epoch 0", 4, "in batch 4", None),
+        ("train epoch 0", 5, "in batch 5", None),
+        ("train epoch 0", 4, "stopped", None),
+        ("validation", 3, "in batch 3", None),
+        ("train epoch 0", 3, "in batch 3", False),
+    ]
+    rows = {
+        rank: {"where": where, "batches": batches, "state": state, "side": side}
+        for rank, (where, batches, state, side) in enumerate(lines)
+    }
+    assert ranks_behind(rows, 0) == (1, 2)
+    assert ranks_behind(rows, 9) == ()

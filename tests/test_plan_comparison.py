@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from countoff.core.protocol.plan_comparison import (
+    PROOF_FIELDS,
     agreed_fields,
     first_difference,
     group_ranks_by_value,
@@ -40,11 +43,30 @@ def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
     """The whole message of a plan that one of three ranks has differently."""
     found = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     assert found is not None
-    head, why = found.render().splitlines()
-    assert head == "countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2."
-    decisions = "take different decisions at every limit, schedule and epoch's end."
-    assert why == f"  why: Ranks that count to different numbers {decisions}"
-    assert found.ranks == (1,)
+    assert found.render().splitlines() == [
+        "countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2.",
+        "  why: The averaged gradient would give the samples of some ranks more weight than those of others.",
+        "  do:  give the loader the same batch_size on every rank.",
+        "  more: countoff explain PlanMismatch",
+    ]
+    assert (found.ranks, found.standing) == ((1,), "out of step")
+
+
+@pytest.mark.parametrize("field", PROOF_FIELDS)
+def test_a_plan_mismatch_is_about_its_field(field: str) -> None:
+    """Each field has a cause; each but the lengths, whose remedy the adapter knows, has a remedy that speaks of it."""
+    found = judge_plans({0: {field: 8}, 1: {field: 4}})
+    assert found is not None
+    assert (found.subject, found.standing) == (field, "differ")
+    assert found.why.endswith(".")
+    assert bool(found.remedy) != field.endswith("batches_per_epoch")
+    assert "loader" not in found.remedy or field == "batch_size"
+
+
+def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
+    found = judge_plans({0: {"position": [1, 4, 7]}, 1: {"position": [0, 9, 5]}})
+    assert found is not None
+    assert found.remedy.startswith("resume every rank from the same checkpoint")
 
 
 def test_different_tick_batches_are_a_settings_mismatch() -> None:

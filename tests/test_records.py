@@ -57,11 +57,15 @@ def test_the_text_of_any_exception_fits_into_a_record(error: str, name: str) -> 
     state.printed.set()
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.eval_start(name)  # as a user would name a validation set
-    shutdown.report_failure(state, ValueError(error), f"in batch {10**9} of {guard.open_span}")
+    try:
+        raise ValueError(error)
+    except ValueError as raised:
+        shutdown.report_failure(state, raised, f"in batch {10**9} of {guard.open_span}")
     line = row(state.rank, guard._span, 10**9, "in batch 1000000000")
     encode(written(state)[0])
     encode({**line, "known": 1700000000.123456, "failure": state.failure})
-    encode({"rows": 16, "odd": [99_999] * 8, "spread": 29.123456789, "failed": [state.rank, state.failure]})
+    header = {"rows": 16, "odd": [99_999] * 8, "standing": "ran out first", "behind": [99_999] * 8}
+    encode({**header, "spread": 29.123456789, "failed": [state.rank, state.failure]})
 
 
 @given(words)
@@ -82,6 +86,16 @@ def test_any_plan_mismatch_fits_into_a_record(value: Any, ranks: int) -> None:
     found = judge_plans(plans)
     assert found is not None
     encode(verdict_entry("end", found))
+
+
+@given(words, words, words)
+def test_a_verdict_of_any_texts_fits_into_a_record(sentence: str, why: str, remedy: str) -> None:
+    """Whatever it says, a verdict fits, and what is read back has the remedy as a whole or not at all."""
+    ranks, time = tuple(range(99_990, 100_000)), 1700000000.123456
+    found = Verdict("LearningRateMismatch", sentence, ranks, why, remedy, time=time, mark_index=10**9, subject=why)
+    found = dataclasses.replace(found, standing="ran out first")
+    encode(verdict_entry("notice", found))
+    assert verdict_from_json(verdict_to_json(found)).remedy in ("", remedy)
 
 
 def test_a_tick_with_many_learning_rates_fits_into_a_record() -> None:

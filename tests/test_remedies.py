@@ -1,12 +1,14 @@
-"""The remedies of the adapters: common ones, an adapter's own in their place, one sentence for each kind."""
+"""The remedies of the adapters: one sentence or more for each kind, and none that loses data in silence."""
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import get_args
 
 import pytest
 
-from countoff._adapter.remedies import data_remedies, with_common_remedies
-from countoff.core.verdict import Kind
+from countoff._adapter.remedies import data_remedies, uneven_remedies
+from countoff.core.protocol.judgement import DECISION, EVALUATION, GENERAL_REMEDIES, WHO_EVALUATES
+from countoff.core.verdict import Kind, Remedies
 
 HOMES = [
     "countoff.torch",
@@ -19,14 +21,10 @@ HOMES = [
 ]
 
 
-def test_an_adapters_own_remedy_replaces_the_common_one() -> None:
-    remedies = with_common_remedies({"StepMismatch": "call optimizers.step() on every rank."})
-    assert remedies["StepMismatch"] == "call optimizers.step() on every rank."
-    assert remedies["LostRank"] == "read that rank's own output first; the others only lost their peer."
-
-
-def test_the_last_of_two_own_remedies_holds() -> None:
-    assert with_common_remedies({"WrongLength": "a."}, {"WrongLength": "b."})["WrongLength"] == "b."
+def sentences(remedies: Remedies) -> Iterator[str]:
+    """All remedies, those of a kind's subjects too."""
+    for remedy in remedies.values():
+        yield from [remedy] if isinstance(remedy, str) else remedy.values()
 
 
 def test_data_remedies_say_how_to_turn_the_check_off() -> None:
@@ -35,9 +33,32 @@ def test_data_remedies_say_how_to_turn_the_check_off() -> None:
     assert all("attach(fingerprint_batches=0)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
 
 
+def test_uneven_remedies_set_options_as_the_framework_does() -> None:
+    remedies = uneven_remedies(train="shard.", option="attach({})")
+    assert remedies[""] == "shard."
+    assert "attach(uneven_eval='allow')" in remedies[EVALUATION]
+    assert "attach(eval_ranks=[0])" in remedies[WHO_EVALUATES]
+
+
 @pytest.mark.parametrize("home", HOMES)
 def test_every_adapter_has_whole_sentences_for_known_kinds(home: str) -> None:
     remedies = import_module(home).REMEDIES
     assert set(remedies) <= set(get_args(Kind))
-    assert {"UnevenBatches", "PlanMismatch", "StepMismatch", "LearningRateMismatch", "LostRank"} <= set(remedies)
-    assert all(sentence.endswith(".") and "  " not in sentence for sentence in remedies.values())
+    assert {"UnevenBatches", "PlanMismatch"} <= set(remedies)
+    assert {"StepMismatch", "LearningRateMismatch", "LostRank", "Stalled"} <= {*remedies, *GENERAL_REMEDIES}
+    assert all(each.endswith(".") and "  " not in each for each in sentences(remedies))
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
+    """A misspelt subject would never be found."""
+    for kind, remedy in import_module(home).REMEDIES.items():
+        if not isinstance(remedy, str):
+            assert kind == "UnevenBatches"
+            assert set(remedy) <= {"", DECISION, EVALUATION, WHO_EVALUATES}
+
+
+@pytest.mark.parametrize("home", HOMES)
+def test_no_remedy_reads_the_data_of_one_rank_only(home: str) -> None:
+    """With `dispatch_batches`, rank 0 reads for all: the shares of the others, if each has its own, are never read."""
+    assert not [each for each in sentences(import_module(home).REMEDIES) if "dispatch_batches" in each]

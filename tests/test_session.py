@@ -1,6 +1,7 @@
 """What the threads of a guard share: a rank stops comparing once, or ends without the store."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -54,9 +55,11 @@ def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.Captu
 
 
 def test_without_the_store_a_rank_prints_its_verdict(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
-    """A rank that has lost the store ends the fit with the verdict that it is given."""
+    """A rank that has lost the store ends the fit with the verdict that it is given, and its remedy."""
     session.conclude_alone(LOST)
-    assert session.state.end == LOST
+    assert session.state.end is not None
+    assert replace(session.state.end, remedy="") == LOST
+    assert session.state.end.remedy.startswith("read that rank's own output first")
     assert session.state.printed.is_set()
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 

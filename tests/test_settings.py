@@ -1,7 +1,9 @@
 """Options: their precedence, the values that are refused, and errors of one line that name the source of the value."""
 
+import functools
 import math
 import os
+from importlib import import_module
 
 import pytest
 from hypothesis import given
@@ -175,6 +177,27 @@ def test_a_value_with_a_long_repr_is_refused_in_one_line() -> None:
 def test_a_misspelt_argument_is_refused_with_the_nearest_name() -> None:
     line = refusal(on_diverge="warn")
     assert line.startswith("unknown argument `on_diverge`; did you mean on_divergence?; known: enabled, ")
+
+
+def test_an_unknown_argument_is_refused_with_the_functions_own() -> None:
+    """A function that takes options lists its own arguments too, and the nearest may be one of them."""
+    with pytest.raises(SettingsError) as refused:
+        Settings.resolve("train", "eval", "start_epoch", epoch=3)
+    assert str(refused.value).startswith(
+        "unknown argument `epoch`; did you mean start_epoch?; known: train, eval, start_epoch, enabled, "
+    )
+
+
+@pytest.mark.parametrize(("adapter", "own"), [("torch", "train, eval, optimizer, "), ("lingua", "data_loader, args, ")])
+def test_an_adapters_own_arguments_are_listed(adapter: str, own: str) -> None:
+    """`attach(train=…, epochs=3)` is refused with all arguments that it has."""
+    module = import_module(f"countoff.{adapter}")
+    if adapter == "torch":
+        attach = functools.partial(module.attach, train=[])
+    else:
+        attach = module.watch(None, None, mesh=None, dp_rank=0, dp_degree=1, epochs=3).__enter__
+    with pytest.raises(SettingsError, match=f"unknown argument `epochs`.*; known: {own}.*mesh, .*, enabled, "):
+        attach(**({"epochs": 3} if adapter == "torch" else {}))
 
 
 def test_an_argument_unlike_any_is_refused_without_a_guess() -> None:

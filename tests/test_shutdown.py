@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,12 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_line_names_its_rank(capsys: pytest.CaptureFixture[str]) -> None:
     shutdown.print_to_stderr(VERDICT, 7)
-    text = "\n[rank 7] countoff: LostRank: rank 2 is gone.\n[rank 7]   why: It was killed — or it crashed.\n"
-    assert capsys.readouterr().err == text
+    assert capsys.readouterr().err.splitlines() == [
+        "",
+        "[rank 7] countoff: LostRank: rank 2 is gone.",
+        "[rank 7]   why: It was killed — or it crashed.",
+        "[rank 7]   more: countoff explain LostRank",
+    ]
 
 
 def test_a_verdict_is_printed_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +85,16 @@ def test_in_warn_mode_rank_0_alone_prints(
     shutdown.print_verdict(state_of(rank, policy), VERDICT)
     assert capsys.readouterr().err.count("countoff:") == printed
     assert error_file.exists() == (policy == "raise")
+
+
+def test_how_soon_every_rank_knew_is_logged_and_not_printed(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The logger `countoff` has the milliseconds at level INFO; the message for the user has not."""
+    caplog.set_level("INFO", logger="countoff")
+    shutdown.print_verdict(state_of(), replace(VERDICT, spread_seconds=0.00123))
+    assert [record.getMessage() for record in caplog.records] == ["known on every rank 1.2 ms after it could be proved"]
+    assert "known on every rank" not in capsys.readouterr().err
 
 
 def test_error_file_has_the_format_of_torch(error_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +171,31 @@ def test_an_own_failure_reports_what_and_where() -> None:
     assert state.proposed is not None
     assert state.proposed.sentence == "rank 3 raised ValueError: torn shard (in batch 5 of train epoch 0)."
     assert (state.proposed.ranks, state.proposed.gone) == ((3,), False)
+
+
+def test_an_own_failure_reports_the_line_of_the_users_code() -> None:
+    """The innermost line that is the user's own is named: not Python's, and not that of an installed package."""
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        json.loads("{")
+    line = raised.traceback[0].lineno + 1
+    state = failed(raised.value)
+    assert state.proposed is not None
+    assert f" at test_shutdown.py:{line} (in batch 5 of train epoch 0)." in state.proposed.sentence
+
+
+def test_a_failure_in_a_loaders_worker_reports_the_workers_line() -> None:
+    """torch sends the traceback of a worker as text; its innermost line of the user's own is where it happened."""
+    text = """Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/env/lib/python3.12/site-packages/torch/utils/data/_utils/worker.py", line 351, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/me/train.py", line 41, in __getitem__
+    raise ValueError("shard 3 is torn")
+ValueError: shard 3 is torn
+"""
+    state = failed(ValueError(text))
+    assert state.proposed is not None
+    assert state.proposed.sentence.endswith("ValueError: shard 3 is torn at train.py:41 (in batch 5 of train epoch 0).")
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,29 @@ def test_a_stall_shows_lines_and_collectives() -> None:
     records = {rank: {**row(rank, None, 0, "in a collective"), **record} for rank in range(3)}
     records[2] |= {"state": "in its loader", "frames": ["data.py:7 in read"], "collectives": {"0": 4}}
     found = judge_stall(records, 180.0)
-    assert found.sentence == "no rank has got on for 180 s; rank 2 is in its loader."
+    assert found.sentence == "no rank has made progress for 180 s; rank 2 is in its loader."
     counts = "Collectives issued in process group 0: 4 by rank 2, 5 by ranks 0, 1."
     assert found.why == f"rank 2 is at data.py:7 in read; ranks 0, 1 are at train.py:9 in main. {counts}"
     assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [
+        ((0, 0, 0), ""),
+        ((0, 1, 0), "; rank 1 is an epoch ahead of the others, in train epoch 1"),
+        ((2, 0, 2), "; ranks 0, 2 are 2 epochs ahead of the others, in train epoch 2"),
+    ],
+)
+def test_a_stall_tells_which_rank_is_an_epoch_ahead(epochs: tuple[int, ...], words: str) -> None:
+    """A rank that has gone on to the next epoch waits for others that have not, so the message begins with that."""
+    record = {"frames": [], "collectives": {}, "state": "in a collective"}
+    records = {
+        rank: {**row(rank, SpanCounters(f"train epoch {epoch}"), 0, ""), **record} for rank, epoch in enumerate(epochs)
+    }
+    assert judge_stall(records, 3).sentence == (
+        f"no rank has made progress for 3 s; ranks 0, 1, 2 are in a collective{words}."
+    )
 
 
 class Stalled:

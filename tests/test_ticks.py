@@ -38,6 +38,27 @@ def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
     assert found.sentence == f"at batch 64 of train epoch 0, {steps}."
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([0.1], [0.2], "with learning rate 0.1 and rank 1 with 0.2"),
+        ([0.00031711500169576796] * 2, [0.0003] * 2, "with learning rate 3.17e-4 and rank 1 with 3e-4"),
+        ([0.000300001], [0.0003], "with learning rate 3.00001e-4 and rank 1 with 3e-4"),
+        ([0.1, 0.2], [0.1, 0.3], "with learning rate 0.1, 0.2 and rank 1 with 0.1, 0.3"),
+        ([0.1, 0.1], [0.1], "with the learning rates 0.1, 0.1 and rank 1 with 0.1"),
+        ([0.1], [], "with learning rate 0.1 and rank 1 with none"),
+        ([0.1], [float("nan")], "with learning rate 0.1 and rank 1 with nan"),
+    ],
+)
+def test_learning_rates_are_written_as_people_write_them(first: list[float], second: list[float], words: str) -> None:
+    """A message has as few digits as tell the rates apart, and equal rates of one rank once."""
+    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, "rates": second}).compare(
+        {**TICK, "rates": first}
+    )
+    assert found is not None
+    assert found.sentence == f"at batch 64 of train epoch 0, rank 0 trains {words}."
+
+
 def test_numpy_rates_equal_rates_of_python() -> None:
     """A learning rate that is a number of numpy equals the same number of Python on another rank."""
     ticks = [

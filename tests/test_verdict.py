@@ -2,6 +2,7 @@
 
 import pickle
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from countoff.core import verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
-from countoff.core.verdict import VERDICTS, DivergenceError, Kind, Verdict, error_for, table
+from countoff.core.verdict import VERDICTS, DivergenceError, Kind, Verdict, error_for, number_of, table
 
 EPOCH = "train epoch 0"
 
@@ -29,21 +30,80 @@ def test_the_whole_message_of_two_ranks() -> None:
         "rank 1 ran out of data after 4 batches of train epoch 0; rank 0 has batch 5.",
         (1, 0),
         why="The ranks' loaders differ in length.",
-        remedy="Give every rank the same number of batches: drop_last=True.",
+        remedy="give every rank the same number of batches: drop_last=True.",
         rows=rows,
         spread_seconds=0.00123,
+        standing="ran out first",
+        world_size=2,
     )
     message = """
         countoff: UnevenBatches: rank 1 ran out of data after 4 batches of train epoch 0; rank 0 has batch 5.
-          out of step: ranks 1, 0 of 2 ranks
+          ran out first: rank 1 of 2 ranks
           rank  where          batches  fetched  steps  state
           1     train epoch 0  4        4        2      ran out
           0     train epoch 0  4        5        2      in batch 4
-          known on every rank 1.2 ms after it could be proved
           why: The ranks' loaders differ in length.
-          do:  Give every rank the same number of batches: drop_last=True.
+          do:  give every rank the same number of batches: drop_last=True.
+          more: countoff explain UnevenBatches
     """
     assert printed.render() == textwrap.dedent(message).strip("\n")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "line"),
+    [
+        (Verdict("UnevenBatches", "", (2,), counted=4, world_size=4), "out of step: rank 2 of 4 ranks"),
+        (
+            Verdict("UnevenBatches", "", (0, 2), standing="ran out first", behind=(1, 3), counted=4, world_size=4),
+            "ran out first: rank 0 of 4 ranks; ranks 1, 3 have not got so far",
+        ),
+        (
+            Verdict("UnevenBatches", "", (0, 2), standing="ran out first", behind=(1,), counted=3, world_size=4),
+            "ran out first: rank 0 of 4 ranks; rank 1 has not got so far; 3 of 4 ranks reported",
+        ),
+        (Verdict("StepMismatch", "", (0, 1), standing="differ", world_size=2), "differ: ranks 0, 1 of 2 ranks"),
+        (Verdict("LostRank", "", (3,), gone=True, counted=3, world_size=4), "lost: rank 3 of 4 ranks"),
+        (Verdict("LostRank", "", (3,), gone=True, counted=3), "lost: rank 3 of 4 ranks"),
+        (Verdict("LostRank", "", (1,), gone=True, world_size=4), "lost: rank 1 of 4 ranks; 2 of 4 ranks reported"),
+    ],
+    ids=[
+        "the minority",
+        "nobody else so far",
+        "one missing",
+        "a tie",
+        "gone",
+        "of an unknown number",
+        "gone, and more",
+    ],
+)
+def test_the_line_below_the_headline_accuses_only_where_that_is_proved(verdict: Verdict, line: str) -> None:
+    """It names the minority; without one it says what is known, and never calls both sides out of step."""
+    assert replace(verdict, rows=tuple(ranks_with([4, 5]))).render().splitlines()[1] == f"  {line}"
+
+
+def test_a_stall_accuses_nobody() -> None:
+    """A slow rank is no fault, so a message about a stall shows the table without a rank that is out of step."""
+    message = Verdict("Stalled", "no rank moves.", (1,), rows=tuple(ranks_with([4, 5]))).render()
+    assert message.splitlines()[1].split() == ["rank", "where", "batches", "fetched", "steps", "state"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.00031711500169576796, "3.17e-4"),
+        (3e-05, "3e-5"),
+        (1e-3, "0.001"),
+        (0.1, "0.1"),
+        (0.0, "0"),
+        (1.0, "1"),
+        (123456.0, "1.23e5"),
+        (-1.5e-7, "-1.5e-7"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_are_written_as_people_write_them(value: float, text: str) -> None:
+    assert number_of(value) == text
 
 
 def test_a_message_has_no_table_before_the_first_batch() -> None:

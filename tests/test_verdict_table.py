@@ -1,5 +1,6 @@
 """The table of a verdict, as the ranks find it in the store."""
 
+from dataclasses import replace
 from typing import Any
 
 from countoff.core.protocol.counters import SpanCounters
@@ -15,7 +16,7 @@ def with_published(ranks: int, verdict: Verdict, remedies: dict[Kind, str], **he
     for place in range(min(ranks, TABLE_ROWS)):
         store.set(f"table/{place}", row(place, SpanCounters("train epoch 0", started=5), 2, "in batch 5"))
     store.set("table", {"rows": ranks, "odd": [2], "spread": 0.002, "failed": None, **header})
-    return with_table(store, verdict, remedies)
+    return with_table(store, verdict, remedies, ranks)
 
 
 def test_the_published_table_goes_into_the_verdict() -> None:
@@ -25,7 +26,7 @@ def test_the_published_table_goes_into_the_verdict() -> None:
 
 def test_without_a_published_table_the_verdict_is_unchanged() -> None:
     verdict = Verdict("UnevenBatches", "they differ.", (1, 0))
-    assert with_table(FakeStore(), verdict, {}) == verdict
+    assert with_table(FakeStore(), verdict, {}, 3) == verdict
 
 
 def test_a_rank_that_failed_by_itself_is_the_better_cause() -> None:
@@ -42,7 +43,7 @@ def test_a_message_about_many_ranks_tells_their_number() -> None:
     found = with_published(40, Verdict("UnevenBatches", "they differ.", (2, 0)), {})
     lines = found.render().splitlines()
     assert lines[1] == "  out of step: rank 2 of 40 ranks"
-    assert lines[-2] == "  … and 24 ranks more"
+    assert lines[-1] == "  … and 24 ranks more"
 
 
 def test_odd_ranks_come_first_in_the_published_table() -> None:
@@ -53,6 +54,33 @@ def test_odd_ranks_come_first_in_the_published_table() -> None:
         rank: {**row(rank, None, 0, ""), "known": 100.5 + rank, "failure": "", "side": rank != 2} for rank in range(4)
     }
     publish_table(store, verdict, rows, complete=True)
-    found = with_table(store, verdict, {})
-    assert (found.ranks, found.spread_seconds) == ((2,), 3.5)
+    found = with_table(store, verdict, {}, 4)
+    assert (found.ranks, found.standing, found.spread_seconds) == ((2,), "out of step", 3.5)
     assert [line["rank"] for line in found.rows] == [2, 0, 1, 3]
+
+
+def test_ranks_that_have_not_got_so_far_are_told_apart() -> None:
+    """Where one loader has ended, one rank has more and two have not got there, only the first is named."""
+    store = FakeStore()
+    sentence = "rank 0 ran out of data after 4 batches of train epoch 0; rank 2 has batch 5."
+    verdict = Verdict("UnevenBatches", sentence, (0, 2), mark_index=1, announced=True, standing="ran out first")
+    started = {0: (4, True), 1: (3, None), 2: (4, False), 3: (3, None)}
+    rows = {
+        rank: {
+            **row(
+                rank, SpanCounters("train epoch 0", started=batches, prefetched=batches + (rank == 2)), 0, "in batch"
+            ),
+            **{"known": 0.0, "failure": "", "side": side},
+        }
+        for rank, (batches, side) in started.items()
+    }
+    publish_table(store, verdict, rows, complete=True)
+    head, who, *_ = with_table(store, verdict, {}, 4).render().splitlines()
+    assert head == f"countoff: UnevenBatches: {sentence}"
+    assert who == "  ran out first: rank 0 of 4 ranks; ranks 1, 3 have not got so far"
+
+
+def test_rows_that_did_not_come_are_counted() -> None:
+    """The number of ranks is the job's, also where only some have reported."""
+    found = with_published(2, Verdict("UnevenBatches", "they differ.", (1, 0)), {})
+    assert replace(found, world_size=4).render().splitlines()[1].endswith(" of 4 ranks; 2 of 4 ranks reported")

@@ -45,7 +45,7 @@ class Case:
             held (by a loader that never returns) until somebody ends them, after a report.
         culprits: The ranks with the fault.
         two_sided: Whether the proof cannot tell who is right where half of the ranks have the fault: it names one of
-            either half then.
+            either half then, or the one whose loader ended first.
         all_named: Whether the verdict names no rank, because all are alike.
         behavior: What differs from a healthy job.
         options: Options of countoff.
@@ -90,8 +90,9 @@ class Case:
     def are_named(self, named: Collection[int], ranks: int) -> bool:
         """Whether a verdict that names these ranks is right."""
         found, culprits = set(named), set(self.culprits(ranks))
-        tie = self.two_sided and 2 * len(culprits) == ranks
-        return self.all_named or found == culprits or (tie and bool(found & culprits) and bool(found - culprits))
+        tie = self.two_sided and 2 * len(culprits) == ranks and bool(found & culprits)
+        one_of_each_half, the_first_to_end = bool(found - culprits), len(found) == 1
+        return self.all_named or found == culprits or (tie and (one_of_each_half or the_first_to_end))
 
 
 _EPOCH_IS_SET = "it sets the sampler's epoch itself"

@@ -20,11 +20,10 @@ from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
 from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
-from integration_tests.jobs import verdict_lines
+from integration_tests.jobs import named_ranks, verdict_lines
 
 _DEADLINE_SECONDS = 120.0
 _GOOD_ENDS = (1, 87)  # an exception's, and countoff's own for a main thread that is blocked
-_KNOWN = re.compile(r"known on every rank ([\d.]+) ms")
 
 
 @dataclass
@@ -111,7 +110,11 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
     row.seconds = time.monotonic() - began
     (place,) = directory.iterdir()
     row.left = left_behind(place, pids, before)
-    stamps = {file.name: float(file.read_text()) for pattern in ("said-*", "fault-*") for file in place.glob(pattern)}
+    stamps = {
+        file.name: float(file.read_text())
+        for pattern in ("said-*", "fault-*", "spread-*")
+        for file in place.glob(pattern)
+    }
     if host is not None:
         stamps["fault-host"] = host.killed_at
     judge(row, case, results, stamps)
@@ -125,7 +128,8 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
         row: Which cell, with what was left behind.
         case: The fault.
         results: How each rank ended.
-        stamps: When something happened, in seconds since the epoch: `fault-RANK`, `said-RANK`.
+        stamps: When something happened, in seconds since the epoch: `fault-RANK`, `said-RANK`. And `spread-RANK`: the
+            seconds from the proof until every rank knew, as that rank's verdict has it.
     """
     kind, ending = case.due(row.adapter)
     texts = [_verdict(result) for result in results]
@@ -141,7 +145,7 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
     found = re.search(r"^countoff: (\w+): (.*)$", text, re.MULTILINE)
     row.kind = found[1] if found else ""
     row.named = _named(text, found[2] if found else "")
-    _measure(row, text, speakers, stamps)
+    _measure(row, speakers, stamps)
     wrong = row.wrong
     if row.kind != kind:
         wrong.append(f"said {row.kind or 'nothing'}, expected {kind or 'nothing'}")
@@ -179,16 +183,15 @@ def _verdict(result: RankResult) -> str:
 
 def _named(text: str, sentence: str) -> tuple[int, ...]:
     """The ranks that a verdict names."""
-    listed = re.search(r"out of step: ranks? ([\d, ]+) of", text) or re.search(
-        r"ranks? (\d+(?:(?:, | and )\d+)*)", sentence
-    )
-    return tuple(int(number) for number in re.findall(r"\d+", listed[1])) if listed else ()
+    listed = re.search(r"ranks \d+(?:(?:, | and )\d+)*|rank \d+", sentence)
+    return tuple(named_ranks(text)) or tuple(int(number) for number in re.findall(r"\d+", listed[0] if listed else ""))
 
 
-def _measure(row: Row, text: str, speakers: Sequence[int], stamps: dict[str, float]) -> None:
+def _measure(row: Row, speakers: Sequence[int], stamps: dict[str, float]) -> None:
     """The milliseconds from when it could be known until the last rank knew."""
-    if known := _KNOWN.search(text):
-        row.milliseconds, row.since = float(known[1]), "proof"
+    spread = [seconds for name, seconds in stamps.items() if name.startswith("spread-")]
+    if spread:
+        row.milliseconds, row.since = max(spread) * 1000, "proof"
         return
     faults = [at for name, at in stamps.items() if name.startswith("fault-")]
     said = [stamps[f"said-{rank}"] for rank in speakers if f"said-{rank}" in stamps]

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from countoff.core import Verdict
+from countoff.core.runtime import shutdown
 from integration_tests.faults.rank_behavior import stamp
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank
@@ -51,9 +53,15 @@ def store_connections() -> int:
 
 
 def stamp_verdicts() -> None:
-    """Makes this rank record when countoff first prints, and tell the test."""
+    """Makes this rank record when countoff first prints, and how soon every rank knew, and tell the test."""
     write: Any = sys.stderr.write
+    print_verdict = shutdown.print_verdict
     spoken: list[str] = []
+
+    def recorded(state: Any, verdict: Verdict) -> None:
+        if verdict.spread_seconds is not None and not state.printing:
+            Path(f"spread-{own_rank()}").write_text(str(verdict.spread_seconds), encoding="utf-8")
+        print_verdict(state, verdict)
 
     def stamped(text: str) -> int:
         first = "countoff: " in text and not spoken
@@ -65,6 +73,7 @@ def stamp_verdicts() -> None:
             tell("verdict")
         return written
 
+    shutdown.print_verdict = recorded
     setattr(sys.stderr, "write", stamped)  # noqa: B010  (the stream's own attribute, which a type checker protects)
 
 

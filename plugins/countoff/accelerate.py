@@ -18,6 +18,7 @@ from countoff._accelerate import facts as reading
 from countoff._accelerate.observation import observe
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
+from countoff._adapter.options import own_arguments
 from countoff._adapter.prepared_process import not_distributed
 from countoff._adapter.torch_facts import versions
 from countoff.core import Settings
@@ -58,7 +59,7 @@ def attach(
         TypeError: If a loader was not prepared, or there is none.
         PlanMismatch: If ranks begin with different plans.
     """
-    settings = Settings.resolve(**options)
+    settings = Settings.resolve(*own_arguments(attach), **options)
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluation_loaders(eval)}
     _check_prepared(loaders)
     facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)

@@ -14,20 +14,26 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
     from countoff._adapter.guards import new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._adapter.options import Options
-from countoff._adapter.remedies import with_common_remedies
+from countoff._adapter.remedies import uneven_remedies
 from countoff.core import FitPlan, Guard
+from countoff.core.verdict import Remedies
 
 __all__ = ["Countoff"]
 
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": (
-            "give every rank as many batches: let fabric.setup_dataloaders add a DistributedSampler, or cut an "
-            "iterable dataset at the shortest rank; evaluations that may differ: Countoff(uneven_eval='allow')."
+REMEDIES: Remedies = {
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches. If each rank's dataset holds all of the data, "
+            "fabric.setup_dataloaders(loader) does it. If each holds a part, or is iterable: end the loop after as "
+            "many batches on every rank; what is beyond them is not read."
         ),
-        "PlanMismatch": "build the loader from the same configuration on every rank.",
-    }
-)
+        option="Countoff({})",
+    ),
+    "PlanMismatch": (
+        "give every rank as many samples. If each rank's dataset holds all of the data, "
+        "fabric.setup_dataloaders(loader) does it. If each holds a part: parts of one size."
+    ),
+}
 
 
 class Countoff(Options):

@@ -25,29 +25,29 @@ with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
     from countoff._adapter.handle import Attached
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.options import own_arguments
+from countoff._adapter.remedies import data_remedies
 from countoff.core import FitPlan, LoaderFacts, Settings
 from countoff.core.totals import Totals
+from countoff.core.verdict import Remedies
 
 __all__ = ["watch"]
 
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": "lingua's loader has no end: look for a break, or an exception, of one rank alone.",
-        "PlanMismatch": "start every rank with the same configuration and checkpoint.",
-        "StepMismatch": "step on the same batches everywhere: train_state.acc_step must be equal on all ranks.",
-        "LearningRateMismatch": "give optim and steps the same values on every rank.",
-        "RankMapError": (
-            'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
-            "not dp_rank * dp_degree, which is the number of replicas there."
-        ),
-    },
-    data_remedies(
+REMEDIES: Remedies = {
+    "UnevenBatches": "look for a break or an exception of one rank alone: lingua's loader has no end.",
+    "PlanMismatch": "start every rank with the same configuration.",
+    "StepMismatch": "look at train_state.acc_step: it must be equal on all ranks, so that they step together.",
+    "LearningRateMismatch": "give optim and steps the same values on every rank.",
+    "RankMapError": (
+        'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
+        "not dp_rank * dp_degree, which is the number of replicas there."
+    ),
+    **data_remedies(
         shares="give build_dataloader_from_args the dp_rank and dp_degree of the mesh, one dp_rank for each share.",
         order="give every epoch its own seed.",
         off="watch(..., fingerprint_batches=0)",
     ),
-)
+}
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def watch(
         PlanMismatch: If ranks begin with different plans.
         ValueError: If dp_degree is not that of the mesh.
     """
-    settings = Settings.resolve(**options)
+    settings = Settings.resolve(*own_arguments(watch), **options)
     if not settings.enabled:
         yield data_loader
         return

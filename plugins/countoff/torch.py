@@ -19,31 +19,30 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.handle import Attached, evaluation_loaders
     from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff._adapter.mesh_position import dp_position, loader_position
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.options import own_arguments
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Settings
 from countoff.core.totals import Totals
+from countoff.core.verdict import Remedies
 
 __all__ = ["Attached", "attach"]
 
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": (
-            "give every rank as many batches: a DistributedSampler, an iterable dataset that cuts all ranks at the "
-            "shortest, or itertools.islice(loader, n) with an n that every rank has; if only some ranks evaluate: "
-            "attach(eval_ranks=[0])."
+REMEDIES: Remedies = {
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches. If each rank's dataset holds all of the data: "
+            "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part, or is iterable: "
+            "itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not read."
         ),
-        "PlanMismatch": (
-            "build the loader from the same configuration on every rank, and give every rank as many samples (a "
-            "DistributedSampler does)."
-        ),
-        "RankMapError": (
-            "share the data out by the mesh: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and "
-            "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
-        ),
-        "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
-        "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
-    },
-    data_remedies(
+        option="attach({})",
+    ),
+    "PlanMismatch": (
+        "give every rank as many samples. If each rank's dataset holds all of the data: "
+        "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part: parts of one size."
+    ),
+    "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
+    "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+    **data_remedies(
         shares=(
             "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every world_size-th "
             "sample of an iterable dataset; where ranks share a batch, say which: attach(mesh=…)."
@@ -51,7 +50,7 @@ REMEDIES = with_common_remedies(
         order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
         off="attach(fingerprint_batches=0)",
     ),
-)
+}
 
 
 def attach(
@@ -92,7 +91,7 @@ def attach(
         RankMapError: If the loaders' distributed samplers do not divide the data as the mesh does.
         ValueError: If the mesh does not show which ranks share their data, or this rank is not in it.
     """
-    settings = Settings.resolve(**options)
+    settings = Settings.resolve(*own_arguments(attach), **options)
     rank, world_size = rank_and_world_size()
     if settings.enabled and world_size == 1:
         _check_single_rank()

@@ -21,33 +21,35 @@ with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.options import own_arguments
+from countoff._adapter.remedies import data_remedies
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.configs import torchtitan_python
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import Job
 from countoff.core.totals import Totals
+from countoff.core.verdict import Remedies
 
 __all__ = ["attach", "main"]
 
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": (
+REMEDIES: Remedies = {
+    "UnevenBatches": {
+        "": (
             "let the loader start over at its end (infinite=True, the default), or set training.steps to what every "
-            "data rank has; TorchTitan cancels the step in which data runs out, on that rank alone."
+            "data rank has. TorchTitan cancels the step in which data runs out, on that rank alone."
         ),
-        "PlanMismatch": "start every rank with the same config and checkpoint.",
-        "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizers.step().",
-        "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
-        "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
     },
-    data_remedies(
+    "PlanMismatch": "start every rank with the same config.",
+    "StepMismatch": "let all ranks step after the same batches: no condition of one rank around optimizers.step().",
+    "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
+    "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+    **data_remedies(
         shares="read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
         order="give every epoch its own seed.",
         off="attach(trainer, fingerprint_batches=0)",
     ),
-)
+}
 
 
 def attach(trainer: Any, **options: Any) -> Attached:
@@ -66,7 +68,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
-    settings = Settings.resolve(**options)
+    settings = Settings.resolve(*own_arguments(attach), **options)
     rank, world_size = rank_and_world_size()
     job = _job(trainer)
     facts = _facts(trainer, job)
@@ -162,7 +164,8 @@ def _horizon(job: Job, world_size: int) -> list[Verdict]:
     """Returns a warning about the first schedule of the config that does not fit the run, if there is one."""
     issues = check_job(job, world_size=world_size)
     silent = [issue.text for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
-    return [Verdict("WrongHorizon", f"{text}.") for text in silent[:1]]
+    found = [text.rpartition("; ") for text in silent[:1]]  # what is wrong, and what to set
+    return [Verdict("WrongHorizon", f"{wrong}.", remedy=f"{remedy}.") for wrong, _, remedy in found]
 
 
 def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:

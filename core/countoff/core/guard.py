@@ -26,7 +26,7 @@ from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
 from countoff.core.settings import Settings
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.verdict import Remedies, Verdict
 
 if TYPE_CHECKING:
     from countoff.core.protocol.truncation import UnusedBatches
@@ -70,7 +70,7 @@ class Guard:
         settings: The user's choices.
         rank: This rank.
         world_size: Ranks in the job.
-        remedies: What to do about each kind of verdict, in the framework's own words.
+        remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
         learning_rates: Returns the learning rates in force; called every `tick_batches` batches.
 
     Attributes:
@@ -83,7 +83,7 @@ class Guard:
         *,
         rank: int,
         world_size: int,
-        remedies: Mapping[Kind, str] | None = None,
+        remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
     ) -> None:
         self._settings = settings

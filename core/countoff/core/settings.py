@@ -164,13 +164,14 @@ class Settings:
             object.__setattr__(self, name, _checked(name, value, f"argument `{name}`"))
 
     @classmethod
-    def resolve(cls, **given: object) -> Settings:
+    def resolve(cls, *arguments: str, **given: object) -> Settings:
         """Returns the settings: arguments win over the environment, and the environment wins over the defaults.
 
         Every ``COUNTOFF_*`` variable is checked, also one that an argument overrides, so that removing the argument
         never brings up an error.
 
         Args:
+            *arguments: Names of the caller's own arguments, which an error about an unknown one lists too.
             **given: Options by name; None means that the option is not given.
 
         Returns:
@@ -186,7 +187,8 @@ class Settings:
         """
         for name in given:
             if name not in _RULES:
-                raise SettingsError(f"unknown argument `{name}`{_nearest(name, _RULES)}; known: {', '.join(_RULES)}")
+                known = (*arguments, *_RULES)
+                raise SettingsError(f"unknown argument `{name}`{_nearest(name, known)}; known: {', '.join(known)}")
         chosen = _from_environment(os.environ)
         chosen.update({name: value for name, value in given.items() if value is not None})
         return dataclasses.replace(cls(), **chosen)  # pyright: ignore[reportArgumentType]  # __post_init__ checks each

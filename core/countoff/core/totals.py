@@ -86,7 +86,7 @@ class Totals:
         why = ""
         if plan.size_taken_for_length:
             why = (
-                f"{reported} is the size of the data set over all {self._dp_degree} data ranks (`size`), not one "
+                f"{reported} is the size of the dataset over all {self._dp_degree} data ranks (`size`), not one "
                 f"rank's `length`."
             )
         sentence = (

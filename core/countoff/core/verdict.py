@@ -33,6 +33,14 @@ Kind = Literal[
 ]
 """The name of what was found. `VERDICTS` says what each one means."""
 
+Standing = Literal["out of step", "ran out first", "differ"]
+"""What is proved of the ranks that a verdict names: they are the minority; the first of them ran out of data before the
+others; or two sides differ, and nobody can tell which is right."""
+
+Remedies = Mapping[Kind, "str | Mapping[str, str]"]
+"""What to do about each kind of verdict. Where that depends on the verdict's subject, it is a mapping from subjects to
+remedies, in which the empty subject stands for all others."""
+
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "where", "batches", "fetched", "steps", "state")
 
@@ -123,13 +131,16 @@ class Verdict:
         kind: What was found; a key of `VERDICTS`.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the one out of step first.
+        standing: What is proved of these ranks.
         why: The cause, where it is known.
-        remedy: What to do about it.
+        remedy: What to do about it. A verdict that was proved with one keeps it; any other gets the adapter's.
         rows: What each rank had counted when it received the verdict, the ranks out of step first.
         gone: Whether those ranks can no longer answer. Nothing waits for them.
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Seconds from then until the last rank knew; None if not every rank reported that.
         counted: Ranks that answered, where they are more than the rows shown.
+        world_size: Ranks in the job; 0 if that is not known.
+        behind: Ranks that have not got as far as the point in dispute, where they might decide it.
         mark_index: Index in the log's order of marks of the mark in dispute, or of the mark that opened the span whose
             end was announced; -1 if no mark is in dispute.
         announced: Whether that end was only announced.
@@ -150,6 +161,9 @@ class Verdict:
     subject: str = ""
     mark_index: int = -1
     announced: bool = False
+    standing: Standing = "out of step"
+    world_size: int = field(default=0, compare=False)
+    behind: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def headline(self) -> str:
@@ -157,25 +171,45 @@ class Verdict:
         return plain(f"{self.kind}: {self.sentence}")
 
     def render(self) -> str:
-        """The whole message: headline, table of ranks, cause, remedy.
+        """The whole message: headline, who, table of ranks, cause, remedy, and where to read more.
 
         >>> print(Verdict("LostRank", "rank 2 is gone.", why="It was killed.").render())
         countoff: LostRank: rank 2 is gone.
           why: It was killed.
+          more: countoff explain LostRank
         """
         lines = [f"countoff: {self.headline}"]
-        if self.rows and self.ranks:
-            counted = max(self.counted, len(self.rows)) + (len(self.ranks) if self.gone else 0)  # those have no row
-            lines.append(f"  out of step: {names_of(self.ranks)} of {count_of(counted, 'rank')}")
+        if self._names_ranks():
+            lines.append(f"  {self._named()}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted)
-        if self.spread_seconds is not None:
-            lines.append(f"  known on every rank {self.spread_seconds * 1000:.1f} ms after it could be proved")
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.remedy:
             lines.append(f"  do:  {self.remedy}")
+        if (self.why or self.remedy) and self.kind in VERDICTS:  # a reminder stays one line
+            lines.append(f"  more: countoff explain {self.kind}")
         return "\n".join(plain(line) for line in lines)
+
+    def _names_ranks(self) -> bool:
+        """Whether a line says who: not where that is everybody, and not in a stall, which accuses nobody."""
+        if not (self.rows and self.ranks) or self.kind == "Stalled":
+            return False
+        return self.standing != "out of step" or self.kind == "LostRank" or len(self.ranks) != self.world_size
+
+    def _named(self) -> str:
+        """Which ranks are out of step, of how many; or what is known of them, if that is not proved."""
+        counted = max(self.counted, len(self.rows))
+        silent = len(self.ranks) if self.gone else 0  # no row is due from those
+        ranks = self.world_size or counted + silent
+        label = "lost" if self.kind == "LostRank" else self.standing
+        named = self.ranks[:1] if label == "ran out first" else self.ranks
+        clauses = [f"{label}: {names_of(named)} of {count_of(ranks, 'rank')}"]
+        if self.behind:
+            clauses.append(f"{names_of(self.behind)} {'has' if len(self.behind) == 1 else 'have'} not got so far")
+        if counted + silent < ranks:
+            clauses.append(f"{counted} of {count_of(ranks, 'rank')} reported")
+        return "; ".join(clauses)
 
 
 class DivergenceError(RuntimeError):
@@ -249,6 +283,22 @@ def count_of(number: int, noun: str) -> str:
     """
     plural = noun + ("es" if noun.endswith("batch") else "s")
     return f"{number} {noun if number == 1 else plural}"
+
+
+def number_of(value: float, digits: int = 3) -> str:
+    """A number as a person writes it: few digits, and an exponent without zeros.
+
+    Args:
+        value: The number.
+        digits: Significant digits, at least 1.
+
+    >>> number_of(0.00031711500169576796), number_of(0.1), number_of(0.03251, digits=4)
+    ('3.17e-4', '0.1', '0.03251')
+    """
+    if value != value or abs(value) == float("inf") or value == 0 or 1e-3 <= abs(value) < 10**digits:
+        return f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
 
 
 def names_of(ranks: Sequence[int]) -> str:

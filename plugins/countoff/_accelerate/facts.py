@@ -10,45 +10,47 @@ from countoff._adapter.mesh_position import data_position
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import source_length
 from countoff._adapter.prepared_process import PROCESS_REMEDIES, unwrapped
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import BatchPlan, FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.core.verdict import Remedies
 
 _log = logging.getLogger("countoff")
 
-REMEDIES = with_common_remedies(
-    PROCESS_REMEDIES,
-    {
-        "UnevenBatches": (
-            "give every rank as many batches: even_batches=True for map-style data, dispatch_batches=True (rank 0 "
-            "reads for all) or an iterable that cuts all ranks at the shortest, or itertools.islice(loader, n) with an "
-            "n that every rank has; if only some ranks evaluate: attach(..., eval_ranks=[0]); evaluations that may "
-            "differ: attach(..., uneven_eval='allow')."
+REMEDIES: Remedies = {
+    **PROCESS_REMEDIES,
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches: even_batches=True, the default, if the dataset has a length. If it is "
+            "iterable: itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not "
+            "read."
         ),
-        "PlanMismatch": "prepare the loader from the same configuration, and load the same checkpoint, on every rank.",
-        "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
-        "StepMismatch": (
-            "step on the same batches everywhere: no condition of one rank around optimizer.step(), and no break of "
-            "one rank, which also hides the end of the train loader from accumulate() if it is in an evaluation."
-        ),
-        "WrongLength": "make len() of the data set what it yields; nothing else in Accelerate depends on it.",
-        "WrongHorizon": (
-            "multiply horizon and warm-up by accelerator.num_processes, or "
-            "Accelerator(step_scheduler_with_optimizer=False) and step it once per optimizer step, or "
-            "Accelerator(split_batches=True)."
-        ),
-    },
-    data_remedies(
+        option="attach(..., {})",
+    ),
+    "PlanMismatch": (
+        "let prepare() make the ranks even: even_batches=True, the default, and the same dataset on every rank."
+    ),
+    "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
+    "StepMismatch": (
+        "let all ranks step after the same batches: no condition of one rank around optimizer.step(), and no break of "
+        "one rank. In an evaluation inside an epoch, a break hides the end of the train loader from accumulate()."
+    ),
+    "WrongLength": "make len() of the dataset what it yields; nothing else in Accelerate depends on it.",
+    "WrongHorizon": (
+        "make the scheduler for all ticks of the run: optimizer steps per epoch × epochs × processes; its warm-up for "
+        "steps × processes."
+    ),
+    **data_remedies(
         shares=(
-            "let accelerator.prepare() shard the loader, or where it finds nothing to shard, as in a stream of "
+            "let accelerator.prepare() shard the loader. Where it finds nothing to shard, as in a stream of "
             "ready-made batches, give each rank its share by accelerator.process_index."
         ),
         order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
         off="attach(..., fingerprint_batches=0)",
     ),
-)
+}
 TICKS = "accelerator.prepare() makes a scheduler tick once per process at every optimizer step."
 
 

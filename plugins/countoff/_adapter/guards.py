@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from countoff._adapter.torch_facts import learning_rates
 from countoff.core import Guard, Settings
-from countoff.core.verdict import Kind
+from countoff.core.verdict import Remedies
 
 __all__ = ["new_guard"]
 
@@ -17,7 +17,7 @@ def new_guard(
     *,
     rank: int,
     world_size: int,
-    remedies: Mapping[Kind, str],
+    remedies: Remedies,
     optimizers: Callable[[], Iterable[Any]] = tuple,
 ) -> Guard:
     """Returns a guard for one fit, or for one standalone evaluation.

@@ -1,10 +1,24 @@
-"""The options of every adapter that is a callback, annotated for configuration tools such as LightningCLI."""
+"""The options of every adapter. Those of a callback are annotated for configuration tools such as LightningCLI."""
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
 
 from countoff.core import Settings
+
+__all__ = ["Options", "own_arguments"]
+
+
+def own_arguments(attach: Callable[..., Any]) -> list[str]:
+    """Returns the names of the arguments that a function takes besides options, for the error about an unknown one.
+
+    Args:
+        attach: The function, which takes options as ``**options``.
+    """
+    parameters = inspect.signature(attach).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
 class Options:

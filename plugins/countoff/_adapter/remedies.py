@@ -1,4 +1,8 @@
-"""What to do about each kind of verdict: the sentences that all adapters share, and those of data identity."""
+"""What to do about each kind of verdict: the sentences that several adapters share.
+
+What is the same in every framework is in the core (`judgement.GENERAL_REMEDIES`). An adapter has what only the words of
+its framework can say. The remedy that most often fits comes first.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,28 @@ from collections.abc import Mapping
 
 from countoff.core.verdict import Kind
 
-__all__ = ["data_remedies", "with_common_remedies"]
-
-_COMMON: Mapping[Kind, str] = {
-    "StepMismatch": "step on the same batches everywhere: no condition of one rank around optimizer.step().",
-    "LearningRateMismatch": "give the scheduler the same horizon on every rank, and step it on every rank.",
-    "LostRank": "read that rank's own output first; the others only lost their peer.",
-}
+__all__ = ["data_remedies", "uneven_remedies"]
 
 
-def with_common_remedies(*own: Mapping[Kind, str]) -> dict[Kind, str]:
-    """Returns the remedies of one adapter: those that all adapters share, with the adapter's own in their place.
+def uneven_remedies(*, train: str, option: str) -> Mapping[str, str]:
+    """Returns the remedies for `UnevenBatches`, by the verdict's subject.
 
     Args:
-        own: The adapter's own remedies, by kind of verdict; of two for one kind, the later one holds.
+        train: How train loaders get as many batches on every rank, in the framework's terms.
+        option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
     """
-    merged = dict(_COMMON)
-    for remedies in own:
-        merged.update(remedies)
-    return merged
+    allowed, declared = option.format("uneven_eval='allow'"), option.format("eval_ranks=[0]")
+    return {
+        "": train,
+        "evaluation": (
+            f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}. If it does, give "
+            "every rank as many evaluation batches."
+        ),
+        "who evaluates": (
+            f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise let all ranks "
+            "evaluate after the same batch."
+        ),
+    }
 
 
 def data_remedies(*, shares: str, order: str, off: str) -> dict[Kind, str]:
@@ -36,10 +43,13 @@ def data_remedies(*, shares: str, order: str, off: str) -> dict[Kind, str]:
         off: How the check is turned off.
     """
     return {
-        "DuplicateData": f"{shares} If equal data is what you want there, turn the check off: {off}.",
+        "DuplicateData": (
+            f"{shares} Where samples are drawn at random, seed by rank: seed + rank. If equal data is what you want: "
+            f"{off}."
+        ),
         "PeersDiffer": (
-            "shard and seed by dp_rank, not by rank, so that ranks which work on one batch together read the same "
-            f"samples in the same order with the same random transforms. To turn the check off: {off}."
+            "shard and seed by dp_rank, not by rank: ranks that work on one batch together must read the same samples "
+            f"in the same order, with the same random transforms. If they are to differ: {off}."
         ),
         "SameOrder": f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False).",
     }

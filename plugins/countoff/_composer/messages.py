@@ -5,39 +5,38 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.plan import BatchPlan
+from countoff.core.verdict import Remedies
 
 __all__ = ["REMEDIES", "consequences", "consequences_in_evaluation", "uneven_by_design", "with_correction"]
 
 _EQUAL_LENGTHS = (
-    "give every rank as many batches: StreamingDataset(batching_method='random'), a DistributedSampler, or as many "
-    "files for each"
+    "give every rank as many batches: StreamingDataset(batching_method='random'), or for a dataset that is whole on "
+    "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": f"{_EQUAL_LENGTHS}; evaluations that may differ: Countoff(uneven_eval='allow').",
-        "Truncated": (
-            f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
-            "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
-        ),
-        "PlanMismatch": (
-            "build the loader and the Trainer from the same configuration on every rank; where lengths differ, "
-            "Trainer(train_subset_num_batches=N) with N batches that every rank has. Otherwise a schedule in epochs "
-            "gives each rank a learning rate of its own, and max_duration in batches ends an epoch on some ranks only."
-        ),
-        "StepMismatch": "step on the same batches everywhere: no algorithm, no condition of one rank around the step.",
-        "LearningRateMismatch": (
-            "give the scheduler the same horizon on every rank: compare state.dataloader_len there."
-        ),
-        "WrongLength": (
-            "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until "
-            "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is "
-            "proven."
-        ),
-    },
-    data_remedies(
+REMEDIES: Remedies = {
+    "UnevenBatches": uneven_remedies(train=f"{_EQUAL_LENGTHS}.", option="Countoff({})"),
+    "Truncated": (
+        f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
+        "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
+    ),
+    "PlanMismatch": (
+        "give every rank as many batches, or Trainer(train_subset_num_batches=N) with N batches that every rank has. "
+        "Otherwise a schedule in epochs gives each rank a learning rate of its own, and max_duration in batches ends "
+        "an epoch on some ranks only."
+    ),
+    "StepMismatch": (
+        "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."
+    ),
+    "LearningRateMismatch": "compare state.dataloader_len on the ranks: the scheduler's length follows from it.",
+    "WrongLength": (
+        "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until "
+        "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is "
+        "proven."
+    ),
+    **data_remedies(
         shares=(
             "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
             "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
@@ -45,7 +44,7 @@ REMEDIES = with_common_remedies(
         order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
     ),
-)
+}
 
 
 def consequences(plan: BatchPlan, *, epochs: int | None) -> str:

@@ -7,32 +7,37 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.torch_facts import loader_facts
 from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
+from countoff.core.verdict import Remedies
 
-REMEDIES = with_common_remedies(
-    {
-        "UnevenBatches": (
-            "give every rank as many batches: a map-style dataset (Lightning adds a DistributedSampler), an iterable "
-            "that cuts all ranks at the shortest, or Trainer(limit_train_batches=N) with N batches that every rank "
-            "has; evaluations that may differ: Countoff(uneven_eval='allow')."
+REMEDIES: Remedies = {
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches. A map-style dataset that is whole on every rank gets a "
+            "DistributedSampler of Lightning's. If each rank holds a part, or the dataset is iterable: "
+            "Trainer(limit_train_batches=N), with N batches that every rank has; what is beyond them is not read."
         ),
-        "PlanMismatch": "build the loader and the Trainer from the same configuration on every rank.",
-        "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
-        "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
-    },
-    data_remedies(
+        option="Countoff({})",
+    ),
+    "PlanMismatch": (
+        "give every rank as many batches. A map-style dataset that is whole on every rank gets a DistributedSampler of "
+        "Lightning's. If each rank holds a part: Trainer(limit_train_batches=N), with N batches that every rank has."
+    ),
+    "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
+    "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
+    **data_remedies(
         shares=(
             "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
-            "trainer.distributed_sampler_kwargs; an iterable data set must take its share by itself."
+            "trainer.distributed_sampler_kwargs; an iterable dataset must take its share by itself."
         ),
         order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
     ),
-)
+}
 
 
 def _finite(number: int | float) -> int | None:

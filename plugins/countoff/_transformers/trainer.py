@@ -14,42 +14,41 @@ from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import follow, holds_prepared, is_prepared, same_source, skipped_batches
 from countoff._adapter.prepared_process import PROCESS_REMEDIES
-from countoff._adapter.remedies import data_remedies, with_common_remedies
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff.core import FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import wrong_horizon
+from countoff.core.verdict import Remedies
 
 __all__ = ["REMEDIES", "horizon_warning", "observe", "plan_of", "total_warning", "train_facts"]
 
 _log = logging.getLogger("countoff")
 
-REMEDIES = with_common_remedies(
-    PROCESS_REMEDIES,
-    {
-        "UnevenBatches": (
-            "give every rank as many batches: TrainingArguments(accelerator_config={'dispatch_batches': True}), so "
-            "that rank 0 reads for all, or an iterable data set that cuts all ranks at the shortest; if only some "
-            "ranks evaluate: Countoff(eval_ranks=[0]); evaluations that may differ: Countoff(uneven_eval='allow')."
+REMEDIES: Remedies = {
+    **PROCESS_REMEDIES,
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches: accelerator_config={'even_batches': True}, the default, if the dataset "
+            "has a length. If it is iterable, let it end after as many batches on every rank; what is beyond them is "
+            "not read."
         ),
-        "PlanMismatch": (
-            "build data set and TrainingArguments alike on every rank, with accelerator_config={'even_batches': True} "
-            "where the lengths differ, and resume from the same checkpoint."
-        ),
-        "StepMismatch": "let every rank decide alike: no callback that sets control.should_training_stop on one rank.",
-        "WrongLength": "make len() of the data set what it yields; the Trainer's epochs and max_steps follow from it.",
-        "WrongHorizon": (
-            "make the scheduler for as many ticks as the run has optimizer steps, or let the Trainer make it."
-        ),
-        "WrongTotal": (
-            "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
-        ),
-    },
-    data_remedies(
-        shares="give the Trainer the whole data set on every rank, not sharded: it shards it by itself.",
+        option="Countoff({})",
+    ),
+    "PlanMismatch": (
+        "let the Trainer make the ranks even: TrainingArguments(accelerator_config={'even_batches': True}), the "
+        "default, and the same dataset on every rank."
+    ),
+    "StepMismatch": "let all ranks decide alike: no callback that sets control.should_training_stop on one rank.",
+    "WrongLength": "make len() of the dataset what it yields; the Trainer's epochs and max_steps follow from it.",
+    "WrongTotal": (
+        "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
+    ),
+    **data_remedies(
+        shares="give the Trainer the whole dataset on every rank, not sharded: it shards it by itself.",
         order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
         off="Countoff(fingerprint_batches=0)",
     ),
-)
+}
 
 
 def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:

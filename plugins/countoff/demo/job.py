@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,9 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool) -> No
     Raises:
         DivergenceError: If countoff's callback finds a divergence.
     """
+    log = logging.getLogger("countoff")  # at level INFO it has how soon every rank knew a verdict
+    log.setLevel(logging.INFO)
+    log.addHandler(logging.StreamHandler())
     shards = EvenShards(data.directory) if even else Shards(data.directory)
     loader = DataLoader(shards, batch_size=data.batch_size)
     model = Classifier()

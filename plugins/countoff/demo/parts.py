@@ -62,7 +62,7 @@ def with_countoff(run: Run, show: Show) -> str:
         _wait(run, change)
     short, recorded = run.spec.data.short_rank, all_reduces(run)
     text = _common_verdict(run)
-    known = _KNOWN.search(text)
+    known = _KNOWN.search(_log(run, 0))
     delay = f"{known[1]} ms" if known else "an unknown time (a rank did not report in time)"
     mixed = sum(one.mixed for one in recorded)
     show.verbatim("\n".join(f"[rank 0] {line}" for line in text.splitlines()))
@@ -171,8 +171,9 @@ def _common_verdict(run: Run) -> str:
             raise run.failure(f"rank {rank} was expected to fail with the verdict")
     if (
         data.ranks > 2
-        and "known on every rank" in texts[0]
+        and _KNOWN.search(_log(run, 0))
         and f"out of step: rank {data.short_rank} of" not in texts[0]
+        and f"ran out first: rank {data.short_rank} of" not in texts[0]
     ):
         raise run.failure(f"the verdict was expected to name rank {data.short_rank} alone:\n{texts[0]}")
     return texts[0]
@@ -181,8 +182,12 @@ def _common_verdict(run: Run) -> str:
 def _printed(run: Run, rank: int) -> str:
     """Returns what countoff printed on this rank, without the rank at the start of each line."""
     prefix = f"[rank {rank}] "
-    printed = run.file(rank, "log").read_text(errors="replace").splitlines()
-    return "\n".join(line.removeprefix(prefix) for line in printed if line.startswith(prefix))
+    return "\n".join(line.removeprefix(prefix) for line in _log(run, rank).splitlines() if line.startswith(prefix))
+
+
+def _log(run: Run, rank: int) -> str:
+    """Returns all that this rank printed and logged."""
+    return run.file(rank, "log").read_text(errors="replace")
 
 
 def _error_file(run: Run, rank: int) -> str:

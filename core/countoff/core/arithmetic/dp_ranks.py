@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from countoff.core.arithmetic.batches import check_count
 from countoff.core.verdict import Verdict, count_of, names_of
 
-__all__ = ["DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
+__all__ = ["FORMULA_REMEDY", "DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
 
-_REMEDY = (
+FORMULA_REMEDY = (
     "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the number "
     "of replicas; countoff.core.ranks.RankMap does it by name."
 )
 _LOADER_WHY = "The sampler counts the ranks of the world, or of a node, instead of those along the data dims."
 _LOADER_REMEDY = (
-    "dp_rank, dp_degree = countoff.mesh.dp_position(mesh), and DistributedSampler(dataset, num_replicas=dp_degree, "
-    "rank=dp_rank)."
+    "give the sampler the mesh's numbers: dp_rank, dp_degree = countoff.mesh.dp_position(mesh), then "
+    "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
 )
 _LISTED = 8
 
@@ -147,7 +147,7 @@ def check_dp_ranks(
         "; ".join(_clauses(faults)) + ".",
         tuple(dict.fromkeys(named)),
         why="The position along the data dims was computed with a wrong factor, or over dims that share their data.",
-        remedy=_REMEDY,
+        remedy=FORMULA_REMEDY,
         time=time.time(),
     )
 
@@ -167,9 +167,12 @@ def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
         return None
     dp_ranks = cast("dict[int, int]", values)
     try:
-        return check_dp_ranks(dp_ranks, dp_degree=degree) or _judge_loaders(plans, dp_ranks, degree)
+        found = check_dp_ranks(dp_ranks, dp_degree=degree)
     except ValueError as error:
-        return Verdict("RankMapError", f"{error}.", remedy=_REMEDY, time=time.time())
+        return Verdict("RankMapError", f"{error}.", time=time.time())
+    if found is not None:
+        return replace(found, remedy="")  # the adapter knows the framework's own line that computes it
+    return _judge_loaders(plans, dp_ranks, degree)
 
 
 def _judge_loaders(
@@ -186,7 +189,9 @@ def _judge_loaders(
     degrees = sorted({degree for _, degree in known.values()})
     if degrees == [dp_degree]:
         groups = [dp_ranks[rank] for rank in range(len(dp_ranks))]
-        return check_dp_ranks({rank: share for rank, (share, _) in known.items()}, dp_degree=dp_degree, groups=groups)
+        shares = {rank: share for rank, (share, _) in known.items()}
+        found = check_dp_ranks(shares, dp_degree=dp_degree, groups=groups)
+        return None if found is None else replace(found, remedy=_LOADER_REMEDY)
     among = " or ".join(count_of(degree, "rank") for degree in degrees)
     if max(degrees) > dp_degree:
         effect = "ranks that must read the same batch read different ones"

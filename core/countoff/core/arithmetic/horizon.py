@@ -105,6 +105,8 @@ def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: 
         >>> verdict = wrong_horizon(Horizon("OneCycleLR", ticks=30, ticks_per_step=2), total_steps=30, slack_steps=3)
         >>> verdict.sentence.partition(": ")[2]
         'it ends at step 15 of 30 (1/2 of the run).'
+        >>> verdict.remedy
+        'make OneCycleLR for 60 ticks: 30 steps of the run × 2 ticks per step.'
         >>> wrong_horizon(Horizon("OneCycleLR", ticks=60, ticks_per_step=2), total_steps=30, slack_steps=3) is None
         True
     """
@@ -117,7 +119,7 @@ def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: 
         place = f"it ends at step {end} of {total_steps} ({fraction} of the run)"
     else:
         place = f"it would end at step {end}, and the run ends at step {total_steps}"
-    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
+    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why, _remedy(horizon, total_steps))
 
 
 def run_out(horizon: Horizon, *, ticks: int, span: str, why: str = "") -> Verdict | None:
@@ -143,12 +145,24 @@ def run_out(horizon: Horizon, *, ticks: int, span: str, why: str = "") -> Verdic
     return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
 
 
-def _warning(sentence: str, why: str) -> Verdict:
-    return Verdict("WrongHorizon", sentence, why=why, time=time.time())
+def _warning(sentence: str, why: str, remedy: str = "") -> Verdict:
+    return Verdict("WrongHorizon", sentence, why=why, remedy=remedy, time=time.time())
+
+
+def _remedy(horizon: Horizon, total_steps: int) -> str:
+    """The number of ticks for which the schedule must be made, and those of its warm-up."""
+    factor = horizon.ticks_per_step
+    remedy = f"make {horizon.name} for {count_of(total_steps * factor, 'tick')}"
+    if factor > 1:
+        remedy += f": {count_of(total_steps, 'step')} of the run × {factor} ticks per step"
+        if horizon.warmup_ticks:
+            warmup = count_of(horizon.warmup_ticks * factor, "tick")
+            remedy += f". A warm-up that is to last {count_of(horizon.warmup_ticks, 'step')} needs {warmup}"
+    return f"{remedy}."
 
 
 def _made_for(horizon: Horizon) -> str:
-    pace = "once" if horizon.ticks_per_step == 1 else f"{horizon.ticks_per_step} times"
+    pace = {1: "once", 2: "twice"}.get(horizon.ticks_per_step, f"{horizon.ticks_per_step} times")
     return f"{horizon.name} was made for {count_of(horizon.ticks, 'tick')} and ticks {pace} per optimizer step"
 
 

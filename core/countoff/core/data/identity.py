@@ -192,15 +192,20 @@ def _duplicates(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict 
     (first, *prints), ranks = groups[0]
     batches = f"batches {first} to {first + len(prints) - 1}"
     sentence = f"{who[0]} read identical data in {span}{others}{more}: their {batches} are equal."
-    why = (
-        "Nothing gives the ranks different shares of the data: every step averages equal gradients, and the job does "
-        "the work of one rank."
-        if dp_ranks(ranks) == dp_ranks(records)
-        else "The share that these ranks read was computed alike: a wrong dp_rank, or the rank within its host."
-    )
-    return Verdict(
-        "DuplicateData", sentence, tuple(rank for _, each in groups for rank in each), why=why, time=time.time()
-    )
+    remedy = ""
+    if dp_ranks(ranks) == dp_ranks(records):
+        why = (
+            "Nothing gives the ranks different shares of the data, or all draw their samples with the same random "
+            "seed. Every step averages equal gradients, so the job does the work of one rank."
+        )
+    else:
+        why = "The share that these ranks read was computed alike: a wrong dp_rank, or the rank within its host."
+        remedy = (
+            "compute the share from the rank in the whole job, not from LOCAL_RANK; where ranks share their data, from "
+            "the dp_rank."
+        )
+    named = tuple(rank for _, each in groups for rank in each)
+    return Verdict("DuplicateData", sentence, named, why=why, remedy=remedy, time=time.time())
 
 
 def _readers(ranks: Sequence[int], dp_ranks: Sequence[int]) -> str:

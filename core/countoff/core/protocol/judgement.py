@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Kind, Verdict, count_of
+from countoff.core.verdict import Remedies, Verdict, count_of
 
-_DECISION = "decision"
-_DECIDE_TOGETHER = (
-    "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together (all-reduce "
-    "the flag before anybody acts on it)."
-)
+DECISION, EVALUATION, WHO_EVALUATES = "decision", "evaluation", "who evaluates"
+"""Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates. The
+subject of any other one, about train loaders of different lengths, is empty."""
+DIED, STOPPED = "died", "stopped"
+"""Subjects of a `LostRank`: the process is gone, or does not run. The subject of any other one is empty."""
+
+GENERAL_REMEDIES: Remedies = {
+    "UnevenBatches": {
+        DECISION: (
+            "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together "
+            "(all-reduce the flag before any rank acts on it)."
+        ),
+        WHO_EVALUATES: (
+            "let all ranks evaluate after the same batch; if only some ranks are to evaluate, say which: "
+            "eval_ranks=[0], on every rank."
+        ),
+    },
+    "StepMismatch": "let all ranks step after the same batches: no condition of one rank around optimizer.step().",
+    "LearningRateMismatch": "make the scheduler with the same length on every rank, and step it on every rank.",
+    "RankMapError": FORMULA_REMEDY,
+    "LostRank": {
+        "": "read that rank's own output first: the other ranks have only lost their peer.",
+        DIED: "look for its last lines of output, and for 'Out of memory' in dmesg on its host.",
+        STOPPED: "look for what has stopped it, such as a debugger or the scheduler. kill -CONT PID lets it go on.",
+    },
+    "Stalled": (
+        "start at the line of the rank that is named first: the others wait for it. If such a pause is normal, raise "
+        "stall_seconds above it."
+    ),
+    "VersionMismatch": "install the same versions on every host.",
+    "SettingsMismatch": "give every rank the same tick_batches.",
+}
+"""What to do in any framework, where an adapter has no words of its own."""
+
+STEPS_DIFFER = "Ranks that do not step after the same batches have different weights from there on."
+_CAUSES = {
+    "": (
+        "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of "
+        "different batches, and hang in the end."
+    ),
+    DECISION: "One rank left the loop where the others went on: a break, a limit or a condition of that rank alone.",
+    EVALUATION: "The ranks' evaluation loaders differ in length. A metric that synchronises every batch hangs there.",
+    WHO_EVALUATES: "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
+}
 
 
 def judge(divergence: Divergence, rank: int) -> Verdict:
@@ -47,8 +87,15 @@ def _step_mismatch(divergence: Divergence, rank: int) -> Verdict:
     where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
     sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
     sentence += "." if standing.steps != divergence.count else ", but after other batches."
-    ranks = standing.rank, rank
-    return Verdict("StepMismatch", sentence, ranks, time=standing.time, mark_index=divergence.mark_index)
+    return Verdict(
+        "StepMismatch",
+        sentence,
+        (standing.rank, rank),
+        why=STEPS_DIFFER,
+        time=standing.time,
+        mark_index=divergence.mark_index,
+        standing="differ",
+    )
 
 
 def _uneven_batches(divergence: Divergence, rank: int) -> Verdict:
@@ -58,35 +105,38 @@ def _uneven_batches(divergence: Divergence, rank: int) -> Verdict:
     else:
         verb = "asks for" if divergence.requested else "has" if standing.reason == "exhausted" else "has begun"
         action = f"{verb} batch {divergence.count}"
-    decision = not divergence.evaluation and _is_decision(divergence)
+    sides = [(standing.rank, describe_mark(standing)), (rank, action)]
+    if own is not None and _ran_out_before(own, standing):
+        sides.reverse()  # the loader that is known to have ended is what a reader needs first
+    short = own is None and standing.reason == "exhausted"
+    short = short or (own is not None and (_ran_out_before(own, standing) or _ran_out_before(standing, own)))
+    subject = _subject(divergence)
     return Verdict(
         "UnevenBatches",
-        f"rank {standing.rank} {describe_mark(standing)}; rank {rank} {action}.",
-        (standing.rank, rank),
-        why=_cause(divergence),
+        f"{'; '.join(f'rank {who} {did}' for who, did in sides)}.",
+        (sides[0][0], sides[1][0]),
+        why=_CAUSES[subject],
         time=standing.time,
-        subject=_DECISION if decision else "",
+        subject=subject,
         mark_index=divergence.mark_index,
         announced=divergence.announced,
+        standing="ran out first" if short else "differ",
     )
 
 
-def _cause(divergence: Divergence) -> str:
+def _ran_out_before(mark: Mark, other: Mark) -> bool:
+    """Whether a rank's loader is known to have ended where another rank had more of the same span."""
+    return mark.reason == "exhausted" and (mark.kind, mark.span) == (other.kind, other.span) and mark.at < other.at
+
+
+def _subject(divergence: Divergence) -> str:
     if divergence.evaluation:
-        return "The ranks' evaluation loaders differ in length; a metric that synchronises per batch hangs there."
-    if _is_decision(divergence):
-        return "The ranks took different decisions from the same counts (a break, a limit, or a condition of one rank)."
-    return (
-        "The ranks' loaders differ in length. Every gradient from here on would average batches of different "
-        "places, until a collective without a partner hangs."
-    )
-
-
-def _is_decision(divergence: Divergence) -> bool:
-    """Whether a rank took another path although its loader held more."""
+        return EVALUATION
     standing, own = divergence.standing, divergence.own
+    if any(mark is not None and mark.kind == "eval_start" and mark.reason != "exhausted" for mark in (standing, own)):
+        return WHO_EVALUATES
     stopped = own is not None and own.kind == standing.kind and own.reason == "stopped"
-    return standing.reason != "exhausted" or stopped
+    return DECISION if standing.reason != "exhausted" or stopped else ""
 
 
 def describe_mark(mark: Mark) -> str:
@@ -105,7 +155,7 @@ def describe_mark(mark: Mark) -> str:
     return "ended the fit" if mark.kind == "fit_end" else "began the fit"
 
 
-def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True) -> Verdict:
+def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subject: str = "") -> Verdict:
     """Returns the verdict that a rank is gone, stopped or silent, or that it has failed and reports that itself.
 
     Args:
@@ -113,21 +163,30 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True) -> Ver
         event: What happened to it, as the rest of a sentence that begins with its name.
         why: The cause, where it is known.
         gone: False if the rank has failed and can still answer.
+        subject: `DIED` or `STOPPED`; empty for any other event.
     """
-    return Verdict("LostRank", f"rank {rank} {event}.", (rank,), why=why, gone=gone, time=time.time())
+    sentence = f"rank {rank} {event}."
+    return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)
 
 
-def remedy_for(verdict: Verdict, remedies: Mapping[Kind, str]) -> str:
-    """Returns the adapter's remedy, preceded by "decide together" for a decision of one rank.
+def remedy_for(verdict: Verdict, remedies: Remedies) -> str:
+    """Returns the verdict's own remedy, or else the adapter's, or else the general one.
+
+    A remedy for the verdict's subject comes before one for the whole kind, whoever has it.
 
     Args:
         verdict: The verdict.
-        remedies: The adapter's remedies by kind.
+        remedies: The adapter's remedies.
+
+    >>> remedy_for(Verdict("StepMismatch", "they differ."), {"StepMismatch": "step together."})
+    'step together.'
     """
-    known = remedies.get(verdict.kind, "")
-    if verdict.kind != "UnevenBatches" or verdict.subject != _DECISION:
-        return known
-    return f"{_DECIDE_TOGETHER} Or else: {known}" if known else _DECIDE_TOGETHER
+    if verdict.remedy:
+        return verdict.remedy
+    known = [source.get(verdict.kind, "") for source in (remedies, GENERAL_REMEDIES)]
+    special = [each.get(verdict.subject, "") for each in known if verdict.subject and not isinstance(each, str)]
+    general = [each if isinstance(each, str) else each.get("", "") for each in known]
+    return next(filter(None, [*special, *general]), "")
 
 
 def row(rank: int, span: SpanCounters | None, steps: int, state: str) -> dict[str, Any]:
@@ -143,19 +202,41 @@ def row(rank: int, span: SpanCounters | None, steps: int, state: str) -> dict[st
     return {"rank": rank, "where": where, "batches": started, "fetched": fetched, "steps": steps, "state": state}
 
 
-def odd_ranks(rows: Iterable[Mapping[str, Any]], proven: Sequence[int]) -> tuple[int, ...]:
+def odd_ranks(rows: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
     """The ranks in the minority: of those that agree with the disputed mark and those that do not, the fewer.
 
     Args:
         rows: One row per rank that answered; its `side` is None for a rank that has not reached the mark.
-        proven: The two ranks of the proof, one of each side. They are named where either side could still become the
-            minority.
 
-    >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)], (2, 0))
+    Returns:
+        The ranks; none where either side could still become the minority.
+
+    >>> odd_ranks([{"rank": rank, "side": rank == 2} for rank in range(4)])
     (2,)
     """
     sides = {int(line["rank"]): line.get("side") for line in rows}
     groups = [sorted(rank for rank, side in sides.items() if side is which) for which in (True, False)]
     fewer, more = sorted(groups, key=len)
     undecided = len(sides) - len(fewer) - len(more)
-    return tuple(fewer) if fewer and len(fewer) + undecided < len(more) else tuple(proven)
+    return tuple(fewer) if fewer and len(fewer) + undecided < len(more) else ()
+
+
+def ranks_behind(rows: Mapping[int, Mapping[str, Any]], first: int) -> tuple[int, ...]:
+    """The ranks that are in the same span as a rank that has ended it, and have begun no batch beyond.
+
+    Args:
+        rows: One row per rank that answered, by rank.
+        first: The rank that has ended the span.
+    """
+    if first not in rows:
+        return ()
+    where, batches = rows[first]["where"], rows[first]["batches"]
+    return tuple(
+        rank
+        for rank, line in sorted(rows.items())
+        if rank != first
+        and line.get("side") is None
+        and line["where"] == where
+        and line["batches"] <= batches
+        and str(line["state"]).startswith("in batch")
+    )

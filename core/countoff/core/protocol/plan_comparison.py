@@ -20,6 +20,31 @@ PROOF_FIELDS = (
 )
 """Fields of a `FitPlan` in which ranks must not differ."""
 
+_LENGTHS = (
+    "The ranks' loaders differ in length, so the ranks would end their epochs, and reach every limit and schedule that "
+    "depends on the length, at different batches."
+)
+_ENDS = "The rank that ends first would leave the others waiting in a collective."
+_CAUSES = {
+    "batches_per_epoch": _LENGTHS,
+    "proven_batches_per_epoch": _LENGTHS,
+    "batch_size": "The averaged gradient would give the samples of some ranks more weight than those of others.",
+    "gradient_accumulation_steps": "The ranks would take their optimizer steps after different batches.",
+    "max_epochs": _ENDS,
+    "max_steps": _ENDS,
+    "position": "The ranks have resumed from different checkpoints, or only some of them have resumed.",
+    "dp_degree": "The ranks would divide the data into different numbers of shares.",
+}
+_REMEDIES = {
+    "batch_size": "give the loader the same batch_size on every rank.",
+    "gradient_accumulation_steps": "give every rank the same number of batches per optimizer step.",
+    "max_epochs": "give every rank the same number of epochs.",
+    "max_steps": "give every rank the same number of steps.",
+    "position": "resume every rank from the same checkpoint: look at the path that each rank loads.",
+    "dp_degree": "build the same mesh on every rank.",
+}
+"""What to do by field, where it is the same in every framework. How lengths become equal, the adapter knows."""
+
 
 def group_ranks_by_value(records: Mapping[int, Mapping[str, Any]], field: str) -> list[tuple[Any, list[int]]]:
     """The values of one field with the ranks that hold each, the fewest ranks first.
@@ -58,18 +83,22 @@ def first_difference(
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if the ranks' plans differ in one of `PROOF_FIELDS`."""
-    difference = first_difference(plans, PROOF_FIELDS)
-    if difference is None:
-        return None
-    sentence, ranks = difference
-    return Verdict(
-        "PlanMismatch",
-        f"before the first batch, {sentence}.",
-        ranks,
-        why="Ranks that count to different numbers take different decisions at every limit, schedule and epoch's end.",
-        time=time.time(),
-    )
+    """Returns a `PlanMismatch` if the ranks' plans differ in one of `PROOF_FIELDS`, which is the verdict's subject."""
+    for name in PROOF_FIELDS:
+        difference = first_difference(plans, [name])
+        if difference is not None:
+            sentence, ranks = difference
+            return Verdict(
+                "PlanMismatch",
+                f"before the first batch, {sentence}.",
+                ranks,
+                why=_CAUSES[name],
+                remedy=_REMEDIES.get(name, ""),
+                time=time.time(),
+                subject=name,
+                standing="differ" if len(ranks) == len(plans) else "out of step",
+            )
+    return None
 
 
 def judge_tick_batches(tick_batches: Mapping[int, Any]) -> Verdict | None:

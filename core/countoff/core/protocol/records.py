@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.verdict import Kind, Standing, Verdict
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 Reason = Literal["", "exhausted", "stopped", "exited"]
+
+_TEXT_BYTES = 700
+"""The texts of a verdict take at most as many bytes, so that its record fits into the store."""
 
 Records = dict[int, dict[str, Any]]
 """One record of each rank, by rank."""
@@ -110,22 +113,31 @@ class Mark:
 
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    """What the other ranks need to print the same verdict; the table of ranks is gathered afterwards."""
+    """What the other ranks need to print the same verdict; the table of ranks is gathered afterwards.
+
+    Of a remedy, half a sentence could do harm: it is there as a whole, or not at all.
+    """
+    texts = {
+        "sentence": clip(verdict.sentence, 420),
+        "why": clip(verdict.why, 240),
+        "subject": clip(verdict.subject, 40),
+    }
+    left = _TEXT_BYTES - sum(len(json.dumps(text)) for text in texts.values())
     return {
         "kind": verdict.kind,
-        "sentence": clip(verdict.sentence, 420),
+        **texts,
+        "remedy": verdict.remedy if len(json.dumps(verdict.remedy)) <= left else "",
         "ranks": list(verdict.ranks[:8]),
-        "why": clip(verdict.why, 240),
+        "standing": verdict.standing,
         "gone": verdict.gone,
         "time": verdict.time,
-        "subject": clip(verdict.subject, 40),
         "mark_index": verdict.mark_index,
         "announced": verdict.announced,
     }
 
 
 def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
-    """Reads a verdict that another rank wrote; it has no remedy and no table yet.
+    """Reads a verdict that another rank wrote; it has no table yet, and a remedy only if it was proved with one.
 
     Raises:
         KeyError, TypeError, ValueError: If the record is not a verdict.
@@ -135,12 +147,19 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         sentence=str(record["sentence"]),
         ranks=tuple(parse_count(rank) for rank in record["ranks"]),
         why=str(record["why"]),
+        remedy=str(record.get("remedy", "")),  # another version may not write it
         gone=bool(record["gone"]),
         time=float(record["time"]),
         subject=str(record["subject"]),
         mark_index=int(record["mark_index"]),
         announced=bool(record["announced"]),
+        standing=parse_standing(record.get("standing")),
     )
+
+
+def parse_standing(value: object) -> Standing:
+    """Reads what is proved of a verdict's ranks; another version may not write it, or have other words."""
+    return cast("Standing", value) if value in get_args(Standing) else "out of step"
 
 
 def mark_entry(index: int, mark: Mark) -> dict[str, Any]:

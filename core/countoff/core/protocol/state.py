@@ -33,7 +33,7 @@ from countoff.core.protocol.records import (
 )
 from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.verdict import Remedies, Verdict
 
 NEVER = sys.maxsize
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
@@ -75,7 +75,7 @@ class State:
     rank: int
     world_size: int
     settings: Settings
-    remedies: Mapping[Kind, str]
+    remedies: Remedies
     outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue[Any])
     log: LogView = field(default_factory=LogView)
     lock: Any = field(default_factory=threading.RLock)
@@ -285,9 +285,9 @@ class State:
         """Proposes a verdict. The first written wins; all ranks report it."""
         with self.lock:
             if self.proposed is None and self.end is None:
-                self.proposed = verdict = replace(verdict, remedy=remedy_for(verdict, self.remedies))
+                self.proposed = replace(verdict, remedy=remedy_for(verdict, self.remedies))
                 self.alarm = 0
-                self.outbox.put(WriteEntry(verdict_entry("end", verdict)))
+                self.outbox.put(WriteEntry(verdict_entry("end", verdict)))  # other ranks have the same adapter
 
     def adopt(self, verdict: Verdict) -> None:
         """Accepts a verdict as the one that ended the fit; later ones change nothing."""

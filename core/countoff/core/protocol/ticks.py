@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.verdict import Verdict
+from countoff.core.protocol.judgement import STEPS_DIFFER
+from countoff.core.verdict import Verdict, number_of
 
 _COMPARED_RATES = 8
+_RATES_DIFFER = (
+    "Every rank computes its learning rate by itself, and the ranks' schedules differ. The rates are compared every "
+    "`tick_batches` batches, so they may have differed before, even from the start."
+)
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,28 @@ class Tick:
         if (standing["steps"], standing["step_hash"]) != (own["steps"], own["step_hash"]):
             counts = f"rank {first} had applied {standing['steps']} optimizer steps and rank {second} {own['steps']}"
             suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
-            return Verdict("StepMismatch", f"at {self.where}, {counts}{suffix}.", ranks, time=time.time())
+            sentence = f"at {self.where}, {counts}{suffix}."
+            return Verdict("StepMismatch", sentence, ranks, why=STEPS_DIFFER, time=time.time(), standing="differ")
         if str(standing["rates"]) != str(own["rates"]):  # as text, in which a NaN equals itself
-            rates = f"rank {first} trains with learning rate {standing['rates']} and rank {second} with {own['rates']}"
-            return Verdict("LearningRateMismatch", f"at {self.where}, {rates}.", ranks, time=time.time())
+            theirs, mine = _rates_in_words(standing["rates"], own["rates"])
+            sentence = f"at {self.where}, rank {first} trains with {theirs} and rank {second} with {mine}."
+            return Verdict(
+                "LearningRateMismatch", sentence, ranks, why=_RATES_DIFFER, time=time.time(), standing="differ"
+            )
         return None
+
+
+def _rates_in_words(theirs: Sequence[float], mine: Sequence[float]) -> tuple[str, str]:
+    """Two ranks' learning rates, with as few digits as tell them apart, and equal ones of one rank once."""
+    for digits in range(3, 18):
+        words = [
+            ", ".join(dict.fromkeys(number_of(float(rate), digits) for rate in rates)) or "none"
+            for rates in (theirs, mine)
+        ]
+        if words[0] != words[1]:
+            return f"learning rate {words[0]}", words[1]
+    groups = [", ".join(number_of(float(rate)) for rate in rates) for rates in (theirs, mine)]
+    return f"the learning rates {groups[0]}", groups[1]  # the same rates, of other parameter groups
 
 
 def tick_keys(span: SpanCounters, every: int) -> list[str]:

@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any
 
-from countoff.core.protocol.judgement import lost_rank
+from countoff.core.protocol.judgement import DIED, lost_rank
 from countoff.core.protocol.records import goodbye_entry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
@@ -172,7 +172,8 @@ class Monitor:
         while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
             for rank, process in list(self.speaker.heartbeats.neighbours.items()):
                 if process.state() == "gone":
-                    session.conclude_alone(lost_rank(rank, f"died without a word (pid {process.pid})", why))
+                    event = f"died without a word (pid {process.pid})"
+                    session.conclude_alone(lost_rank(rank, event, why, subject=DIED))
                     return
         if session.closing.is_set() or state.finished:
             return

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.verdict import Verdict
+
+_IN_WORDS = {
+    "failed to recv, got 0 bytes": "the job's store closed the connection",
+    "Connection reset by peer": "the job's store broke the connection off",
+    "Broken pipe": "the job's store has closed the connection",
+}
+"""What a part of an error of torch's client says to its user."""
 
 
 @dataclass
@@ -42,12 +50,18 @@ class Session:
     def conclude_alone(self, verdict: Verdict) -> None:
         """Ends the fit without the store: each rank prints what it knows."""
         state = self.state
-        state.adopt(state.proposed or verdict)  # what this rank has proved itself is the better cause
+        found = replace(verdict, remedy=remedy_for(verdict, state.remedies))
+        state.adopt(state.proposed or found)  # what this rank has proved itself is the better cause
         if state.end is not None:
             shutdown.print_verdict(state, state.end)
             state.printed.set()
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's text, or its type; torch's own are many lines long."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+    r"""The first line of an exception's text, or its type; torch's own are many lines long, and not always in words.
+
+    >>> first_line(RuntimeError("failed to recv, got 0 bytes\nException raised from recvBytes"))
+    "the job's store closed the connection"
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return next((words for sign, words in _IN_WORDS.items() if sign in line), line)

@@ -13,16 +13,20 @@ import json
 import logging
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from countoff.core.protocol.judgement import describe_mark, lost_rank
 from countoff.core.protocol.records import clip
 from countoff.core.protocol.state import State
+from countoff.core.runtime.stacks import is_users_file
 from countoff.core.verdict import DivergenceError, Verdict, error_for
 
+_log = logging.getLogger("countoff")
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
 """Words of an exception that a rank gets because it lost a peer."""
 PRINT_SECONDS = 4.0
@@ -85,6 +89,8 @@ def print_verdict(state: State, verdict: Verdict) -> None:
         write_error_file(verdict)
     if state.settings.on_divergence == "raise" or state.rank == 0:
         print_to_stderr(verdict, state.rank)
+    if verdict.spread_seconds is not None:
+        _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
 
 
 def raise_verdict(state: State) -> None:
@@ -115,7 +121,8 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
     words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if not victim:
-        state.failure = f"raised {words} ({where})"
+        place = _place_of(error)
+        state.failure = f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
     state.answered.set()
     if victim:
         state.ended.wait(PRINT_SECONDS if slow else 0.5)
@@ -181,6 +188,21 @@ def _in_one_line(text: str) -> str:
     """
     lines = text.strip().splitlines() or [""]
     return f"{lines[0]} … {lines[-1].strip()}" if any("Traceback (most" in line for line in lines[1:]) else lines[0]
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's own code an exception was raised, as ``train.py:41``; empty if nowhere there.
+
+    A loader's worker sends its traceback as text, and that is where it happened.
+    """
+    told = re.findall(r'^ *File "(.+)", line (\d+)', _text_of(error), re.MULTILINE)
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    for places in (told, frames):
+        own = [(file, line) for file, line in places if is_users_file(file)]
+        nearest = [place for place in own if "/site-packages/" not in place[0]] or own
+        if nearest:
+            return f"{os.path.basename(nearest[-1][0])}:{nearest[-1][1]}"
+    return ""
 
 
 def _text_of(error: BaseException) -> str:

@@ -53,7 +53,7 @@ def main_thread() -> Place:
     token = (id(frame), frame.f_lasti)
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
-    own = [line for line, file in zip(summary, files, strict=True) if _is_the_users(file)]
+    own = [line for line, file in zip(summary, files, strict=True) if is_users_file(file)]
     if any(part in file for part in _loaders for file in files):
         state = "loader"
     elif any(part in file for part in _WAITS for file in files[:4]):
@@ -64,7 +64,9 @@ def main_thread() -> Place:
     return Place(state, frames, token)
 
 
-def _is_the_users(file: str) -> bool:
+def is_users_file(file: str) -> bool:
+    """Whether a file of a stack is the user's own: not Python's, not countoff's, not a framework's."""
+    file = file.replace("\\", "/")
     if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
         return False
     return not (file.startswith("<frozen") or any(part in file for part in (*_TORCH, _COMPOSER)))

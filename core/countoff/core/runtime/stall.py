@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from countoff.core.protocol.actions import PrintWarning
+from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.plan_comparison import group_ranks_by_value
 from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
@@ -16,6 +19,11 @@ from countoff.core.runtime.speaker import Speaker
 from countoff.core.verdict import Verdict, names_of
 
 _PLACES = 4
+_EPOCH_AHEAD = (
+    "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
+    "early."
+)
+_EPOCH = re.compile(r"train epoch (\d+)")
 
 
 class Stall:
@@ -78,14 +86,16 @@ class Stall:
             self.moved_at = time.monotonic() - 0.75 * self._state.settings.stall_seconds
             return
         self._reported = True
-        verdict = judge_stall(records, self._state.settings.stall_seconds)
-        uneven = next((notice for notice in self._state.notices if notice.kind == "UnevenBatches"), None)
+        state = self._state
+        verdict = judge_stall(records, state.settings.stall_seconds)
+        verdict = replace(verdict, world_size=state.world_size, remedy=remedy_for(verdict, state.remedies))
+        uneven = next((notice for notice in state.notices if notice.kind == "UnevenBatches"), None)
         places = {(record["where"], record["batches"]) for record in records.values()}
         if uneven is not None and len(places) > 1 and any(record["evaluates"] for record in records.values()):
             # It was warned of, and a rank waits in that evaluation, or for a rank that does.
-            self._state.propose(uneven)
+            state.propose(uneven)
         else:
-            self._state.outbox.put(PrintWarning(verdict))
+            state.outbox.put(PrintWarning(verdict))
 
 
 def judge_stall(records: Records, seconds: float) -> Verdict:
@@ -101,7 +111,8 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
             break
     else:
         ranks, state = list(records), ""
-    sentence = f"no rank has got on for {seconds:g} s; {_are(ranks)} {state}"
+    ahead = _epochs_ahead(records)
+    sentence = f"no rank has made progress for {seconds:g} s; {_are(ranks)} {state}{ahead}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
     places: dict[str, list[int]] = {}
     for rank in order:
@@ -111,12 +122,34 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
     return Verdict(
-        "Stalled", f"{sentence}.", tuple(ranks), why=f"{why}.{_behind(records)}", rows=rows, time=time.time()
+        "Stalled",
+        f"{sentence}.",
+        tuple(ranks),
+        why=f"{why}.{_behind(records)}",
+        remedy=_EPOCH_AHEAD if ahead and state == "in a collective" else "",
+        rows=rows,
+        time=time.time(),
     )
 
 
 def _are(ranks: Sequence[int]) -> str:
     return f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _epochs_ahead(records: Records) -> str:
+    """Which ranks are in a later train epoch than others: those have missed the end of an epoch, or another rank has.
+
+    >>> _epochs_ahead({0: {"where": "train epoch 3"}, 1: {"where": "train epoch 4"}})
+    '; rank 1 is an epoch ahead of the others, in train epoch 4'
+    """
+    found = {rank: _EPOCH.fullmatch(str(record.get("where"))) for rank, record in records.items()}
+    epochs = {rank: int(match[1]) for rank, match in found.items() if match is not None}
+    if len(set(epochs.values())) < 2:
+        return ""
+    last = max(epochs.values())
+    ahead = [rank for rank, epoch in epochs.items() if epoch == last]
+    by = last - min(epochs.values())
+    return f"; {_are(ahead)} {'an epoch' if by == 1 else f'{by} epochs'} ahead of the others, in train epoch {last}"
 
 
 def _behind(records: Records) -> str:

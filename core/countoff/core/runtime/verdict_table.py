@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from countoff.core.protocol.judgement import lost_rank, odd_ranks
-from countoff.core.protocol.records import Records
+from countoff.core.protocol.judgement import lost_rank, odd_ranks, ranks_behind, remedy_for
+from countoff.core.protocol.records import Records, parse_standing
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.gathering import Gathering
-from countoff.core.verdict import TABLE_ROWS, Kind, Verdict
+from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
@@ -45,7 +45,7 @@ def print_with_table(channel: Channel, state: State) -> None:
     elif 0 not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)
-    shutdown.print_verdict(state, with_table(channel, verdict, state.remedies))
+    shutdown.print_verdict(state, with_table(channel, verdict, state.remedies, state.world_size))
     channel.set(f"told/{state.rank}", {"told": True})
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
@@ -72,17 +72,28 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         rows: The rows that have come, by rank.
         complete: Whether these are the rows of all ranks of the job.
     """
-    odd = odd_ranks(rows.values(), verdict.ranks) if verdict.mark_index >= 0 else verdict.ranks
-    order = sorted(rows, key=lambda rank: (rank not in odd, rank))
+    disputed = verdict.mark_index >= 0
+    odd = odd_ranks(rows.values()) if disputed else ()
+    behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks and not odd else ()
+    named = odd or verdict.ranks
+    places = {rank: place for place, rank in enumerate(named)}
+    order = sorted(rows, key=lambda rank: (places.get(rank, len(places)), rank))
     for place, rank in enumerate(order[:TABLE_ROWS]):
         channel.set(f"table/{place}", rows[rank])
     spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
-    known = spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None
     failed = next(((rank, rows[rank]["failure"]) for rank in sorted(rows) if rows[rank]["failure"]), None)
-    channel.set("table", {"rows": len(order), "odd": list(odd[:8]), "spread": known, "failed": failed})
+    header = {
+        "rows": len(order),
+        "odd": list(named[:8]),
+        "standing": "out of step" if odd else verdict.standing,
+        "behind": list(behind[:8]),
+        "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
+        "failed": failed,
+    }
+    channel.set("table", header)
 
 
-def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[Kind, str]) -> Verdict:
+def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_size: int) -> Verdict:
     """Returns the verdict with the table that rank 0 has published, if it has.
 
     A rank that failed by itself is the better cause: what other ranks proved is how its failure looked to them.
@@ -90,7 +101,8 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[Kind, str])
     Args:
         channel: The speaker's channel.
         verdict: The verdict in the log.
-        remedies: The adapter's remedies by kind.
+        remedies: The adapter's remedies.
+        world_size: Ranks in the job.
     """
     if not channel.has("table"):
         return verdict
@@ -101,10 +113,18 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Mapping[Kind, str])
     if header["failed"] is not None:
         rank, failure = header["failed"]
         failed = lost_rank(int(rank), str(failure), gone=False)
-        return replace(failed, rows=rows, counted=counted, remedy=remedies.get("LostRank", ""))
-    odd = tuple(int(rank) for rank in header["odd"])
-    spread = None if header["spread"] is None else float(header["spread"])
-    return replace(verdict, ranks=odd, rows=rows, counted=counted, spread_seconds=spread)
+        remedy = remedy_for(failed, remedies)
+        return replace(failed, rows=rows, counted=counted, world_size=world_size, remedy=remedy)
+    return replace(
+        verdict,
+        ranks=tuple(int(rank) for rank in header["odd"]),
+        standing=parse_standing(header.get("standing")),
+        behind=tuple(int(rank) for rank in header.get("behind", ())),
+        rows=rows,
+        counted=counted,
+        world_size=world_size,
+        spread_seconds=None if header["spread"] is None else float(header["spread"]),
+    )
 
 
 def _poll_until(done: Callable[[], bool], deadline: float) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from countoff.core.protocol.judgement import describe_mark, lost_rank
+from countoff.core.protocol.judgement import DIED, STOPPED, describe_mark, lost_rank
 from countoff.core.runtime import gloo_interrupt, shutdown, stacks
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.session import Session
@@ -65,14 +65,14 @@ class Watchdog:
                 continue
             since = self._stopped_since.setdefault(rank, time.monotonic())
             if found == "gone" and not self._state.finished:
-                self._accuse(rank, f"died without a word (pid {process.pid})", "It was killed, or it crashed.")
+                self._accuse(rank, f"died without a word (pid {process.pid})", "It was killed, or it crashed.", DIED)
             elif found == "stopped" and time.monotonic() - since > _STOPPED_SECONDS:
-                self._accuse(rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.")
+                self._accuse(rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.", STOPPED)
 
-    def _accuse(self, rank: int, event: str, why: str) -> None:
+    def _accuse(self, rank: int, event: str, why: str, subject: str) -> None:
         """Proposes that a rank of this host is lost, unless it has said goodbye; prints it alone without a store."""
         session = self._session
-        verdict = lost_rank(rank, event, f"{why} {self._before_that(rank)}".strip())
+        verdict = lost_rank(rank, event, f"{why} {self._before_that(rank)}".strip(), subject=subject)
         self._accused.add(rank)
         checked = threading.Event()
 
@@ -102,7 +102,7 @@ class Watchdog:
         since = self._speaker.busy_since
         connected = self._session.address is not None
         if since and connected and time.monotonic() - max(since, self._stall.moved_at) > _STORE_SECONDS:
-            why = f"Neither the store nor this rank has got on for {_STORE_SECONDS:.0f} s."
+            why = f"Neither the store nor this rank has made progress for {_STORE_SECONDS:.0f} s."
             self._session.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:

@@ -1,0 +1,92 @@
+"""Which verdicts each adapter can give: the one place that says so. The table in the documentation is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from countoff.core.verdict import Kind
+
+__all__ = ["CHECKS"]
+
+_ALWAYS = "yes"
+_EVERYWHERE: Mapping[Kind, str] = {
+    "PlanMismatch": _ALWAYS,
+    "UnevenBatches": _ALWAYS,
+    "StepMismatch": _ALWAYS,
+    "LostRank": _ALWAYS,
+    "Stalled": _ALWAYS,
+    "VersionMismatch": _ALWAYS,
+    "SettingsMismatch": _ALWAYS,
+    "LateRank": _ALWAYS,
+}
+
+CHECKS: Mapping[str, Mapping[Kind, str]] = {
+    "torch": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": "with `optimizer=`",
+        "RankMapError": "with `mesh=`",
+        "WrongLength": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": "with `mesh=`",
+        "SameOrder": _ALWAYS,
+        "UnseenLoader": _ALWAYS,
+    },
+    "accelerate": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "WrongLength": _ALWAYS,
+        "DuplicateData": "loaders that are not sharded",
+        "PeersDiffer": _ALWAYS,
+        "SameOrder": _ALWAYS,
+        "UnseenLoader": _ALWAYS,
+        "WrongHorizon": "prepared schedulers",
+        "NotDistributed": _ALWAYS,
+    },
+    "transformers": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "WrongLength": _ALWAYS,
+        "DuplicateData": "loaders that are not sharded",
+        "SameOrder": _ALWAYS,
+        "WrongHorizon": _ALWAYS,
+        "WrongTotal": _ALWAYS,
+        "NotDistributed": _ALWAYS,
+    },
+    "lightning": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "WrongLength": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": _ALWAYS,
+        "SameOrder": _ALWAYS,
+    },
+    "fabric": {**_EVERYWHERE, "PlanMismatch": "the first epoch's number"},
+    "composer": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "WrongLength": _ALWAYS,
+        "Truncated": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": _ALWAYS,
+        "SameOrder": _ALWAYS,
+    },
+    "torchtitan": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": _ALWAYS,
+        "WrongHorizon": "the configuration's",
+    },
+    "lingua": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": _ALWAYS,
+    },
+}
+"""By adapter (its public module's name), the kinds that it can report, and under which condition."""

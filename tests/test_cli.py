@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from countoff.core.verdict import VERDICTS
+
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
 CALL = "from countoff.core.cli.__main__ import main\nmain()"
@@ -43,7 +45,9 @@ importlib.util.find_spec = lambda name, package=None: None if name in {modules} 
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["version"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["demo", "--help"], ["version"], ["--version"], ["explain"], ["explain", "LostRank"]]
+)
 def test_help_and_version_import_no_framework(arguments: list[str]) -> None:
     finished = run(arguments)
     assert finished.returncode == 0, finished.stderr
@@ -55,6 +59,40 @@ def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
     printed = run(["--help"]).stdout
     assert "Trainer(callbacks=[Countoff()])" in printed
     assert "countoff demo --ranks 4" in printed
+
+
+@pytest.mark.parametrize("name", ["UnevenBatches", "unevenbatches"])
+def test_a_kind_of_verdict_is_explained(name: str) -> None:
+    """The section of the page is printed, with a message, cause, example and fix, and without links."""
+    finished = run(["explain", name])
+    assert (finished.returncode, finished.stderr) == (0, "")
+    text = finished.stdout.rpartition("\nmodules: ")[0]
+    assert text.startswith("UnevenBatches\n\nRanks have different numbers of batches")
+    assert "[rank 0] countoff: UnevenBatches: rank 3 ran out of data" in text
+    assert all(f"**{part}.**" in text for part in ("Cause", "Example", "Fix"))
+    assert "](" not in text
+    assert "## " not in text
+
+
+def test_all_kinds_are_listed() -> None:
+    """`countoff explain` alone lists each kind with its meaning, in the order of the code."""
+    lines = run(["explain"]).stdout.splitlines()[:-1]
+    assert [line.split()[0] for line in lines] == list(VERDICTS)
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("UnevenBatch", "did you mean UnevenBatches?"),
+        ("lost-rank", "did you mean LostRank?"),
+        ("weather", "countoff explain lists all kinds"),
+    ],
+)
+def test_an_unknown_kind_is_refused_in_one_line(name: str, hint: str) -> None:
+    finished = run(["explain", name])
+    assert finished.returncode == 2
+    assert finished.stderr == f"countoff: there is no verdict '{name}'; {hint}\n"
 
 
 @pytest.mark.parametrize("ranks", ["1", "0", "-3", "65"])

@@ -120,6 +120,15 @@ def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
     assert "8 samples × 8 data ranks" in plan.stdout
 
 
+def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed) -> None:
+    """`countoff explain` needs no file of the repository, and the core has the version of the package."""
+    explained = installed.run("countoff", "explain", "LostRank")
+    assert explained.stderr == ""
+    assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
+    version = installed.run("python", "-c", "import countoff.core; print(countoff.core.__version__)")
+    assert f"countoff {version.stdout}" == installed.run("countoff", "version").stdout
+
+
 def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None:
     """Without them it refuses in one line, with the command that installs them."""
     run = installed.run("countoff", "demo")

@@ -1,6 +1,7 @@
 """The framework-agnostic core: arithmetic, protocol and the guard that adapters call. Importing it imports no torch.
 
-Each name is imported when it is first asked for: the command line's help has no time for a guard.
+Each name is imported when it is first asked for: the command line's help has no time for a guard. `__version__` is that
+of the installed package.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("countoff")
+        except PackageNotFoundError:  # run from its sources
+            return "unknown"
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

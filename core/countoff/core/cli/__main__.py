@@ -29,6 +29,10 @@ Before you pay for GPUs, print what a configuration really trains, and what is w
 
     countoff plan train.toml --world-size 8
     countoff check train.toml --world-size 8
+
+Read what a message of countoff means, and what to do:
+
+    countoff explain UnevenBatches
 """
 _PLAN = """\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
@@ -57,6 +61,14 @@ Each line starts with a level and a code:
     note    worth knowing, no fault
 Exit code: 0 without a fault, 1 with a fault, or 2 if the configuration cannot be read, with one line that gives the
 reason.
+"""
+_EXPLAIN = """\
+Prints what a kind of verdict means: a message, the cause, an example and the fix. Without a kind, it lists all kinds.
+
+    countoff explain UnevenBatches
+    countoff explain
+
+Exit code: 0, or 2 if there is no such kind, with one line that names the nearest one.
 """
 _DEMO = """\
 Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then fixed.
@@ -119,6 +131,13 @@ def check(chosen: argparse.Namespace) -> None:
     _run(plan.check, chosen)
 
 
+def explain(chosen: argparse.Namespace) -> None:
+    """Prints what a kind of verdict means."""
+    from countoff.core.cli import explain
+
+    _run(explain.explain, chosen)
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -160,6 +179,7 @@ def _parser() -> _Parser:
     add = commands.add_parser
     _plan_arguments(_command(add, "plan", description=_PLAN, help="print the real numbers of a run", run=plan))
     _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
+    _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a verdict means", run=explain))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
     _command(add, "version", description="Prints the version.", help="print the version", run=version)
     return parser
@@ -234,6 +254,10 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
     )
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind, such as UnevenBatches")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

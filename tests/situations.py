@@ -1,0 +1,424 @@
+"""A situation for each message that countoff can print, made up but possible, for the golden files of messages.
+
+Each verdict is made by the code that makes it in a job, goes through a record of the store, gets its remedy from the
+adapter, and its table from what rank 0 would publish.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from countoff._adapter.checks import CHECKS
+from countoff.core import LoaderFacts, Settings, Verdict
+from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
+from countoff.core.arithmetic.horizon import Horizon, run_out, wrong_horizon
+from countoff.core.configs import torchtitan_toml
+from countoff.core.data import identity
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import DIED, STOPPED, judge, lost_rank, row
+from countoff.core.protocol.plan_comparison import judge_plans, judge_tick_batches, judge_versions
+from countoff.core.protocol.records import Mark, verdict_entry
+from countoff.core.protocol.rule import Divergence
+from countoff.core.protocol.state import State
+from countoff.core.protocol.ticks import Tick
+from countoff.core.protocol.truncation import UnusedBatches, truncated
+from countoff.core.runtime.roll_call import RollCall
+from countoff.core.runtime.shutdown import print_to_stderr
+from countoff.core.runtime.stall import judge_stall
+from countoff.core.runtime.verdict_table import publish_table, with_table
+from countoff.core.totals import Totals
+from countoff.core.verdict import Kind, Remedies
+from tests.fake_store import FakeSpeaker, FakeStore
+
+EPOCH = "train epoch 0"
+ALL = tuple(CHECKS)
+_REMEDIES = {
+    "accelerate": "countoff._accelerate.facts",
+    "transformers": "countoff._transformers.trainer",
+    "lightning": "countoff._lightning.trainer",
+    "composer": "countoff._composer.messages",
+}
+_FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
+
+
+def module_of(adapter: str) -> ModuleType:
+    """The module with the adapter's remedies. TorchTitan is on no machine that runs these tests."""
+    if adapter != "torchtitan":
+        return import_module(_REMEDIES.get(adapter, f"countoff.{adapter}"))
+    names = ("torchtitan", "torchtitan.components", "torchtitan.components.dataloader")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setitem(sys.modules, name, ModuleType(name))
+        setattr(sys.modules[names[-1]], "DataloaderExhaustedError", type("Ended", (Exception,), {}))  # noqa: B010
+        patch.delitem(sys.modules, "countoff.torchtitan", raising=False)
+        module = import_module("countoff.torchtitan")
+        patch.delitem(sys.modules, "countoff.torchtitan")
+        return module
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What has happened in a job.
+
+    Attributes:
+        kind: The kind of the verdict.
+        title: What has happened, in words.
+        make: Makes the verdict, for an adapter.
+        rows: What each rank has counted by then; none for what is printed without a table.
+        adapters: The adapters in which it can happen.
+    """
+
+    kind: Kind
+    title: str
+    make: Callable[[str], Verdict | None]
+    rows: Sequence[Mapping[str, Any]] = ()
+    adapters: Sequence[str] = ALL
+
+    def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
+        """The message as rank 0 prints it, without the rank."""
+        remedies: Remedies = module_of(adapter).REMEDIES
+        made = self.make(adapter)
+        if made is None:  # it prints by itself
+            return _plain(capsys)
+        assert made.kind == self.kind
+        world_size = max(len(self.rows) + made.gone, 2)
+        state = State(0, world_size, Settings(), remedies)
+        entry = verdict_entry("end", replace(made, time=0.0))
+        state.receive(0, json.loads(json.dumps(entry)))
+        assert state.end is not None
+        found = replace(state.end, rows=made.rows)
+        if self.rows:
+            store = FakeStore()
+            rows = {int(line["rank"]): {"known": 0.0, "failure": "", "side": None, **line} for line in self.rows}
+            publish_table(store, found, rows, complete=False)
+            found = with_table(store, found, remedies, world_size)
+        print_to_stderr(found, 0)
+        return _plain(capsys)
+
+
+def _plain(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.strip("\n").splitlines()
+    return "\n".join(line.removeprefix("[rank 0] ") for line in lines)
+
+
+def counted(rank: int, started: int, fetched: int, state: str, *, side: bool | None = None, **more: Any) -> Any:
+    """One rank's row in the table."""
+    span = SpanCounters(more.get("span", EPOCH), started=started, prefetched=fetched)
+    return {**row(rank, span, more.get("steps", started - 1), state), "side": side}
+
+
+def closing(rank: int, at: int, reason: Any, **more: Any) -> Mark:
+    """The mark with which a rank closes its train epoch."""
+    return Mark("train_end", EPOCH, at=at, reason=reason, rank=rank, **more)
+
+
+def uneven(standing: Mark, count: int, rank: int, own: Mark | None = None, **more: Any) -> Verdict:
+    """The verdict of a rank about another's mark."""
+    return judge(Divergence("UnevenBatches", standing, count, own, mark_index=1, **more), rank)
+
+
+def evaluated(rank: int, at: int) -> Mark:
+    return Mark("eval_end", "validation", at=at, reason="exhausted", rank=rank)
+
+
+TWO_UNEVEN = [counted(1, 4, 4, "ran out", side=True), counted(0, 5, 5, "in batch 5", side=False)]
+
+
+def unevens() -> Iterator[Situation]:
+    def short(rank: int, other: int, announced: bool = False) -> Callable[[str], Verdict]:
+        return lambda _: uneven(closing(rank, 4, "exhausted"), 5, other, announced=announced)
+
+    yield Situation("UnevenBatches", "a rank's train loader is short, on 2 ranks", short(1, 0), TWO_UNEVEN)
+    four = [counted(rank, 4, 4 + (rank != 3), "in batch 4", side=rank == 3) for rank in range(4)]
+    yield Situation("UnevenBatches", "a rank's train loader is short, on 4 ranks", short(3, 2, True), four)
+    some = [
+        counted(0, 4, 4, "in batch 4", side=True),
+        counted(2, 4, 5, "in batch 4", side=False),
+        *(counted(rank, 3, 4, "in batch 3") for rank in (1, 3)),
+    ]
+    yield Situation("UnevenBatches", "the same, where two ranks have not got so far", short(0, 2, True), some)
+    left = [counted(1, 3, 3, "stopped", side=True), counted(0, 4, 4, "in batch 4", side=False)]
+    yield Situation(
+        "UnevenBatches", "a rank leaves the loop alone", lambda _: uneven(closing(1, 3, "stopped"), 4, 0), left
+    )
+    yield Situation(
+        "UnevenBatches",
+        "evaluations of different lengths, as a warning",
+        lambda _: uneven(evaluated(1, 2), 3, 0, evaluation=True),
+    )
+    alone = [
+        counted(0, 0, 0, "in batch 0", side=True, span="evaluation", steps=8),
+        counted(1, 1, 1, "in batch 1", side=False, span="train epoch 1", steps=8),
+    ]
+    yield Situation(
+        "UnevenBatches",
+        "rank 0 evaluates alone",
+        lambda _: uneven(Mark("eval_start", "evaluation"), 0, 1, Mark("train_start", "train epoch 1")),
+        alone,
+    )
+
+
+PLANS: Mapping[str, tuple[Any, Any]] = {
+    "batches_per_epoch": (24, 23),
+    "batch_size": (32, 16),
+    "gradient_accumulation_steps": (4, 2),
+    "max_epochs": (3, 2),
+    "max_steps": (1000, 500),
+    "position": ([1, 4, 7], [0, 9, 5]),
+}
+_PLANNED = {
+    "fabric": {"position"},
+    "lingua": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
+    "torchtitan": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
+    "torch": {"batches_per_epoch", "batch_size", "gradient_accumulation_steps", "position"},
+}
+
+
+def plans() -> Iterator[Situation]:
+    rows = [row(rank, None, 0, "between spans") for rank in range(2)]
+    for name, (first, second) in PLANS.items():
+        adapters = [adapter for adapter in ALL if name in _PLANNED.get(adapter, PLANS)]
+        made = judge_plans({0: {name: first}, 1: {name: second}})
+        yield Situation("PlanMismatch", f"{name} differs, on 2 ranks", lambda _, made=made: made, rows, adapters)
+    rows = [row(rank, None, 0, "between spans") for rank in range(3)]
+    one = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
+    yield Situation("PlanMismatch", "batch_size differs, on 3 ranks", lambda _: one, rows, ["torch"])
+
+
+def steps() -> Iterator[Situation]:
+    rows = [counted(0, 10, 10, "ran out", steps=10), counted(1, 10, 10, "ran out", steps=9)]
+    standing = closing(0, 10, "exhausted", steps=10)
+    yield Situation(
+        "StepMismatch",
+        "a rank has skipped a step, found at the end of the epoch",
+        lambda _: judge(Divergence("StepMismatch", standing, 9, closing(1, 10, "exhausted"), mark_index=1), 1),
+        rows,
+    )
+    record = {"rank": 0, "steps": 32, "step_hash": 5, "rates": [0.00031711500169576796] * 2}
+    where = "tick/1/64", "batch 64 of train epoch 0"
+    rows = [counted(rank, 64, 64, "in batch 64", steps=32) for rank in range(2)]
+    other = Tick(*where, {**record, "rank": 1, "step_hash": 6})
+    yield Situation("StepMismatch", "steps after other batches, found at a tick", lambda _: other.compare(record), rows)
+    rates = Tick(*where, {**record, "rank": 1, "rates": [0.0003] * 2})
+    able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
+    yield Situation(
+        "LearningRateMismatch", "schedules of different lengths", lambda _: rates.compare(record), rows, able
+    )
+
+
+def rank_maps() -> Iterator[Situation]:
+    able = [adapter for adapter in ALL if "RankMapError" in CHECKS[adapter]]
+    wrong = [rank // 4 * 2 + rank % 4 for rank in range(8)]
+    made = judge_dp_ranks({rank: {"dp_rank": share, "dp_degree": 8} for rank, share in enumerate(wrong)})
+    rows = [row(rank, None, 0, "between spans") for rank in range(8)]
+    yield Situation("RankMapError", "dp_ranks of a wrong factor, on 2 × 4 ranks", lambda _: made, rows, able)
+    read = {rank: {"dp_rank": rank // 2, "dp_degree": 2, "loader_position": [rank, 4]} for rank in range(4)}
+    yield Situation(
+        "RankMapError", "a sampler that counts every rank", lambda _: judge_dp_ranks(read), rows[:4], ["torch"]
+    )
+
+
+def losses() -> Iterator[Situation]:
+    rows = [counted(rank, 4, 4, "in batch 4") for rank in range(2)]
+    yield Situation(
+        "LostRank",
+        "a rank has raised an exception",
+        lambda _: lost_rank(
+            1, "raised ValueError: shard 3 is torn at train.py:41 (in batch 4 of train epoch 0)", gone=False
+        ),
+        rows,
+    )
+    yield Situation(
+        "LostRank",
+        "a rank was killed, on 4 ranks",
+        lambda _: lost_rank(2, "died without a word (pid 4242)", "It was killed, or it crashed.", subject=DIED),
+        [counted(rank, 4, 4, "in batch 4") for rank in (0, 1, 3)],
+    )
+    yield Situation(
+        "LostRank",
+        "a rank is stopped",
+        lambda _: lost_rank(1, "is stopped (pid 4242, SIGSTOP)", "It will not go on by itself.", subject=STOPPED),
+        rows[:1],
+    )
+    exited = Mark("train_end", EPOCH, at=3, reason="exited", rank=1)
+    yield Situation(
+        "LostRank",
+        "a rank has left by sys.exit",
+        lambda _: judge(Divergence("UnevenBatches", exited, 4, mark_index=1), 0),
+        rows[:1],
+    )
+
+
+def stalls() -> Iterator[Situation]:
+    def record(rank: int, batches: int, state: str, place: str, collectives: int, epoch: int = 0) -> Any:
+        line = counted(rank, batches, batches, state, span=f"train epoch {epoch}", steps=4)
+        return {**line, "frames": [place], "collectives": {"0": collectives}}
+
+    reader = {
+        0: record(0, 5, "in a collective", "train.py:31 in main", 5),
+        1: record(1, 4, "in its loader", "train.py:16 in __getitem__", 4),
+    }
+    yield Situation("Stalled", "a rank's loader never returns", lambda _: judge_stall(reader, 180))
+    ahead = {
+        0: record(0, 5, "in a collective", "train.py:31 in main", 9),
+        1: record(1, 1, "in a collective", "train.py:31 in main", 9, epoch=1),
+    }
+    yield Situation("Stalled", "a rank is an epoch ahead", lambda _: judge_stall(ahead, 180))
+
+
+def lengths() -> Iterator[Situation]:
+    able = [adapter for adapter in ALL if "WrongLength" in CHECKS[adapter]]
+
+    def wrong(adapter: str) -> Verdict | None:
+        facts = LoaderFacts(
+            reported_batches=16,
+            batch_size=4,
+            drop_last=False,
+            samples_per_rank=32,
+            max_epochs=3,
+            sampling="distributed",
+        )
+        kwargs: dict[str, Any] = {}
+        if adapter == "composer":
+            messages = module_of(adapter)
+            kwargs["consequences"] = lambda plan: messages.consequences(plan, epochs=3)
+        framework = _FRAMEWORKS.get(adapter, "len(loader)")
+        return Totals(facts, dp_degree=2, framework=framework, **kwargs).wrong_length()
+
+    yield Situation("WrongLength", "len(loader) counts the batches of both ranks", wrong, adapters=able)
+    lost = truncated(EPOCH, 7, {0: UnusedBatches(1, 4, False), 1: UnusedBatches(0)})
+    yield Situation("Truncated", "Composer ends all ranks at the shortest", lambda _: lost, adapters=["composer"])
+    yield Situation(
+        "Truncated",
+        "a StreamingDataset that gives ranks different numbers of batches",
+        lambda adapter: module_of(adapter).uneven_by_design("device_per_stream", (3, 4)),
+        adapters=["composer"],
+    )
+
+
+def data() -> Iterator[Situation]:
+    def able(kind: Kind) -> list[str]:
+        return [adapter for adapter in ALL if kind in CHECKS[adapter]]
+
+    read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
+    other = {**read, "prints": ["0b", "c4"]}
+    all_alike = {rank: {**read, "dp_rank": rank} for rank in range(2)}
+    some_alike = {rank: {**(read if rank % 2 else other), "dp_rank": rank} for rank in range(4)}
+    peers = {rank: {**(other if rank == 3 else read), "dp_rank": rank // 2} for rank in range(4)}
+    peers[0]["prints"] = peers[1]["prints"] = ["77", "78"]
+    for title, records in (("all ranks read the same", all_alike), ("some ranks read the same", some_alike)):
+        yield Situation(
+            "DuplicateData",
+            title,
+            lambda _, records=records: identity.judge_data(EPOCH, records)[0],
+            adapters=able("DuplicateData"),
+        )
+    yield Situation(
+        "PeersDiffer",
+        "ranks that share a batch read different ones",
+        lambda _: identity.judge_data(EPOCH, peers)[0],
+        adapters=able("PeersDiffer"),
+    )
+    yield Situation(
+        "SameOrder",
+        "set_epoch is never called",
+        lambda _: identity._same_order("train epoch 1", 0),
+        adapters=able("SameOrder"),
+    )
+
+
+def schedules() -> Iterator[Situation]:
+    horizon = Horizon("LambdaLR", ticks=600, ticks_per_step=2, warmup_ticks=20)
+
+    def at_start(adapter: str) -> Verdict | None:
+        why = module_of(adapter).TICKS
+        return wrong_horizon(horizon, total_steps=600, slack_steps=4, why=why)
+
+    def later(adapter: str) -> Verdict | None:
+        return run_out(horizon, ticks=600, span="train epoch 1", why=module_of(adapter).TICKS)
+
+    yield Situation("WrongHorizon", "a schedule made in steps", at_start, adapters=["accelerate"])
+    yield Situation("WrongHorizon", "a schedule that has ended before an epoch", later, adapters=["accelerate"])
+    own = Horizon("LambdaLR", ticks=10)
+    yield Situation(
+        "WrongHorizon",
+        "a schedule that is shorter than the run",
+        lambda _: wrong_horizon(own, total_steps=20, slack_steps=4),
+        adapters=["transformers"],
+    )
+    job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
+    yield Situation(
+        "WrongHorizon",
+        "a schedule that is shorter than the run",
+        lambda adapter: module_of(adapter)._horizon(job, 4)[0],
+        adapters=["torchtitan"],
+    )
+
+
+def processes() -> Iterator[Situation]:
+    def not_distributed(_: str) -> Verdict | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("WORLD_SIZE", "2")
+            patch.setenv("RANK", "0")
+            process = import_module("countoff._adapter.prepared_process")
+            return process.not_distributed(SimpleNamespace(num_processes=1))
+
+    able = [adapter for adapter in ALL if "NotDistributed" in CHECKS[adapter]]
+    yield Situation("NotDistributed", "torchrun on CPUs without a flag", not_distributed, adapters=able)
+    args = SimpleNamespace(
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+        accelerator_config=SimpleNamespace(split_batches=True),
+    )
+    yield Situation(
+        "WrongTotal",
+        "split_batches on 2 processes",
+        lambda adapter: module_of(adapter).total_warning(args, 2),
+        adapters=["transformers"],
+    )
+
+
+def others() -> Iterator[Situation]:
+    def unseen(_: str) -> Verdict:
+        passes = import_module("countoff._adapter.loader_passes")
+        warnings: list[Verdict] = []
+        found = passes.LoaderPasses(SimpleNamespace(warn=warnings.append), epoch=0, exhausted=lambda: None)
+        for _step in range(passes.UNSEEN_STEPS):
+            found.step_unseen()
+        return warnings[0]
+
+    def late(adapter: str) -> None:
+        state = State(0, 2, Settings(), module_of(adapter).REMEDIES)
+        call = RollCall(state, FakeSpeaker(state, FakeStore()))
+        call._warn_of_missing([1], "training goes on without comparing with it")
+
+    able = [adapter for adapter in ALL if "UnseenLoader" in CHECKS[adapter]]
+    yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
+    versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
+    yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
+    ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
+    yield Situation("SettingsMismatch", "an environment variable on one host", lambda _: ticks)
+    yield Situation("LateRank", "a rank does not come to the roll call", late)
+
+
+SITUATIONS: Sequence[Situation] = [
+    *plans(),
+    *unevens(),
+    *steps(),
+    *rank_maps(),
+    *losses(),
+    *stalls(),
+    *lengths(),
+    *data(),
+    *schedules(),
+    *processes(),
+    *others(),
+]

@@ -73,6 +73,17 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
     return found
 
 
+def skips_differently() -> None:
+    """Rank 0 skips 5 batches of the epoch in which it resumes, rank 1 skips 6."""
+    accelerator = Accelerator(cpu=True)
+    model, raw = model_and_optimizer()
+    model, optimizer, train = accelerator.prepare(model, raw, map_loader(80))
+    attach(accelerator, train=train)
+    for batch in accelerator.skip_first_batches(train, 5 + own_rank()):
+        forward_and_back(accelerator, model, optimizer, batch)
+        print("trained on a batch")
+
+
 def two_accelerators() -> list[tuple[int, int, int]]:
     """A loop within a loop, each with an Accelerator, a model and a handle of its own; steps applied and counted."""
     sides: list[tuple[Any, ...]] = []

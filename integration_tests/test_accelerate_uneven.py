@@ -22,6 +22,9 @@ UNEVEN = {
 }
 
 
+PAIRS = [(0, 1), (1, 0)]  # the rank that was first and the other one
+
+
 def everything(results):
     return "\n".join(map(str, results))
 
@@ -155,6 +158,16 @@ def test_ranks_that_load_different_checkpoints_are_named(run_ranks):
         text = "\n".join(verdict_lines(result))
         assert "countoff: PlanMismatch: " in text, everything(results)
         assert "position is [1, 4, 7] on rank 0, [0, 9, 5] on rank 1" in text, everything(results)
+
+
+def test_ranks_that_skip_other_numbers_of_batches_are_named(run_ranks):
+    """The positions are compared where the epoch begins, not where the loaders end."""
+    results = run_ranks(cases.skips_differently, 2, expect=None)
+    words = [
+        f"rank {a} began train epoch 0 after {5 + a} batches of it, rank {b} after {5 + b} batches." for a, b in PAIRS
+    ]
+    assert_named(results, "PlanMismatch", [0, 1], tuple(words))
+    assert all("trained on a batch" not in result.output for result in results), everything(results)
 
 
 def test_an_uneven_stream_in_a_disabled_join_is_named(run_ranks):

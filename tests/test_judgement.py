@@ -114,6 +114,15 @@ def test_as_many_steps_after_other_batches() -> None:
     assert found.headline == f"StepMismatch: after 4 batches of train epoch 0, {counts}."
 
 
+def test_another_position_names_both_and_the_checkpoint() -> None:
+    """A rank that resumes at another batch is told before its first batch, not where the loaders end."""
+    first, own = (Mark("train_start", EPOCH, at=at, rank=rank) for rank, at in enumerate((5, 6)))
+    found = judge(Divergence("PlanMismatch", first, 6, own, mark_index=2), 1)
+    assert found.headline == "PlanMismatch: rank 0 began train epoch 0 after 5 batches of it, rank 1 after 6 batches."
+    assert found.remedy.startswith("resume every rank from the same checkpoint")
+    assert (found.ranks, found.subject, found.mark_index) == ((0, 1), "position", 2)
+
+
 def test_a_rank_that_exits_is_lost() -> None:
     """A rank that exits is named, and not those that continue, whichever of them proves it."""
     left, ended = Mark("train_end", EPOCH, at=3, reason="exited", rank=1), closing("exhausted")

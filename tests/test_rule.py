@@ -66,6 +66,19 @@ def test_a_started_batch_beyond_a_stop_proves_it() -> None:
     assert found(own, closing(4, "stopped")) == Divergence("UnevenBatches", closing(4, "stopped"), 5)
 
 
+def test_an_epoch_begun_at_another_batch_is_another_plan() -> None:
+    """Two ranks that begin one epoch after different numbers of its batches have resumed at different places."""
+    five, six = (Mark("train_start", EPOCH, at=at, rank=rank) for rank, at in enumerate((5, 6)))
+    assert compare_marks(five, six, 1) == Divergence("PlanMismatch", five, 6, six)
+    assert compare_marks(five, dataclasses.replace(six, at=5)) is None
+
+
+def test_batches_of_an_evaluation_are_beyond_a_resumed_epoch() -> None:
+    """The batches before an epoch's first one are that epoch's: they allow none of another span."""
+    resumed = Mark("train_start", EPOCH, at=5, rank=1)
+    assert found(SpanCounters("validation", evaluation=True, started=1), resumed) is not None
+
+
 def test_the_next_batch_proves_an_earlier_evaluation() -> None:
     """The next batch that this rank starts, not one fetched ahead, proves that others began an evaluation earlier."""
     early = Mark("eval_start", "validation", at=4, rank=1)

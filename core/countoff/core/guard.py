@@ -380,7 +380,7 @@ class Guard:
         """
         self._leave_if_stopped()
         state = self._state
-        mark = state.mark(kind, span, reason, self._span)
+        mark = state.mark(kind, span, reason, self._span, opens)
         index = state.reach(mark, opens)
         if self._monitor is not None and state.end is None:
             speaker = self._monitor.speaker

@@ -46,6 +46,9 @@ GENERAL_REMEDIES: Remedies = {
 }
 """What to do in any framework, where an adapter has no words of its own."""
 
+RESUME_REMEDY = (
+    "resume every rank from the same checkpoint, and skip as many batches on each: compare what each rank loads."
+)
 STEPS_DIFFER = "Ranks that do not step after the same batches have different weights from there on."
 _CAUSES = {
     "": (
@@ -72,6 +75,8 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
         return _lost_by_exit(own, rank, standing.rank, standing.time)
     if divergence.kind == "StepMismatch":
         return _step_mismatch(divergence, rank)
+    if divergence.kind == "PlanMismatch":
+        return _other_position(divergence, rank)
     return _uneven_batches(divergence, rank)
 
 
@@ -93,6 +98,22 @@ def _step_mismatch(divergence: Divergence, rank: int) -> Verdict:
         (standing.rank, rank),
         why=STEPS_DIFFER,
         time=standing.time,
+        mark_index=divergence.mark_index,
+        standing="differ",
+    )
+
+
+def _other_position(divergence: Divergence, rank: int) -> Verdict:
+    standing = divergence.standing
+    theirs, mine = count_of(standing.at, "batch"), count_of(divergence.count, "batch")
+    return Verdict(
+        "PlanMismatch",
+        f"rank {standing.rank} began {standing.span} after {theirs} of it, rank {rank} after {mine}.",
+        (standing.rank, rank),
+        why="They have resumed at different places, or skip different numbers of batches.",
+        remedy=RESUME_REMEDY,
+        time=standing.time,
+        subject="position",
         mark_index=divergence.mark_index,
         standing="differ",
     )
@@ -151,7 +172,7 @@ def describe_mark(mark: Mark) -> str:
     if mark.kind == "eval_start":
         return f"began {mark.span}" + (f" after {count_of(mark.at, 'train batch')}" if mark.at else "")
     if mark.kind == "train_start":
-        return f"began {mark.span}"
+        return f"began {mark.span}" + (f" after {batches} of it" if mark.at else "")
     return "ended the fit" if mark.kind == "fit_end" else "began the fit"
 
 

@@ -14,9 +14,10 @@ class Divergence:
     """Two ranks that cannot both be right: the mark in the log, and what this rank has counted instead.
 
     Attributes:
-        kind: `UnevenBatches` or `StepMismatch`.
+        kind: `UnevenBatches` or `StepMismatch`; `PlanMismatch` where two ranks begin a train epoch at other batches.
         standing: The other rank's mark, or the closing that it has announced.
-        count: Batches that this rank has fetched in that span; optimizer steps for a `StepMismatch`.
+        count: Batches that this rank has fetched in that span; optimizer steps for a `StepMismatch`; for a
+            `PlanMismatch`, batches of the epoch before the first one.
         own: This rank's own mark of the same index, if it has reached it.
         evaluation: Whether only the lengths of an evaluation differ, which may be legitimate.
         mark_index: Index of the mark in dispute; where a closing was only announced, of the mark that opened the span.
@@ -24,7 +25,7 @@ class Divergence:
         requested: Whether the last batch of the count was requested, and may never arrive.
     """
 
-    kind: Literal["UnevenBatches", "StepMismatch"]
+    kind: Literal["UnevenBatches", "StepMismatch", "PlanMismatch"]
     standing: Mark
     count: int
     own: Mark | None = None
@@ -48,7 +49,7 @@ def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergen
     """
     exhausted = mark.reason == "exhausted"
     count = counters.fetched if exhausted else max(counters.started, counters.requested)
-    if count <= mark.at:
+    if count <= (0 if mark.kind == "train_start" else mark.at):  # `at` of a train epoch's start belongs to that epoch
         return None
     uneven = mark.kind == "eval_end" and mark.reason != "exited" and counters.evaluation
     requested = count > counters.fetched
@@ -91,6 +92,8 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
         return None  # both exit, each wherever a signal has reached it
     if standing.kind != own.kind or standing.span != own.span:
         return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index)
+    if standing.kind == "train_start" and standing.at != own.at:
+        return Divergence("PlanMismatch", standing, own.at, own, mark_index=mark_index)
     if standing.at != own.at or standing.counts != own.counts:
         evaluation = own.kind == "eval_end" and "exited" not in (standing.reason, own.reason)
         return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index)

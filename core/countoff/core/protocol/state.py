@@ -102,7 +102,9 @@ class State:
 
     # Events of the training thread.
 
-    def mark(self, kind: MarkKind, span: str, reason: Reason, counters: SpanCounters) -> Mark:
+    def mark(
+        self, kind: MarkKind, span: str, reason: Reason, counters: SpanCounters, opens: SpanCounters | None = None
+    ) -> Mark:
         """The mark that this rank passes now.
 
         Args:
@@ -110,11 +112,14 @@ class State:
             span: Name of the span that it opens or closes.
             reason: Why that span closes; it means nothing outside of the spans that are compared.
             counters: The innermost open span, or the last one.
+            opens: The span that the mark opens, if it does. A train epoch may be resumed in its middle.
         """
         inside = bool(self.spans) and counters.compared
         if not inside and kind != "fit_end":
             reason = ""
         at = counters.started if inside else 0
+        if kind == "train_start" and opens is not None and opens.compared:
+            at = opens.started
         counts = folded(counters.counts) if kind == "eval_end" else ()
         return Mark(kind, span, at, reason, self.steps, self.step_hash, counts, self.rank, time.time())
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from integration_tests.jobs import Job, assert_named, fit, named_ranks, verdict_lines
+from integration_tests.jobs import Classifier, Job, assert_named, fit, named_ranks, own_rank, quiet, verdict_lines
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -100,3 +100,19 @@ def fit_with_checkpoint_on_exception() -> None:
 
     checkpoint = ModelCheckpoint(dirpath=".", save_on_exception=True)
     fit(Job(train=[5, 4], trainer={"callbacks": [checkpoint], "enable_checkpointing": True}))
+
+
+def test_ranks_that_resume_at_different_places_are_a_plan_mismatch(run_ranks):
+    """Ranks that resume from checkpoints of different batches are a verdict before the first batch."""
+    results = run_ranks(fit_resumed_apart, 2, expect=None, deadline_seconds=60)
+    assert_named(results, "PlanMismatch", [1, 0], "position is [1, 2, 2] on rank 0, [1, 3, 3] on rank 1")
+
+
+def fit_resumed_apart() -> None:
+    quiet()
+    job = Job(even=40)
+    for steps in (2, 3):
+        trainer = job.make_trainer(max_steps=steps)
+        trainer.fit(Classifier(), job.train_loader())
+        trainer.save_checkpoint(f"{steps}.ckpt")
+    job.make_trainer().fit(Classifier(), job.train_loader(), ckpt_path=f"{2 + own_rank()}.ckpt")

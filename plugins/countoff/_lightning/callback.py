@@ -13,9 +13,10 @@ from countoff._adapter.guards import new_guard
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
 from countoff._adapter.torch_facts import on_optimizer_step, versions
-from countoff._lightning.sigterm_hook import SigtermHook
 from countoff._lightning.trainer import (
     REMEDIES,
+    after_teardown,
+    announce_requests,
     count,
     countable_fetcher,
     eval_loop,
@@ -39,15 +40,22 @@ class CountoffCallback(Options):
     """Checks that all ranks count the same batches and steps, and logs the true totals.
 
     Every rank's Trainer must have it. The options, and the error for a bad one, are those of `Options`.
+
+    A pickle or a copy of the callback, as of the Trainer that has it, holds the options only, also during a fit.
     """
 
+    # What belongs to a fit. `__getstate__` leaves these names out.
     _guard: Guard | None = None
-    _observers: tuple[Any, ...] = ()
+    _hooks: tuple[Any, ...] = ()
+    _epoch_hooks: tuple[Any, ...] = ()
     _totals: Totals | None = None
     _active = False
     _epoch_begins = True
     _fetcher: Any = None
     _last_step: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in vars(CountoffCallback)}
 
     @property
     def guard(self) -> Guard | None:
@@ -80,7 +88,7 @@ class CountoffCallback(Options):
         if self._guard is not None:
             self._epoch_begins = True
             self._guard.train_start(trainer.current_epoch)
-            fingerprint_before_transfer(trainer, self._guard.data)
+            self._hook_into_epoch(fingerprint_before_transfer(trainer, self._guard.data))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Counts the batch, with those that the fetcher has fetched ahead of it."""
@@ -92,7 +100,7 @@ class CountoffCallback(Options):
             if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
                 ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
                 guard.train_start(trainer.current_epoch, ready - 1)
-            time_fetches(guard, trainer.fit_loop)
+            self._hook_into_epoch(time_fetches(guard, trainer.fit_loop))
             self._fetcher, self._last_step = countable_fetcher(trainer.fit_loop), last_step(trainer)
         if (fetcher := self._fetcher) is None:
             guard.batch()
@@ -107,6 +115,7 @@ class CountoffCallback(Options):
         guard = self._guard
         if guard is None or guard.open_span is None:
             return
+        self._leave_epoch()
         reason = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
         totals = self._totals if reason == "exhausted" else None
         if totals is not None:
@@ -154,27 +163,28 @@ class CountoffCallback(Options):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Ends the fit."""
         if self._guard is not None:
+            self._stop_counting()
             log(trainer, self._guard.metrics)
             self._guard.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Reports the exception to the other ranks; the guard stays active until the process ends."""
+        """Reports the exception to the other ranks.
+
+        The guard stays active until Lightning has taken its loop down: what it does before that may block in a
+        collective, as a checkpoint that is saved on an exception. Then `teardown` is not called.
+        """
         if self._guard is not None:
             self._guard.failed(exception)
             self._stop_counting()
+            self._hooks = _placed(after_teardown(trainer, self._close))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Closes the guard."""
-        self._stop_counting()
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
+        self._close()
 
     def _begin(self, trainer: Any, plan: FitPlan) -> None:
-        self._stop_counting()
+        self._close()
         self._epoch_begins = True
-        if self._guard is not None:
-            self._guard.close()
         self._guard = guard = new_guard(
             self.settings,
             rank=trainer.global_rank,
@@ -182,13 +192,29 @@ class CountoffCallback(Options):
             remedies=REMEDIES,
             optimizers=lambda: trainer.optimizers,
         )
-        self._observers = on_optimizer_step(guard.step), SigtermHook(guard, trainer.fit_loop.epoch_loop)
+        self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
 
+    def _close(self) -> None:
+        self._stop_counting()
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def _hook_into_epoch(self, hook: Any) -> None:
+        self._epoch_hooks = (*self._epoch_hooks, *_placed(hook))
+
+    def _leave_epoch(self) -> None:
+        """Takes back what stands on Lightning's objects for one epoch, which Lightning sets anew in the next."""
+        for hook in self._epoch_hooks:
+            hook.remove()
+        self._epoch_hooks, self._fetcher = (), None
+
     def _stop_counting(self) -> None:
-        for observer in self._observers:
-            observer.remove()
-        self._observers = ()
+        self._leave_epoch()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = ()
 
     def _report(self, trainer: Any) -> None:
         """Logs the totals as known by now, and corrects a wrong length where the true one is proven."""
@@ -200,3 +226,8 @@ class CountoffCallback(Options):
         if self.settings.totals == "fix" and length and set_length(trainer, length):
             totals.corrected(length)
             log(trainer, totals.plan.metrics())
+
+
+def _placed(*hooks: Any) -> tuple[Any, ...]:
+    """Returns the hooks that could be placed."""
+    return tuple(hook for hook in hooks if hook is not None)

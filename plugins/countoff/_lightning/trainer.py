@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.torch_facts import loader_facts
+from countoff._lightning.method_hook import FetchTimer, MethodHook
 from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
 from countoff.core.verdict import Remedies
@@ -122,27 +122,29 @@ def count(guard: Guard, loop: Any) -> None:
         guard.batch(fetcher.fetched, last=fetcher.done)
 
 
-def time_fetches(guard: Guard, loop: Any) -> None:
-    """Adds the time of every fetch to the open span, from the next fetch on, until the epoch ends."""
-    fetcher = getattr(loop, "_data_fetcher", None)
-    before, after = getattr(fetcher, "_start_profiler", None), getattr(fetcher, "_stop_profiler", None)
-    if fetcher is None or before is None or after is None:
-        return
-    began = 0.0
-
-    def start() -> None:
-        nonlocal began
-        before()
-        began = time.perf_counter()
-
-    def stop() -> None:
-        guard.waited(time.perf_counter() - began)
-        after()
-
-    fetcher._start_profiler, fetcher._stop_profiler = start, stop
+def time_fetches(guard: Guard, loop: Any) -> FetchTimer:
+    """Adds the time of every fetch to the open span, from the next fetch on; returns what takes that back."""
+    return FetchTimer(getattr(loop, "_data_fetcher", None), guard.waited)
 
 
-def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> None:
+def announce_requests(guard: Guard, epoch_loop: Any) -> MethodHook | None:
+    """Tells the guard when this rank requests another batch: Lightning broadcasts before it fetches one.
+
+    Without this, a rank that waits in the broadcast looks as if it had stopped where another rank has begun to
+    evaluate.
+
+    Args:
+        guard: Told before the broadcast.
+        epoch_loop: The Trainer's loop over the batches of an epoch.
+
+    Returns:
+        What takes that back; None for a version of Lightning that has no such broadcast, or not by this name.
+    """
+    name = "_broadcast_sigterm_tensor"
+    return MethodHook(epoch_loop, name, before=guard.batch_requested) if hasattr(epoch_loop, name) else None
+
+
+def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> MethodHook | None:
     """Takes fingerprints of the epoch's first train batches just before they are moved to their device.
 
     Ranks are not compared where a strategy shares data among them in a way that its mesh does not show.
@@ -150,28 +152,36 @@ def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> None:
     Args:
         trainer: Lightning's Trainer.
         data: The guard's `data`, after `train_start`.
+
+    Returns:
+        What takes that back, which happens by itself after the last fingerprint; None if no fingerprints are due.
     """
     replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
     if not data.fingerprints_due or replicas != data.dp_degree:
-        return
-    own = vars(trainer.strategy)
-    original = own.get("batch_to_device")
-    move = trainer.strategy.batch_to_device
+        return None
 
-    def moving(batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def read(batch: Any, *_: Any, **__: Any) -> None:
         if trainer.training and data.fingerprints_due:
             fingerprint_batch(data, batch, trainer.train_dataloader)
-        if not data.fingerprints_due and own.get("batch_to_device") is moving:
-            give_back()
-        return move(batch, *args, **kwargs)
+        if not data.fingerprints_due:
+            hook.remove()
 
-    def give_back() -> None:
-        if original is None:
-            del own["batch_to_device"]
-        else:
-            own["batch_to_device"] = original
+    hook = MethodHook(trainer.strategy, "batch_to_device", before=read)
+    return hook
 
-    own["batch_to_device"] = moving
+
+def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:
+    """Calls a function when the Trainer has taken down its loop, which it also does after an exception.
+
+    Args:
+        trainer: Lightning's Trainer, in a hook of the run that is to be taken down.
+        end: Called without arguments.
+
+    Returns:
+        What takes that back; None for a version of Lightning that does not show which loop is active.
+    """
+    loop = getattr(trainer, "_active_loop", None)
+    return None if loop is None else MethodHook(loop, "teardown", after=end)
 
 
 def eval_loop(trainer: Any) -> Any:

@@ -1,6 +1,7 @@
 """What countoff puts on Lightning's objects: it is taken back after each end of a fit, and no copy ever holds it."""
 
 import copy
+import csv
 import gc
 import os
 import pickle
@@ -9,13 +10,14 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 from countoff.lightning import Countoff
-from integration_tests.jobs import Classifier, Job, digits, quiet, verdict_lines
+from integration_tests.jobs import Classifier, Job, csv_logger, digits, quiet, verdict_lines
 
 HOOKED = ("_start_profiler", "_stop_profiler", "_broadcast_sigterm_tensor", "batch_to_device", "teardown")
 """Methods of Lightning's objects that countoff calls functions before or after."""
@@ -215,3 +217,38 @@ def test_lightnings_objects_are_as_without_countoff_after_a_verdict(run_ranks):
         for each in found["after"].values():
             assert not [method for method in each["methods"].values() if "MethodHook" in method]
             assert not set(each["names"]) & {"_broadcast_sigterm_tensor", "batch_to_device", "teardown"}
+
+
+def rows_logged(job: Job) -> list[list[dict[str, str]]]:
+    """The rows of a CSVLogger without countoff and with it."""
+    quiet()
+    found = []
+    for number, options in enumerate((None, job.options)):
+        Path(str(number)).mkdir(exist_ok=True)
+        os.chdir(str(number))
+        trainer = replace(job, options=options).make_trainer(logger=csv_logger(), log_every_n_steps=1)
+        trainer.fit(Classifier(train_sync="epoch"), job.train_loader())
+        os.chdir("..")
+        found.append(rows_of(Path(str(number))) if trainer.is_global_zero else [])
+    return found
+
+
+def rows_of(directory: Path) -> list[dict[str, str]]:
+    """The values of each row, by column; those that say which row it is are left out."""
+    (path,) = directory.rglob("metrics.csv")
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: value for name, value in row.items() if value and name not in ("epoch", "step")} for row in rows]
+
+
+def test_loggers_get_no_empty_row_and_no_total_twice(run_ranks):
+    """A CSVLogger gets the rows that it gets without countoff, and each total once, since none changes."""
+    results = run_ranks(rows_logged, 2, Job(even=40, trainer={"max_epochs": 3}))
+    plain, counted = results[0].value
+    assert all(counted)
+    own = [row for row in counted if any(name.startswith("countoff/") for name in row)]
+    assert [row for row in counted if row not in own] == plain
+    assert sum("countoff/batches_per_epoch" in row for row in own) == 1
+    assert sum("countoff/dp_degree" in row for row in own) == 1
+    measured = [tuple(row.items()) for row in own if "countoff/spread_seconds" in row]
+    assert len(set(measured)) == len(measured) >= 1

@@ -7,6 +7,7 @@ fetched ahead count as fetched.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from countoff._adapter.guards import new_guard
@@ -49,6 +50,7 @@ class CountoffCallback(Options):
     _hooks: tuple[Any, ...] = ()
     _epoch_hooks: tuple[Any, ...] = ()
     _totals: Totals | None = None
+    _logged: Mapping[str, float] = {}
     _active = False
     _epoch_begins = True
     _fetcher: Any = None
@@ -108,7 +110,8 @@ class CountoffCallback(Options):
             over = self._last_step is not None and trainer.global_step >= self._last_step
             guard.batch(0 if over else fetcher.fetched, last=fetcher.done)
         if not (batch_idx + 1) % self.settings.tick_batches and self._totals is not None:
-            log(trainer, {"countoff/epoch_progress": self._totals.progress(guard.batches)})
+            done = self._totals.progress(guard.batches)
+            log(trainer, {} if done is None else {"countoff/epoch_progress": done})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Closes the epoch's span, if one is open (none is after a resume at the last batch), and learns its length."""
@@ -164,7 +167,7 @@ class CountoffCallback(Options):
         """Ends the fit."""
         if self._guard is not None:
             self._stop_counting()
-            log(trainer, self._guard.metrics)
+            self._log_news(trainer, {}, self._guard.metrics)
             self._guard.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -184,7 +187,7 @@ class CountoffCallback(Options):
 
     def _begin(self, trainer: Any, plan: FitPlan) -> None:
         self._close()
-        self._epoch_begins = True
+        self._epoch_begins, self._logged = True, {}
         self._guard = guard = new_guard(
             self.settings,
             rank=trainer.global_rank,
@@ -221,11 +224,19 @@ class CountoffCallback(Options):
         guard, totals = self._guard, self._totals
         if guard is None or totals is None:
             return
-        log(trainer, totals.plan.metrics() | guard.metrics)
+        self._log_news(trainer, totals.plan.metrics(), guard.metrics)
         length = totals.shorter_than_reported
         if self.settings.totals == "fix" and length and set_length(trainer, length):
             totals.corrected(length)
-            log(trainer, totals.plan.metrics())
+            self._log_news(trainer, totals.plan.metrics(), {})
+
+    def _log_news(self, trainer: Any, totals: Mapping[str, float], measured: Mapping[str, float]) -> None:
+        """Logs the totals that have changed, and all that was measured if any of that has."""
+        news = {name: value for name, value in totals.items() if self._logged.get(name) != value}
+        if any(self._logged.get(name) != value for name, value in measured.items()):
+            news |= measured
+        self._logged = {**self._logged, **news}
+        log(trainer, news)
 
 
 def _placed(*hooks: Any) -> tuple[Any, ...]:

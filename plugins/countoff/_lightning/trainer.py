@@ -191,14 +191,13 @@ def eval_loop(trainer: Any) -> Any:
     )
 
 
-def log(trainer: Any, metrics: dict[str, Any]) -> None:
-    """Logs metrics that are not None to all loggers, on rank 0; `self.log` is not allowed in some of the hooks."""
-    if not trainer.is_global_zero:
+def log(trainer: Any, metrics: Mapping[str, float]) -> None:
+    """Logs metrics, if there are any, to all loggers, on rank 0; `self.log` is not allowed in some of the hooks."""
+    if not (metrics and trainer.is_global_zero):
         return
-    known = {name: value for name, value in metrics.items() if value is not None}
     step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
     for logger in trainer.loggers:
-        logger.log_metrics(known, step=step)
+        logger.log_metrics(dict(metrics), step=step)
 
 
 def set_length(trainer: Any, batches: int) -> bool:

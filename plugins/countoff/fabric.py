@@ -1,11 +1,12 @@
-"""countoff for Lightning Fabric: ``Fabric(callbacks=[Countoff()])``, and the hooks that your loop calls anyway.
+"""countoff for Lightning Fabric: ``Fabric(callbacks=[Countoff()])``, or ``COUNTOFF=1`` with the script unchanged.
 
-Fabric has no loop of its own: ``fabric.call("on_train_epoch_start", …)`` calls the method of that name on each
-callback. The callback is duck-typed, so it serves ``lightning.fabric`` and ``lightning_fabric`` and imports neither.
+The loaders that `fabric.setup_dataloaders` returns are counted where the script iterates them. The callback is
+duck-typed, so it serves ``lightning.fabric`` and ``lightning_fabric`` and imports neither.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from countoff._adapter.requirements import needs
@@ -13,8 +14,9 @@ from countoff._adapter.requirements import needs
 with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
     from countoff._adapter.guards import new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
+    from countoff._lightning.fabric_loaders import FabricLoaders, watch_fabric
 from countoff._adapter.options import Options
-from countoff._adapter.remedies import uneven_remedies
+from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Guard
 from countoff.core.verdict import Remedies
 
@@ -33,48 +35,84 @@ REMEDIES: Remedies = {
         "give every rank as many samples. If each rank's dataset holds all of the data, "
         "fabric.setup_dataloaders(loader) does it. If each holds a part: parts of one size."
     ),
+    "UnseenLoader": (
+        "pass the loader that the loop iterates through fabric.setup_dataloaders, or give it to "
+        "countoff.torch.attach(train=…)."
+    ),
+    "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+    **data_remedies(
+        shares=(
+            "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the num_replicas "
+            "and rank of this rank's share; an iterable data set must take its share by itself."
+        ),
+        order="let Fabric call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
+        off="Countoff(fingerprint_batches=0)",
+    ),
 }
 
 
 class Countoff(Options):
-    """Checks that all ranks count the same batches and steps, in the hooks that the loop calls with `fabric.call`.
+    """Checks that all ranks of a Fabric script count the same batches and steps.
 
-    Call at least `on_train_epoch_start`, `on_train_batch_start` and `on_train_epoch_end` on every rank, as Lightning's
-    Trainer would; `on_validation_start`, `on_validation_batch_start` and `on_validation_end` where you evaluate;
-    `on_train_end` at the end; `on_exception` if you catch exceptions. Arguments of the hooks are ignored. The options
-    are those of `countoff.core.Settings`.
+    The loaders that `fabric.setup_dataloaders` returns are counted where the script iterates them, so the script needs
+    to call nothing. A pass with gradients disabled is an evaluation. The fit begins with the first train epoch, and
+    ends with `on_train_end` or with the program.
+
+    For loaders that Fabric has not set up, call at least `on_train_epoch_start`, `on_train_batch_start` and
+    `on_train_epoch_end` on every rank with `fabric.call`, as Lightning's Trainer would; `on_validation_start`,
+    `on_validation_batch_start` and `on_validation_end` where you evaluate; `on_train_end` at the end; `on_exception` if
+    you catch exceptions. Arguments of the hooks are ignored. Where the loaders are counted, these calls count nothing.
+
+    A pickle or a copy of the callback holds the options only. The options are those of `countoff.core.Settings`.
 
     Raises:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
 
+    _loaders: FabricLoaders
     _guard: Guard | None = None
     _steps: Any = None
     _epoch = 0
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._watch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_loaders", "_guard", "_steps", "_epoch")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._watch()
+
     @property
     def guard(self) -> Guard | None:
         """The guard of the current fit."""
-        return self._guard
+        attached = self._loaders.attached
+        return self._guard if attached is None else attached.guard
+
+    def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
+        """Reports a step to what counts the loaders. Fabric itself calls this hook."""
+        del strategy
+        self._loaders.stepped(optimizer)
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
         """Begins the fit. Collective: every rank must call it; the first epoch calls it if the loop does not."""
-        if not self.settings.enabled or self._guard is not None:
-            return
-        rank, world_size = rank_and_world_size()
-        self._guard = guard = new_guard(self.settings, rank=rank, world_size=world_size, remedies=REMEDIES)
-        self._steps = on_optimizer_step(guard.step)
-        guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
+        if self._guard is None and not (self._loaders.known or self._loaders.aside):
+            self._begin()
 
     def on_train_epoch_start(self, *_: Any, **__: Any) -> None:
         """Opens the epoch's span."""
         self.on_train_start()
         if self._guard is not None:
-            self._guard.train_start(self._epoch)
-            self._epoch += 1
+            self._open_epoch(self._guard)
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Counts the batch."""
+        if self._guard is None and self._loaders.attached is None and not self._loaders.aside:
+            # Fabric has set up loaders, and the loop trains on others.
+            self._open_epoch(self._begin())
         if self._guard is not None:
             self._guard.batch()
 
@@ -100,14 +138,42 @@ class Countoff(Options):
             self._guard.eval_end("stopped")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Ends the fit and closes the guard."""
+        """Ends the fit."""
+        self._loaders.end()
         if self._guard is not None:
             self._steps.remove()
             self._guard.fit_end()
             self._guard.close()
-            self._guard = None
+            self._guard, self._loaders.aside = None, False
 
     def on_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
         """Reports the exception to the other ranks."""
+        self._loaders.failed(exception)
         if self._guard is not None:
             self._guard.failed(exception)
+
+    def _watch(self) -> None:
+        self._loaders = FabricLoaders(self.settings, REMEDIES)
+        if self.settings.enabled:
+            watch_fabric(self, self._loaders)
+
+    def _begin(self) -> Guard:
+        self._loaders.leave_to_others()
+        rank, world_size = rank_and_world_size()
+        self._guard = guard = new_guard(
+            self.settings,
+            rank=rank,
+            world_size=world_size,
+            remedies=REMEDIES,
+            optimizers=self._loaders.optimizers,
+        )
+        self._steps = on_optimizer_step(guard.step)
+        guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
+        return guard
+
+    def _open_epoch(self, guard: Guard) -> None:
+        guard.train_start(self._epoch)
+        self._epoch += 1
+
+
+functools.update_wrapper(Countoff.__init__, Options.__init__)  # its parameters, for help() and configuration tools

@@ -1,0 +1,310 @@
+"""Counts the loaders that a script sets up with Fabric where the script iterates them. Imports no Fabric.
+
+Fabric has no loop, and it calls no callback when it sets up loaders. So while a callback of countoff's exists, Fabric's
+class has a `setup_dataloaders` of countoff's, and the class of the loaders that it returns has an `__iter__` of
+countoff's. Both call Fabric's own. The Fabric and its loaders stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from countoff._adapter.class_swap import handle_of
+from countoff._adapter.guards import new_guard
+from countoff._adapter.handle import Attached
+from countoff._adapter.loader_passes import UNSEEN_STEPS
+from countoff._adapter.mesh_position import data_position
+from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
+from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
+from countoff.core.runtime import shutdown
+from countoff.core.totals import Totals
+from countoff.core.verdict import Kind
+
+__all__ = ["FabricLoaders", "watch_fabric"]
+
+_PACKAGES = ("lightning.fabric", "lightning_fabric")
+
+
+class _Assumed(NamedTuple):
+    """A pass that is taken for an evaluation, and whether it began inside another pass."""
+
+    loader: Any
+    inside: bool
+
+
+class FabricLoaders:
+    """The loaders of one Fabric, counted from the first train epoch on.
+
+    Fabric does not know which loader a script trains on. So a pass with gradients disabled is an evaluation, and the
+    first other pass is a train epoch. From then on, a pass over another loader is taken for an evaluation until the
+    script makes an optimizer step in it.
+
+    Args:
+        settings: The user's choices.
+        remedies: What to do about each kind of verdict, in Fabric's terms.
+
+    Attributes:
+        attached: The handle of the fit; None while there is none.
+        aside: Whether nothing is counted here, because something else counts.
+        known: Whether Fabric has set up any loaders.
+    """
+
+    def __init__(self, settings: Settings, remedies: Mapping[Kind, str]) -> None:
+        self.attached: Attached | None = None
+        self.aside = not settings.enabled
+        self.known = False
+        self._settings = settings
+        self._remedies = remedies
+        self._data_position: tuple[int, int] | None = None
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._steps_unseen = 0
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._trained_last: weakref.ref[Any] | None = None
+        self._beside: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated together with a loader that is counted
+        self._assumed: _Assumed | None = None
+        self._new_loaders_evaluate = True
+
+    def add(self, fabric: Any, loaders: Sequence[Any]) -> None:
+        """Counts the passes over loaders from here on.
+
+        Args:
+            fabric: The Fabric that has set them up.
+            loaders: What its `setup_dataloaders` returned.
+        """
+        mesh = getattr(fabric.strategy, "device_mesh", None)
+        self._data_position = data_position(mesh, rank=fabric.global_rank, world_size=fabric.world_size)
+        self.known = True
+        for loader in loaders:
+            _owners[loader] = weakref.ref(self)
+
+    def follow(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns the generator of one pass, which the script's `for` iterates.
+
+        Args:
+            loader: A loader that was added.
+            batches: Its own iterator.
+        """
+        kind = self._kind_of_pass(loader)
+        if kind == "train":
+            self._train_on(loader)
+        if kind is None or self.attached is None:
+            yield from batches
+            return
+        name = None if kind == "train" else kind
+        try:
+            yield from self.attached.passes.follow(batches, name, loader=_source(loader))
+        finally:
+            if self._assumed is not None and self._assumed.loader is loader:
+                self._assumed = None
+
+    def stepped(self, optimizer: Any) -> None:
+        """Learns from an optimizer step what the script trains on; warns of a loop that gives nothing to count.
+
+        Args:
+            optimizer: The optimizer that Fabric has stepped.
+        """
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        if self.aside:
+            return
+        if self.attached is None:
+            self._step_unseen()
+            return
+        assumed, self._assumed = self._assumed, None
+        if assumed is not None and assumed.inside:
+            self._beside.add(assumed.loader)
+        elif assumed is not None:
+            self._trained.add(assumed.loader)
+            self._new_loaders_evaluate = False
+        # An evaluation that is still open is over, or was none.
+        self.attached.passes.close_stale(everything=False)
+
+    def optimizers(self) -> list[Any]:
+        """Returns the optimizers that Fabric has stepped, in the order of their first steps."""
+        return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+
+    def end(self) -> None:
+        """Ends the fit, if there is one. The next train epoch begins another one.
+
+        Raises:
+            DivergenceError: If another rank goes on, or has diverged before.
+        """
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            attached.detach()
+
+    def failed(self, error: BaseException) -> None:
+        """Reports an exception that ends this rank's fit to the other ranks.
+
+        Args:
+            error: The exception.
+        """
+        if self.attached is not None:
+            self.attached.__exit__(type(error), error, error.__traceback__)
+
+    def leave_to_others(self) -> None:
+        """Counts nothing from here on, because something else counts."""
+        attached, self.attached, self.aside = self.attached, None, True
+        if attached is not None:
+            attached.abandon()
+
+    def _kind_of_pass(self, loader: Any) -> Literal["train", "evaluation"] | None:
+        """Returns what a pass that begins is, as far as that is known by now; None if it is not counted."""
+        if self.aside or loader in self._beside:
+            return None
+        if self.attached is None:  # an evaluation before training is not compared
+            return "train" if torch.is_grad_enabled() else None
+        if not torch.is_grad_enabled():
+            return "evaluation"
+        inside = self.attached.guard.open_span is not None
+        if loader in self._trained or not (inside or self._new_loaders_evaluate):
+            return "train"
+        self._assumed = _Assumed(loader, inside)
+        return "evaluation"
+
+    def _train_on(self, loader: Any) -> None:
+        """Takes a loader for the train loader. Collective at the first train epoch, which begins the fit."""
+        last = self._trained_last and self._trained_last()
+        self._trained_last = weakref.ref(loader)
+        self._trained.add(loader)
+        if self.attached is None:
+            self._begin(loader)
+        elif last is not loader:
+            self.attached.totals = self._totals(_facts(loader))
+
+    def _begin(self, loader: Any) -> None:
+        for earlier in list(_fits):  # of another Fabric of this process, which has no hook that ends it
+            earlier.abandon()
+        _fits.clear()
+        facts = _facts(loader)
+        totals = self._totals(facts)
+        rank, world_size = rank_and_world_size()
+        dp_rank, dp_degree = self._position()
+        make_guard = functools.partial(
+            new_guard,
+            self._settings,
+            rank=rank,
+            world_size=world_size,
+            remedies=self._remedies,
+            optimizers=self.optimizers,
+        )
+        plan = FitPlan(
+            batches_per_epoch=facts.reported_batches,
+            proven_batches_per_epoch=totals.plan.batches_per_epoch,
+            batch_size=facts.batch_size,
+            dp_rank=dp_rank,
+            dp_degree=dp_degree,
+        )
+        self.attached = attached = Attached(make_guard, totals, self._settings, epoch=0)
+        _fits.add(attached)
+        attached.begin(plan, versions("lightning", "lightning-fabric"), lambda: None)
+
+    def _totals(self, facts: LoaderFacts) -> Totals:
+        _, dp_degree = self._position()
+        return Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+
+    def _position(self) -> tuple[int, int]:
+        return self._data_position or rank_and_world_size()
+
+    def _step_unseen(self) -> None:
+        self._steps_unseen += 1
+        rank, world_size = rank_and_world_size()
+        if self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1:
+            return
+        sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
+        why = "The loop iterates other objects, and calls none of Fabric's hooks. Nothing is compared so far."
+        remedy = self._remedies["UnseenLoader"]
+        shutdown.print_to_stderr(Verdict("UnseenLoader", sentence, why=why, remedy=remedy, time=time.time()), rank)
+
+
+_watching: weakref.WeakKeyDictionary[Any, FabricLoaders] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[FabricLoaders]] = weakref.WeakKeyDictionary()
+_fits: weakref.WeakSet[Attached] = weakref.WeakSet()
+_originals: dict[tuple[type, str], tuple[Any, Any]] = {}
+
+
+def watch_fabric(callback: Any, loaders: FabricLoaders) -> None:
+    """Adds what a Fabric sets up to the loaders of its callback, while that callback exists.
+
+    It concerns the Fabric packages that are imported by now. When the last such callback is gone, their classes get
+    their own methods back. Of two such callbacks of one Fabric, the first one counts.
+
+    Args:
+        callback: One of a Fabric's callbacks, now or later.
+        loaders: The loaders of that Fabric.
+    """
+    _watching[callback] = loaders
+    weakref.finalize(callback, _restore_unless_needed).atexit = False
+    for owner, name, substitute_for in _places():
+        if (owner, name) not in _originals:
+            original = vars(owner)[name]
+            substitute = substitute_for(original)
+            _originals[owner, name] = substitute, original
+            setattr(owner, name, substitute)
+
+
+def _places() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
+    """Yields the methods of Fabric's classes that are exchanged."""
+    for package in _PACKAGES:
+        fabric = getattr(sys.modules.get(package), "Fabric", None)
+        loader = getattr(sys.modules.get(f"{package}.wrappers"), "_FabricDataLoader", None)
+        if fabric is not None and loader is not None:
+            yield fabric, "setup_dataloaders", _setting_up
+            yield loader, "__iter__", _counting
+
+
+def _restore_unless_needed() -> None:
+    if list(_watching):  # its length may still include the callback that is gone
+        return
+    for (owner, name), (substitute, original) in list(_originals.items()):
+        if vars(owner).get(name) is substitute:  # else other code has wrapped it, and it stays, with nothing to tell
+            setattr(owner, name, original)
+            del _originals[owner, name]
+
+
+def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setup_dataloaders(fabric: Any, *dataloaders: Any, **options: Any) -> Any:
+        result = original(fabric, *dataloaders, **options)
+        known = list(_watching.items())
+        callbacks = getattr(fabric, "_callbacks", ())
+        found = [loaders for each in callbacks for callback, loaders in known if callback is each]
+        for loaders in found[1:]:
+            loaders.leave_to_others()
+        for loaders in found[:1]:
+            loaders.add(fabric, result if isinstance(result, list) else [result])
+        return result
+
+    return setup_dataloaders
+
+
+def _counting(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(original)
+    def iterate(loader: Any) -> Iterator[Any]:
+        batches = original(loader)
+        reference = _owners.get(loader)
+        loaders = None if reference is None else reference()
+        if loaders is None:
+            return batches
+        if handle_of(loader) is not None:  # the script has attached it by itself
+            loaders.leave_to_others()
+            return batches
+        return loaders.follow(loader, batches)
+
+    return iterate
+
+
+def _source(loader: Any) -> Any:
+    """Returns the loader inside Fabric's."""
+    return getattr(loader, "_dataloader", loader)
+
+
+def _facts(loader: Any) -> LoaderFacts:
+    return loader_facts(_source(loader), reported_is_cap=False, partial_step="dropped")

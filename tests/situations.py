@@ -175,7 +175,7 @@ PLANS: Mapping[str, tuple[Any, Any]] = {
     "position": ([1, 4, 7], [0, 9, 5]),
 }
 _PLANNED = {
-    "fabric": {"position"},
+    "fabric": {"batches_per_epoch", "batch_size"},
     "lingua": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
     "torchtitan": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
     "torch": {"batches_per_epoch", "batch_size", "gradient_accumulation_steps", "position"},
@@ -387,7 +387,9 @@ def processes() -> Iterator[Situation]:
 
 
 def others() -> Iterator[Situation]:
-    def unseen(_: str) -> Verdict:
+    def unseen(adapter: str) -> Verdict:
+        if adapter == "fabric":
+            return import_module("countoff._fabric.loaders").unseen_loader()
         passes = import_module("countoff._adapter.loader_passes")
         warnings: list[Verdict] = []
         found = passes.LoaderPasses(SimpleNamespace(warn=warnings.append), epoch=0, exhausted=lambda: None)

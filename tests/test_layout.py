@@ -26,7 +26,8 @@ PROTOCOL_LADDER = [{"settings", "verdict"}, {"arithmetic"}, {"protocol"}, {"data
 """Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
 
 OWNERS = {
-    "_lightning": {"lightning", "pytorch_lightning", "fabric"},
+    "_lightning": {"lightning", "pytorch_lightning"},
+    "_fabric": {"fabric"},
     "_composer": {"composer"},
     "_accelerate": {"accelerate"},
     "_transformers": {"transformers"},

@@ -173,7 +173,7 @@ SOURCES = {
     "accelerate": ["accelerate.py", "_accelerate/*.py"],
     "transformers": ["transformers.py", "_transformers/*.py"],
     "lightning": ["lightning.py", "_lightning/*.py"],
-    "fabric": ["fabric.py"],
+    "fabric": ["fabric.py", "_fabric/*.py"],
     "composer": ["composer.py", "_composer/*.py"],
     "torchtitan": ["torchtitan.py"],
     "lingua": ["lingua.py"],
@@ -185,7 +185,7 @@ SIGNS = {
     "WrongTotal": '"WrongTotal"',
     "NotDistributed": "not_distributed",
     "Truncated": "report_unused",
-    "UnseenLoader": "expects_train",
+    "UnseenLoader": r"expects_train|UNSEEN_STEPS",
     "DuplicateData": r"passes\.follow|observe_loaders|fingerprint_b",
 }
 """What the sources of an adapter that can give a kind must have, and those of another must not."""

@@ -14,7 +14,7 @@ from countoff._adapter.requirements import needs
 with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
     from countoff._adapter.guards import new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
-    from countoff._lightning.fabric_loaders import FabricLoaders, watch_fabric
+    from countoff._fabric.loaders import FabricLoaders, watch_fabric
 from countoff._adapter.options import Options
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Guard

@@ -62,7 +62,16 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "PeersDiffer": _ALWAYS,
         "SameOrder": _ALWAYS,
     },
-    "fabric": {**_EVERYWHERE, "PlanMismatch": "the first epoch's number"},
+    "fabric": {
+        **_EVERYWHERE,
+        "LearningRateMismatch": _ALWAYS,
+        "RankMapError": _ALWAYS,
+        "WrongLength": _ALWAYS,
+        "DuplicateData": _ALWAYS,
+        "PeersDiffer": _ALWAYS,
+        "SameOrder": _ALWAYS,
+        "UnseenLoader": _ALWAYS,
+    },
     "composer": {
         **_EVERYWHERE,
         "LearningRateMismatch": _ALWAYS,

@@ -1,1 +1,1 @@
-"""The adapter for both Lightning packages and for Fabric. Imports none of them."""
+"""The adapter for both Lightning packages. Imports neither of them."""

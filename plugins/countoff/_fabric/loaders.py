@@ -11,7 +11,8 @@ import functools
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,11 +24,12 @@ from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
+from countoff.core.protocol.judgement import remedy_for
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
-from countoff.core.verdict import Kind
+from countoff.core.verdict import Remedies
 
-__all__ = ["FabricLoaders", "watch_fabric"]
+__all__ = ["FabricLoaders", "unseen_loader", "watch_fabric"]
 
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -56,7 +58,7 @@ class FabricLoaders:
         known: Whether Fabric has set up any loaders.
     """
 
-    def __init__(self, settings: Settings, remedies: Mapping[Kind, str]) -> None:
+    def __init__(self, settings: Settings, remedies: Remedies) -> None:
         self.attached: Attached | None = None
         self.aside = not settings.enabled
         self.known = False
@@ -218,10 +220,15 @@ class FabricLoaders:
         rank, world_size = rank_and_world_size()
         if self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1:
             return
-        sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
-        why = "The loop iterates other objects, and calls none of Fabric's hooks. Nothing is compared so far."
-        remedy = self._remedies["UnseenLoader"]
-        shutdown.print_to_stderr(Verdict("UnseenLoader", sentence, why=why, remedy=remedy, time=time.time()), rank)
+        unseen = unseen_loader()
+        shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, self._remedies)), rank)
+
+
+def unseen_loader() -> Verdict:
+    """Returns the warning of a loop that gives nothing to count."""
+    sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
+    why = "The loop iterates other objects, and calls none of Fabric's hooks. Nothing is compared so far."
+    return Verdict("UnseenLoader", sentence, why=why, time=time.time())
 
 
 _watching: weakref.WeakKeyDictionary[Any, FabricLoaders] = weakref.WeakKeyDictionary()

@@ -1,0 +1,1 @@
+"""The adapter for both Fabric packages. Imports neither of them."""

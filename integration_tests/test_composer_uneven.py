@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from integration_tests.composer_jobs import Job, fit, fit_several, needs_composer, said
+from integration_tests.composer_jobs import Job, fit, fit_several, needs_composer, outcome, said
 from integration_tests.jobs import assert_named, own_rank, verdict_lines
 
 pytestmark = needs_composer
@@ -81,18 +82,57 @@ def test_uneven_evaluations_can_be_a_verdict_or_allowed(run_ranks, policy):
         assert [result.exit_code for result in results] == [0, 0]
 
 
+def scheduled(job: Job, t_max: str) -> Any:
+    """Trains with a schedule of Composer's whose end is given as a time."""
+    from composer.optim import LinearWithWarmupScheduler
+
+    trainer = job.make_trainer(schedulers=LinearWithWarmupScheduler(t_warmup="2ba", t_max=t_max))
+    trainer.fit()
+    result = outcome(trainer)
+    trainer.close()
+    return result
+
+
 @pytest.mark.ranks(2, nightly=(4,))
-@pytest.mark.parametrize("duration", ["2ep", "7ba"])
-def test_lengths_that_depend_on_the_rank_are_refused(run_ranks, ranks, duration):
-    """Each rank would have a learning rate of its own, or end its epoch alone, without an error."""
+@pytest.mark.parametrize(
+    ("trainer", "t_max", "words"),
+    [
+        ({"max_duration": "2ep"}, "1dur", "would train with different learning rates"),
+        pytest.param(
+            {"max_duration": "9ba"}, "2ep", "would train with different learning rates", marks=pytest.mark.nightly
+        ),
+        ({"max_duration": "2ep", "eval_interval": "0.5dur"}, "16ba", "would evaluate or save after different batches"),
+        ({"max_duration": "14ba"}, "1dur", "Only those ranks would end that epoch too"),
+    ],
+)
+def test_lengths_on_which_something_depends_are_refused(run_ranks, ranks, trainer, t_max, words):
+    """Each rank would have a learning rate of its own, evaluate at another place, or end its epoch alone."""
     lengths = short(ranks, 1, 8)
-    job = Job(train=lengths, reported=lengths, trainer={"max_duration": duration})
-    results = run_ranks(fit, ranks, job, expect=None, deadline_seconds=60)
-    odd = [1] if ranks > 2 else [0, 1]
-    assert_named(
-        results, "PlanMismatch", odd, "before the first batch, batches_per_epoch is", "7 on rank 1", "8 on rank"
-    )
+    job = Job(train=lengths, reported=lengths, evals=[2] * ranks, trainer=trainer)
+    results = run_ranks(scheduled, ranks, job, t_max, expect=None, deadline_seconds=60)
+    odd = [1] if trainer["max_duration"] == "14ba" or ranks > 2 else [0, 1]
+    assert_named(results, "PlanMismatch", odd, "before the first batch, ", "rank 1", words)
     assert "Trainer(train_subset_num_batches=N)" in results[0].output
+
+
+@pytest.mark.ranks(2, nightly=(4,))
+def test_lengths_on_which_nothing_depends_are_allowed(run_ranks, ranks):
+    """Composer ends every epoch with the shortest loader; the warnings say what that cuts, and training goes on."""
+    lengths = short(ranks, 1, 8)
+    streams = Job(train=lengths, reported=lengths, evals=[2] * ranks)
+    jobs = [streams, replace(streams, trainer={"max_duration": "10ba"}), replace(streams, options=None)]
+    results = run_ranks(fit_several, ranks, jobs, deadline_seconds=120)
+    words = said(results[0])
+    for text in words[:2]:
+        assert "countoff: Truncated: a train epoch has " in text, text
+        assert "it ends after 7 on all ranks, and what the others have beyond is not trained on" in text
+        assert "train epoch 0 ended on every rank after 7 batches, where rank 1 ran out of data: rank" in text
+        assert text.count("countoff: ") == 2
+    assert words[2] == ""
+    assert [line for result in results[1:] for line in verdict_lines(result)] == []
+    for result in results:
+        assert [each["batches"] for each in result.value] == [14, 10, 14]
+        assert result.value[0] == result.value[2]
 
 
 def test_a_cap_that_every_rank_reaches_is_no_mismatch(run_ranks):

@@ -9,6 +9,7 @@ from countoff.core.protocol.plan_comparison import (
     agreed_fields,
     first_difference,
     group_ranks_by_value,
+    judge_lengths,
     judge_plans,
     judge_tick_batches,
     judge_versions,
@@ -113,3 +114,54 @@ def test_agreed_fields_are_those_with_one_value_on_all_ranks() -> None:
     """A field that one rank lacks, or has with another value, is not agreed."""
     plans = {0: {"batch_size": 8, "max_steps": 5, "seed": 1}, 1: {"batch_size": 8, "max_steps": 6}}
     assert agreed_fields(plans) == ["batch_size"]
+
+
+@pytest.mark.parametrize("field", ["position", "batches_per_epoch", "proven_batches_per_epoch", "batch_size"])
+def test_what_a_rank_does_not_know_is_compared_with_nothing(field: str) -> None:
+    """Ranks that know a value are compared with each other, whatever another rank does not know."""
+    assert judge_plans({0: {field: 3}, 1: {field: None}, 2: {}}) is None
+    found = judge_plans({0: {field: 3}, 1: {field: None}, 2: {field: 4}})
+    assert found is not None
+    assert found.sentence == f"before the first batch, {field} is 3 on rank 0, 4 on rank 2."
+
+
+@pytest.mark.parametrize("field", ["max_epochs", "max_steps"])
+def test_a_limit_of_one_rank_alone_is_a_mismatch(field: str) -> None:
+    """A run without a limit, beside one that has it, does not end with it."""
+    assert judge_plans({0: {field: 3}, 1: {field: None}}) is not None
+
+
+def test_the_plan_may_know_why_lengths_must_be_equal() -> None:
+    """The cause that an adapter gives is that of different lengths, and of nothing else."""
+    plans = {rank: {"batches_per_epoch": 7 + rank, "why_equal_lengths": "A schedule counts."} for rank in range(2)}
+    found = judge_plans(plans)
+    assert found is not None
+    assert found.why == "A schedule counts."
+    other = judge_plans({rank: {**plan, "batches_per_epoch": 7, "batch_size": rank} for rank, plan in plans.items()})
+    assert other is not None
+    assert other.why.startswith("Ranks that count to different numbers")
+
+
+def test_lengths_that_may_differ_are_warned_of() -> None:
+    """Where the framework ends an epoch on all ranks with the shortest loader, the warning says what that cuts."""
+    plans = {rank: {"own_batches_per_epoch": 7 if rank == 1 else 8, "max_steps": 20} for rank in range(3)}
+    assert judge_plans(plans) is None
+    found = judge_lengths(plans)
+    assert found is not None
+    assert (found.kind, found.ranks) == ("Truncated", (1,))
+    assert found.sentence == (
+        "a train epoch has 7 batches on rank 1, 8 batches on ranks 0, 2: it ends after 7 on all ranks, and what the "
+        "others have beyond is not trained on."
+    )
+    assert judge_lengths({0: {"own_batches_per_epoch": 7}, 1: {"own_batches_per_epoch": None}}) is None
+
+
+def test_a_run_that_ends_with_the_shortest_loader_is_a_mismatch() -> None:
+    """Only the ranks whose loader ends there would end the epoch too."""
+    found = judge_plans({rank: {"own_batches_per_epoch": 7 + rank, "max_steps": 14} for rank in range(2)})
+    assert found is not None
+    assert found.sentence == (
+        "before the first batch, the run ends after 14 batches, where the loaders of rank 0 end, and the others' "
+        "do not."
+    )
+    assert found.ranks == (0,)

@@ -51,6 +51,7 @@ class WatchedFit:
         self._observer: LoaderObserver | None = None
         self._resumed_at = 0
         self._replaced = False
+        self._lengths_differ = False
         self._epoch_batches: int | None = None
         self._undo = contextlib.ExitStack()
         self._finished = self._closed = False
@@ -71,6 +72,7 @@ class WatchedFit:
             self._observe_train(state)
         plan = plan_of(state, self.train, self.evaluations.reports, position=self._data_position)
         self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
+        self._lengths_differ = self._world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
         exit_hooks.register_at_exit()
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:
@@ -146,6 +148,8 @@ class WatchedFit:
             notice = None
         # With "stopped" the guard would conclude that no rank can have requested another batch.
         requested = observed is not None and (observed.exhausted or observed.batches - observed.skipped > used)
+        # The shortest loader ends here by its own length, where the others have requested another batch.
+        requested |= self._lengths_differ and limit is not None and guard.train_batches >= limit
         if observed is not None:
             observed.last = None
         guard.train_end("exhausted" if requested else "stopped", notice=notice)
@@ -188,7 +192,8 @@ class WatchedFit:
         self.guard.close()
 
     def _may_correct(self, name: str) -> bool:
-        return self._settings.totals == "fix" and (self._world_size == 1 or name in self.guard.agreed)
+        agreed = {name, "own_batches_per_epoch"} <= self.guard.agreed
+        return self._settings.totals == "fix" and (self._world_size == 1 or agreed)
 
     def _read_train(self, state: Any, length: int | None) -> None:
         self.train = read_loader(

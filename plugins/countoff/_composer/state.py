@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
 from countoff.core import FitPlan
 
-__all__ = ["exception_at_close", "length_of", "plan_of", "position_of"]
+__all__ = ["exception_at_close", "length_of", "plan_of", "position_of", "why_equal_lengths"]
+
+_TIME = re.compile(r"^[0-9.]+(?:ep|dur)$")
 
 
 def length_of(state: Any) -> int | None:
@@ -48,16 +51,68 @@ def plan_of(
     plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=position[0], dp_degree=position[1])
     if train is None:
         return plan
-    timestamp = state.timestamp
+    timestamp, reported = state.timestamp, train.totals.plan.reported_batches_per_epoch
+    why = why_equal_lengths(state)
+    if why is None:
+        plan = replace(plan, own_batches_per_epoch=train.proven or reported)
+    else:
+        plan = replace(plan, batches_per_epoch=reported, proven_batches_per_epoch=train.proven, why_equal_lengths=why)
     return replace(
         plan,
-        batches_per_epoch=train.totals.plan.reported_batches_per_epoch,
-        proven_batches_per_epoch=train.proven,
         batch_size=train.facts.batch_size,
         max_epochs=train.facts.max_epochs,
         max_steps=train.facts.max_steps,
         position=[int(timestamp.epoch), int(timestamp.batch_in_epoch), int(timestamp.batch)],
     )
+
+
+def why_equal_lengths(state: Any) -> str | None:
+    """Returns what depends on the length of each rank's train loader, as a sentence; None if nothing does.
+
+    Composer itself ends an epoch on all ranks with the shortest loader, so loaders of different lengths may be meant.
+
+    Args:
+        state: Composer's State.
+    """
+    relative = ("ep", "dur") if state.max_duration.unit.value == "ep" else ("ep",)
+    for compiled in state.schedulers:
+        for function in getattr(compiled, "lr_lambdas", ()):
+            for time in _times(_made_with(function).get("scheduler")):
+                if time.endswith(relative):
+                    return (
+                        f"A learning-rate schedule has the time '{time}', which Composer converts by each rank's own "
+                        "length: the ranks would train with different learning rates."
+                    )
+    intervals = [each.eval_interval for each in state.evaluators]
+    intervals += [value for callback in state.callbacks for value in vars(callback).values()]
+    for interval in intervals if "dur" in relative else ():
+        for time in _times(_made_with(interval).get("time_interval")):
+            if time.endswith("dur"):
+                return (
+                    f"An interval is '{time}', which Composer converts by each rank's own length: the ranks would "
+                    "evaluate or save after different batches."
+                )
+    return None
+
+
+def _made_with(function: Any) -> dict[str, Any]:
+    """Returns the values with which a function was made, by name; none for anything else."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def _times(value: Any, depth: int = 3) -> Iterator[str]:
+    """Yields the times of a schedule as Composer writes them: those of its attributes, and of schedules in it."""
+    unit = getattr(getattr(value, "unit", None), "value", None)
+    if unit is not None:
+        yield f"{value.value}{unit}"
+    elif isinstance(value, str):
+        yield from _TIME.findall(value)
+    elif depth:
+        parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).values()
+        for each in cast("Iterable[Any]", parts):
+            yield from _times(each, depth - 1)
 
 
 def exception_at_close() -> BaseException:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.verdict import Standing, Verdict, count_of, names_of
 
 PROOF_FIELDS = (
     "batches_per_epoch",
@@ -19,15 +19,19 @@ PROOF_FIELDS = (
     "dp_degree",
 )
 """Fields of a `FitPlan` in which ranks must not differ."""
+_LIMITS = ("max_epochs", "max_steps")
+"""Those of them in which None is a value: there is no such limit. In the others it is unknown, and proves nothing."""
+_OWN_LENGTH = "own_batches_per_epoch"
+_LENGTHS = ("batches_per_epoch", "proven_batches_per_epoch")
 
-_LENGTHS = (
+_UNEQUAL = (
     "The ranks' loaders differ in length, so the ranks would end their epochs, and reach every limit and schedule that "
     "depends on the length, at different batches."
 )
 _ENDS = "The rank that ends first would leave the others waiting in a collective."
 _CAUSES = {
-    "batches_per_epoch": _LENGTHS,
-    "proven_batches_per_epoch": _LENGTHS,
+    "batches_per_epoch": _UNEQUAL,
+    "proven_batches_per_epoch": _UNEQUAL,
     "batch_size": "The averaged gradient would give the samples of some ranks more weight than those of others.",
     "gradient_accumulation_steps": "The ranks would take their optimizer steps after different batches.",
     "max_epochs": _ENDS,
@@ -83,22 +87,70 @@ def first_difference(
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    """Returns a `PlanMismatch` if the ranks' plans differ in one of `PROOF_FIELDS`, which is the verdict's subject."""
+    """Returns a `PlanMismatch` if the ranks' plans differ in one of `PROOF_FIELDS`, as far as they are known.
+
+    The verdict's subject is the field.
+
+    >>> judge_plans({0: {"position": [0, 3, 0]}, 1: {"position": None}}) is None
+    True
+    """
     for name in PROOF_FIELDS:
-        difference = first_difference(plans, [name])
+        known = {rank: plan for rank, plan in plans.items() if name in _LIMITS or plan.get(name) is not None}
+        difference = first_difference(known, [name])
         if difference is not None:
             sentence, ranks = difference
-            return Verdict(
-                "PlanMismatch",
-                f"before the first batch, {sentence}.",
-                ranks,
-                why=_CAUSES[name],
-                remedy=_REMEDIES.get(name, ""),
-                time=time.time(),
-                subject=name,
-                standing="differ" if len(ranks) == len(plans) else "out of step",
-            )
+            standing = "differ" if len(ranks) == len(known) else "out of step"
+            return _plan_mismatch(name, sentence, ranks, standing, why=_why_equal(plans) if name in _LENGTHS else "")
+    lengths = group_ranks_by_value(_with_own_length(plans), _OWN_LENGTH)
+    limits = {plan.get("max_steps") for plan in plans.values()}
+    if len(lengths) > 1 and (limit := next(iter(limits))):
+        fewest, short = min(lengths)
+        if limit % fewest == 0:
+            sentence = f"the run ends after {count_of(limit, 'batch')}, where the loaders of {names_of(short)} end"
+            why = "Only those ranks would end that epoch too, with its evaluation and its checkpoint."
+            return _plan_mismatch("batches_per_epoch", f"{sentence}, and the others' do not", tuple(short), why=why)
     return None
+
+
+def judge_lengths(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `Truncated` warning if the framework will end every epoch early on some ranks, as others have less.
+
+    >>> print(judge_lengths({0: {"own_batches_per_epoch": 8}, 1: {"own_batches_per_epoch": 7}}).sentence)
+    a train epoch has 8 batches on rank 0, 7 batches on rank 1: it ends after 7 on all ranks, and what the others have \
+beyond is not trained on.
+    """
+    lengths = group_ranks_by_value(_with_own_length(plans), _OWN_LENGTH)
+    if len(lengths) < 2:
+        return None
+    words = ", ".join(f"{count_of(batches, 'batch')} on {names_of(ranks)}" for batches, ranks in lengths[:4])
+    fewest, short = min(lengths)
+    effect = f"it ends after {fewest} on all ranks, and what the others have beyond is not trained on."
+    why = "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a word."
+    sentence = f"a train epoch has {words}: {effect}"
+    return Verdict("Truncated", sentence, tuple(short), why=why, time=time.time(), subject="plan")
+
+
+def _with_own_length(plans: Mapping[int, Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    return {rank: plan for rank, plan in plans.items() if plan.get(_OWN_LENGTH)}
+
+
+def _why_equal(plans: Mapping[int, Mapping[str, Any]]) -> str:
+    return next((str(plan["why_equal_lengths"]) for plan in plans.values() if plan.get("why_equal_lengths")), "")
+
+
+def _plan_mismatch(
+    field: str, sentence: str, ranks: tuple[int, ...], standing: Standing = "differ", *, why: str
+) -> Verdict:
+    return Verdict(
+        "PlanMismatch",
+        f"before the first batch, {sentence}.",
+        ranks,
+        why=why or _CAUSES[field],
+        remedy=_REMEDIES.get(field, ""),
+        time=time.time(),
+        subject=field,
+        standing=standing,
+    )
 
 
 def judge_tick_batches(tick_batches: Mapping[int, Any]) -> Verdict | None:

@@ -24,9 +24,11 @@ Records = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class FitPlan:
-    """What one rank begins a fit with. All ranks must agree on it, except on `dp_rank` and `loader_position`.
+    """What one rank begins a fit with.
 
-    None means that this rank does not know. Every value must be one of JSON.
+    All ranks must agree on it, except on `dp_rank`, `loader_position` and `own_batches_per_epoch`. None means that this
+    rank does not know, and it is compared with nothing; in `max_epochs` and `max_steps` it means that there is no such
+    limit. Every value must be one of JSON.
 
     Attributes:
         batches_per_epoch: Batches per rank and epoch, as this rank's framework reports them.
@@ -41,6 +43,9 @@ class FitPlan:
         dp_rank: This rank's share of the data, from 0 up to `dp_degree`; each belongs to the same number of ranks.
         loader_position: The dp_rank and the dp_degree by which this rank's loader really shards its data.
         evaluations: Checksum of the proven lengths of all evaluation loaders.
+        own_batches_per_epoch: Batches of this rank's loader per epoch, where the framework ends an epoch on all ranks
+            with the shortest loader. Ranks may differ in it: a warning tells what the longer ones lose.
+        why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
     """
 
     batches_per_epoch: int | None = None
@@ -54,6 +59,8 @@ class FitPlan:
     dp_rank: int | None = None
     loader_position: Sequence[int] | None = None
     evaluations: int | None = None
+    own_batches_per_epoch: int | None = None
+    why_equal_lengths: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""

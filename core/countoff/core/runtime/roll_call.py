@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.plan_comparison import agreed_fields, judge_plans, judge_tick_batches, judge_versions
+from countoff.core.protocol.plan_comparison import (
+    agreed_fields,
+    judge_lengths,
+    judge_plans,
+    judge_tick_batches,
+    judge_versions,
+)
 from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import tick_keys
@@ -181,6 +187,7 @@ class RollCall:
         if verdict is not None:
             self._state.propose(verdict)
         for warning in (
+            None if verdict is not None else judge_lengths(plans),
             judge_tick_batches({rank: record.get("ticks") for rank, record in records.items()}),
             judge_versions({rank: record["versions"] for rank, record in records.items()}),
         ):

@@ -283,3 +283,16 @@ def test_a_single_process_agrees_with_no_rank() -> None:
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.fit_start(FitPlan(batches_per_epoch=4))
     assert guard.agreed == frozenset()
+
+
+def test_a_failure_says_where_this_rank_was(guard: Guard) -> None:
+    """Before the first span, before the first batch of a span, in a batch, and after the span."""
+    found = [guard._where()]
+    guard.train_start(0)
+    found.append(guard._where())
+    guard.batch()
+    found.append(guard._where())
+    guard.train_end("stopped")
+    found.append(guard._where())
+    inside = "in batch 1 of train epoch 0"
+    assert found == ["before its first batch", "before the first batch of train epoch 0", inside, inside]

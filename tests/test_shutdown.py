@@ -271,3 +271,49 @@ def test_at_exit_calls_a_function_unless_cancelled() -> None:
         shutdown.at_exit(lambda: print("cancelled"))()
     """)
     assert (code, set(out.split())) == (0, {"kept"})
+
+
+def test_an_exception_is_reported_by_one_guard() -> None:
+    """An exception that leaves the loops of two guards of a process is reported by the first that it reaches."""
+    error = ValueError("torn shard")
+    first, second = state_of(), state_of()
+    for state in (first, second, first):
+        state.printed.set()
+        shutdown.report_failure(state, error, "in batch 5")
+    assert first.proposed is not None
+    assert (second.proposed, second.failure) == (None, "")
+
+
+def test_the_loss_of_a_rank_beside_another_verdict_is_not_printed(
+    error_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two guards of one process, which ends with the verdict of one, the other does not print its consequence."""
+    first, second = state_of(), state_of()
+    shutdown.print_verdict(first, Verdict("PlanMismatch", "their lengths differ."))
+    shutdown.print_verdict(second, VERDICT)
+    later = state_of()
+    assert capsys.readouterr().err.count("countoff:") == 1
+    assert "PlanMismatch" in error_file.read_text(encoding="utf-8")
+    assert second.end == VERDICT
+    shutdown.print_verdict(later, VERDICT)  # begun after the process has survived
+    assert "LostRank" in capsys.readouterr().err
+
+
+def test_a_verdict_with_a_cause_of_its_own_is_printed_beside_another(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = state_of(), state_of()
+    shutdown.print_verdict(first, VERDICT)
+    shutdown.print_verdict(second, Verdict("UnevenBatches", "rank 1 ran out of data."))
+    assert capsys.readouterr().err.count("countoff:") == 2
+
+
+def test_a_victim_names_the_rank_that_has_left() -> None:
+    """A rank that lost its peer names the rank that has closed its guard in the middle of the fit."""
+    state = state_of(rank=3)
+    state.receive(0, {"type": "goodbye", "rank": 2})
+    state.receive(1, {"type": "goodbye", "rank": 1})
+    state.printed.set()
+    state.ended.set()
+    shutdown.report_failure(state, ConnectionResetError(104, "Connection reset by peer"), "in batch 5")
+    assert state.proposed is not None
+    assert state.proposed.sentence.startswith("rank 2 left the job before its fit had ended; rank 3 raised Connection")
+    assert state.proposed.ranks == (2,)

@@ -1,5 +1,9 @@
 """The speaker without its thread: what it does with the log when its turn comes."""
 
+from typing import Literal
+
+import pytest
+
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.records import verdict_entry
 from countoff.core.protocol.state import State
@@ -31,3 +35,17 @@ def test_the_thread_ends_after_what_its_jobs_hand_over() -> None:
         if not speaker._turn(store):
             break
     assert store.has("span/1/1")
+
+
+@pytest.mark.parametrize(("policy", "goes_on"), [("raise", False), ("warn", True)])
+def test_the_thread_ends_once_a_verdict_is_printed(policy: Literal["raise", "warn"], goes_on: bool) -> None:
+    """After a verdict the process ends, and nothing is left to say; with a warning it goes on."""
+    store, state = FakeStore(), State(1, 2, Settings(on_divergence=policy), {})
+    speaker = Speaker(state, connect=lambda: store, lost=lambda error: None)
+    state.adopt(WARNING)
+    speaker.hand(lambda channel: channel.set("row/1", {"rank": 1}))
+    assert speaker._turn(store)  # it is not printed yet
+    state.printed.set()
+    speaker.hand(lambda channel: channel.set("told/1", {"told": True}))
+    assert speaker._turn(store) is goes_on
+    assert store.has("told/1")

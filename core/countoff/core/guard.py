@@ -26,7 +26,7 @@ from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
 from countoff.core.settings import Settings
-from countoff.core.verdict import Remedies, Verdict
+from countoff.core.verdict import DivergenceError, Remedies, Verdict
 
 if TYPE_CHECKING:
     from countoff.core.protocol.truncation import UnusedBatches
@@ -245,6 +245,7 @@ class Guard:
 
         A rank that fails because it lost a peer waits half a second for the better cause first, longer if the store is
         slow. The guard stays armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
+        One guard of a process reports an exception; the verdict of another guard is no failure of this one.
 
         Args:
             error: The exception.
@@ -255,8 +256,8 @@ class Guard:
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early()
             return
-        where = f"in batch {self._span.started} of {self._span.name}"
-        shutdown.report_failure(state, error, where, slow=self._monitor.speaker.slow)
+        if not (isinstance(error, DivergenceError) and state.end is None):
+            shutdown.report_failure(state, error, self._where(), slow=self._monitor.speaker.slow)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
@@ -356,6 +357,13 @@ class Guard:
             self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "exited", False)
         self._pass("fit_end", "the fit", reason="exited", may_raise=False)
         self._state.finished = True
+
+    def _where(self) -> str:
+        """The batch of this rank, in words."""
+        span = self._span
+        if span.started:
+            return f"in batch {span.started} of {span.name}"
+        return f"before the first batch of {span.name}" if self._state.spans else "before its first batch"
 
     def _enter(self, span: SpanCounters) -> None:
         """Makes a span the one in which batches are counted."""

@@ -69,6 +69,8 @@ class State:
         printing: Whether some thread has begun to print the verdict.
         known_at: When `end` became known here, in seconds since the epoch.
         notices: Warnings of all ranks, which ended nothing.
+        left: The first rank known to have closed its guard before its fit had ended; None if there is none.
+        began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
 
@@ -95,6 +97,8 @@ class State:
     printing: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
+    left: int | None = None
+    began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     _last_step: tuple[int, int] = (-1, -1)
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
@@ -231,8 +235,8 @@ class State:
             case "notice":
                 notice = self._parse_verdict(entry)
                 return lambda: self._receive_notice(notice)
-            case "goodbye" if entry["rank"] == 0:  # it may host the store
-                return self._finish
+            case "goodbye" if entry["rank"] in range(self.world_size):
+                return lambda: self._receive_goodbye(entry["rank"])
             case _:
                 return lambda: None
 
@@ -256,6 +260,12 @@ class State:
             self.notices.append(notice)
             if self.rank == 0:
                 self.outbox.put(PrintWarning(notice))
+
+    def _receive_goodbye(self, rank: int) -> None:
+        if self.left is None:
+            self.left = rank
+        if rank == 0:  # it may host the store
+            self._finish()
 
     def _finish(self) -> None:
         self.finished = True

@@ -31,6 +31,12 @@ _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out",
 """Words of an exception that a rank gets because it lost a peer."""
 PRINT_SECONDS = 4.0
 """After so long a verdict is printed without its table. Gathering the table takes less than that at worst."""
+_ENDING_SECONDS = 60.0
+"""After so long a process has survived a verdict that it has printed."""
+_printed: dict[int, float] = {}
+"""When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
+_REPORTED_BY = "countoff_reported_by"
+"""An attribute of an exception: which guard has reported it."""
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
@@ -79,18 +85,28 @@ def _flush() -> None:
 def print_verdict(state: State, verdict: Verdict) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
-    In warn mode rank 0 alone prints it, and nothing is written for the launcher.
+    In warn mode rank 0 alone prints it, and nothing is written for the launcher. The loss of a rank is not printed
+    where another guard of this process has just printed a verdict: the ranks are ending with that one.
     """
     with state.lock:
         if state.printing:
             return
         state.printing, state.end = True, verdict
+    if verdict.kind == "LostRank" and _ends_beside(state):
+        return
     if state.settings.on_divergence == "raise":
+        _printed[state.rank] = time.monotonic()
         write_error_file(verdict)
     if state.settings.on_divergence == "raise" or state.rank == 0:
         print_to_stderr(verdict, state.rank)
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
+
+
+def _ends_beside(state: State) -> bool:
+    """Returns whether another guard of this process, which runs at the same time, has just printed its verdict."""
+    at = _printed.get(state.rank)
+    return at is not None and state.began < at and time.monotonic() - at < _ENDING_SECONDS
 
 
 def raise_verdict(state: State) -> None:
@@ -120,6 +136,8 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
     """
     words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
+    if vars(error).setdefault(_REPORTED_BY, id(state)) != id(state):
+        return  # another guard of this process has reported it
     if not victim:
         place = _place_of(error)
         state.failure = f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
@@ -135,15 +153,17 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
 
 
 def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
-    """The verdict about this rank's exception; about the rank that exited alone, where that explains it."""
+    """The verdict about this rank's exception; about the rank that left alone, where that explains it."""
     if not victim:
         return lost_rank(state.rank, state.failure, gone=False)
     lost = f"raised {words}, as one does whose peer is gone"
     with state.lock:
-        exited = state.log.exited_alone()
-    if exited is None:
-        return lost_rank(state.rank, lost, gone=False)
-    return lost_rank(exited.rank, f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}")
+        exited, left = state.log.exited_alone(), state.left
+    if exited is not None:
+        return lost_rank(exited.rank, f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}")
+    if left is not None:
+        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}")
+    return lost_rank(state.rank, lost, gone=False)
 
 
 def wait_until_printed(state: State) -> None:

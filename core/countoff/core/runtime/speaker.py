@@ -177,11 +177,18 @@ class Speaker:
                 break  # marks first, and verdicts
             if pollable.poll(channel):
                 self._pending.remove(pollable)
+        if self._state.end is not None and self._is_done():
+            return False
         overdue = time.monotonic() - self._next_heartbeat
         if overdue >= 0 and (outbox.empty() or overdue > _SILENT_SECONDS):
             self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
             self.heartbeats.send(channel)
         return True
+
+    def _is_done(self) -> bool:
+        """Returns whether nothing is left to do after a verdict: it is printed, and the process is to end with it."""
+        state = self._state
+        return state.printed.is_set() and state.outbox.empty() and state.settings.on_divergence == "raise"
 
     def _seconds_until_due(self) -> float:
         wait = max(0.0, self._next_heartbeat - time.monotonic())

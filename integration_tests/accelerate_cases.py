@@ -84,6 +84,24 @@ def skips_differently() -> None:
         print("trained on a batch")
 
 
+def checkpoints_of_their_own() -> tuple[int, int, int]:
+    """Each rank saves into a folder of its own, as on a host's own disk, and resumes from it within the epoch."""
+    accelerator = Accelerator(cpu=True)
+    _, optimizer = model_and_optimizer()
+    train = accelerator.prepare(map_loader(40))
+    folder = f"disk{own_rank()}"
+    with attach(accelerator, train=train) as handle:
+        for number, _ in enumerate(train, start=1):
+            optimizer.step()
+            if number == 3:
+                accelerator.save_state(folder)
+                break
+        accelerator.load_state(folder)
+        for _ in accelerator.skip_first_batches(train, 3):
+            optimizer.step()
+        return handle.passes.epoch, handle.guard.train_batches, handle.steps_before
+
+
 def two_accelerators() -> list[tuple[int, int, int]]:
     """A loop within a loop, each with an Accelerator, a model and a handle of its own; steps applied and counted."""
     sides: list[tuple[Any, ...]] = []

@@ -1,5 +1,6 @@
 """Composer's training jobs: real Trainers on digits, as uneven and as wrong as a test asks for. Imports no Composer."""
 
+import contextlib
 import hashlib
 import io
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from integration_tests.harness import RankResult
 from integration_tests.jobs import own_rank
+from integration_tests.objects import assert_gone, seen, trace
 
 needs_composer = pytest.mark.skipif(find_spec("composer") is None, reason="Composer needs torch 2.7.0")
 
@@ -185,3 +187,31 @@ def fit_and_record(job: Job) -> dict[str, Any]:
     lines = [line.rstrip(":") for line in console.getvalue().splitlines() if line.startswith("[epoch=")]
     logged = {name: values[-1][1] for name, values in memory.data.items() if name.startswith("countoff/")}
     return {**result, "console": lines, "rates": rates, "logged": logged, "bars": bars}
+
+
+def objects_during_and_after(job: Job, fails: bool = False) -> tuple[Any, Any, list[str]]:
+    """What is seen of a Trainer's objects in its fit, then when it is closed, and the copies of its callbacks."""
+    from integration_tests.composer_parts import Looks
+
+    looks = Looks(fails)
+    trainer = job.make_trainer(callbacks=[looks])
+    loader = trainer.state.train_dataloader
+    with contextlib.suppress(ArithmeticError, RuntimeError):  # a verdict is a RuntimeError
+        trainer.fit()
+    trainer.close()
+    return looks.during, (type(loader), seen(loader), sorted(vars(trainer.state))), looks.copies
+
+
+def objects_without_and_with() -> None:
+    """Asserts that objects are the same without countoff and with it, also after an exception and after a verdict."""
+    job = Job(even=64, evals=[2, 2])
+    plain = objects_during_and_after(replace(job, options=None))  # which also makes the process group
+    before = trace({})
+    for fails in (False, True):
+        plain = objects_during_and_after(replace(job, options=None), fails)
+        counted = objects_during_and_after(job, fails)
+        assert counted[:2] == plain[:2]
+        assert sorted(counted[2]) == sorted([*plain[2], "Countoff"])
+        assert_gone(before, trace({}))
+    objects_during_and_after(replace(job, evals=[3, 2], options={"uneven_eval": "raise"}))
+    assert_gone(before, trace({}))

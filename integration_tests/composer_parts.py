@@ -3,6 +3,7 @@
 The tests themselves import neither, because that takes as long as many of them: only the ranks do.
 """
 
+import copy
 import logging
 import os
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from composer.core import Callback
 from composer.models import ComposerModel
 from composer.utils import dist, get_device
 from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
@@ -21,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.objects import outcome, seen
 
 
 def world_size() -> int:
@@ -179,3 +182,24 @@ def wait_for_file(path: str) -> None:
         if time.monotonic() > patience:
             raise TimeoutError(f"nobody has written {path}")
         time.sleep(0.01)
+
+
+class Looks(Callback):
+    """Looks at the objects of a Trainer at its second batch, which it may fail, and at those of its evaluations."""
+
+    def __init__(self, fails: bool) -> None:
+        self.during = list[Any]()
+        self.copies = list[str]()
+        self.fails = fails
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        del logger
+        if int(state.timestamp.batch) == 2:
+            self.during.append((seen(state.train_dataloader), sorted(vars(state))))
+            self.copies += [outcome(copy.deepcopy, each) for each in state.callbacks if each is not self]
+            if self.fails:
+                raise ArithmeticError("out of luck")
+
+    def eval_batch_start(self, state: Any, logger: Any) -> None:
+        del logger
+        self.during.append(seen(state.dataloader))

@@ -84,6 +84,13 @@ def test_a_resumed_run_goes_on_where_it_was(run_ranks, save_at):
         assert (found["epoch"], found["batches"]) == (3, 9)
 
 
+def test_ranks_may_have_a_checkpoint_folder_of_their_own(run_ranks):
+    """Every rank resumes from the position in its own folder, and none is said to be elsewhere."""
+    results = run_ranks(cases.checkpoints_of_their_own, 2)
+    assert [line for result in results for line in verdict_lines(result)] == []
+    assert [result.value for result in results] == [(1, 5, 3)] * 2
+
+
 def test_two_accelerators_in_one_process_count_apart(run_ranks):
     """A loop inside another loop, each with its own Accelerator, has its own counts."""
     for result in run_ranks(cases.two_accelerators, 2):

@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from integration_tests.composer_jobs import Job, fit_with_and_without, needs_composer, outcome, remove_shared_memory
+from integration_tests.composer_jobs import (
+    Job,
+    fit_with_and_without,
+    needs_composer,
+    objects_without_and_with,
+    outcome,
+    remove_shared_memory,
+)
 from integration_tests.jobs import verdict_lines
 
 pytestmark = needs_composer
@@ -260,3 +267,8 @@ def test_llm_foundry_finds_the_callback(run_ranks):
     results = run_ranks(made_by_llm_foundry, 2, deadline_seconds=90)
     assert [result.value for result in results] == [["countoff.composer", "fix", "None"]] * 2
     assert sum("countoff: WrongLength: " in line for line in verdict_lines(results[0])) == 1
+
+
+def test_a_trainers_objects_stay_as_they_are(run_ranks):
+    """The objects of a Trainer are those of a Trainer without countoff, in a fit, after it, and after an exception."""
+    run_ranks(objects_without_and_with, 2, deadline_seconds=120)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from countoff.core import FitPlan, Guard, Settings
+from countoff.core import DivergenceError, FitPlan, Guard, Settings
+from countoff.core.verdict import PlanMismatch
 from countoff.torch import attach
-from integration_tests.jobs import own_rank, verdict_lines
+from integration_tests.jobs import own_rank, share_loader, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
+from integration_tests.objects import threads
 
 
 def test_a_destroyed_process_group_is_no_lost_store(run_ranks):
@@ -133,6 +135,84 @@ def exits_alone() -> None:
                 sys.exit(0)
             if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
                 attached.guard._state.ended.wait(10)
+
+
+def test_a_rank_that_leaves_a_hand_written_loop_unseen_is_named(run_ranks):
+    """The rank whose program exits past its guard is named, and not the one that only lost its peer."""
+    results = run_ranks(leaves_unseen, 2, expect=None, finalise=True)
+    said = "\n".join(verdict_lines(results[0]))
+    assert "countoff: LostRank: rank 1 left the job before its fit had ended; rank 0 raised " in said, results
+    assert "out of step: rank 1 of 2 ranks" in said, results
+    assert not verdict_lines(results[1]), results
+
+
+def leaves_unseen() -> None:
+    dist.init_process_group("gloo")
+    guard = Guard(Settings(), rank=own_rank(), world_size=2)
+    guard.fit_start(FitPlan())
+    guard.train_start(0)
+    try:
+        for number in range(5):
+            guard.batch()
+            if own_rank() == 1 and number == 2:
+                sys.exit(0)
+            dist.barrier()
+    except Exception as error:
+        guard.failed(error)
+        raise
+
+
+@pytest.mark.parametrize("way", ["exception", "plan"])
+def test_a_process_with_several_handles_prints_one_message(run_ranks, way):
+    """An exception before the first pass, or a verdict of one of several handles, is one message on each rank."""
+    results = run_ranks(attaches_several, 2, way, expect=None, finalise=True)
+    for result in results:
+        (line,) = [line for line in verdict_lines(result) if line.startswith("countoff: ")]
+        if way == "plan":
+            assert line.startswith("countoff: PlanMismatch: before the first batch, batches_per_epoch is "), results
+        else:
+            assert line == "countoff: LostRank: rank 1 raised ValueError: no such file (before its first batch).", (
+                results
+            )
+        assert "countoff " in result.error_file, results
+
+
+def attaches_several(way: str) -> None:
+    dist.init_process_group("gloo")
+    handles = [attach(train=even_loader(40)) for _ in range(3)]
+    if way == "plan":
+        attach(train=share_loader(3, reported=3 + own_rank()))
+    if own_rank() == 1:
+        raise ValueError("no such file")
+    with contextlib.suppress(RuntimeError):  # the collective that loses its peer
+        dist.barrier()
+    for _ in handles:
+        dist.barrier()
+
+
+def test_a_handle_that_has_ended_leaves_no_thread(run_ranks):
+    """A detached handle, or one whose loop an exception has left, keeps no thread; a verdict keeps the watchdog."""
+    results = run_ranks(ends_in_every_way, 2)
+    assert [result.value for result in results] == [([], [], {"countoff watchdog"}, [])] * 2
+
+
+def ends_in_every_way() -> tuple[Any, ...]:
+    dist.init_process_group("gloo")
+    attach(train=even_loader(40)).detach()
+    found: list[Any] = [threads()]
+    with contextlib.suppress(ArithmeticError, DivergenceError), attach(train=even_loader(40)):
+        dist.barrier()  # else a rank that is still in attach() raises the verdict there
+        raise ArithmeticError("out of luck")
+    found.append(threads())
+    with contextlib.suppress(PlanMismatch):
+        attach(train=share_loader(3, reported=3 + own_rank()))
+    for thread in threading.enumerate():
+        if thread.name in ("countoff listener", "countoff speaker"):
+            thread.join(5)
+    found.append(set(threads()))
+    attach(train=even_loader(40)).detach()  # a guard that begins closes those that a process has survived
+    found.append(threads())
+    return tuple(found)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the next epoch", "between spans"])

@@ -167,3 +167,9 @@ def test_a_failed_training_is_let_go_of_by_the_next_one(run_ranks):
     for result in results:
         assert verdict_lines(result) == [], result
         assert result.value == (20, 20, True)
+
+
+def test_a_trainers_objects_stay_as_they_are(run_ranks):
+    """A Trainer can be copied during a fit as without countoff; all is as before after it, or an exception."""
+    for result in run_ranks(jobs.objects_without_and_with, 2, env=CPU, deadline_seconds=120):
+        assert result.value["loader"]["pickle"] == "DataLoader", result

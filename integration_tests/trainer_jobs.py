@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from countoff.transformers import Countoff
 from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream, weights
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.objects import assert_gone, differences, seen, trace
 
 
 class Digits(Dataset[Any]):
@@ -268,3 +269,53 @@ def once_more_after_a_failure() -> tuple[int, int, bool]:
     assert countoff is not None
     assert countoff.guard is not None
     return trainer.state.global_step, countoff.guard.steps, DataLoaderShard.__iter__ is original
+
+
+class Looks(TrainerCallback):
+    """Looks at the Trainer's objects at its second step, which it may fail."""
+
+    def __init__(self, trainer: Trainer, fails: bool) -> None:
+        self.trainer = trainer
+        self.fails = fails
+        self.during: Any = None
+
+    def look(self) -> dict[str, Any]:
+        return {"trainer": seen(self.trainer), "accelerator": seen(self.trainer.accelerator)}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        if state.global_step == 2:
+            self.during = {**self.look(), "loader": seen(of_trainer["train_dataloader"])}
+            if self.fails:
+                raise ArithmeticError("out of luck")
+
+
+def objects_during_and_after(job: Job, fails: bool = False) -> tuple[Any, Any]:
+    """What is seen of a Trainer's objects at its second step, and when its training has ended or failed."""
+    trainer, *_ = job.trainer()
+    looks = Looks(trainer, fails)
+    trainer.add_callback(looks)
+    with contextlib.suppress(ArithmeticError, RuntimeError):  # a verdict is a RuntimeError, and so is one of gloo
+        trainer.train()
+    return looks.during, looks.look()
+
+
+def objects_without_and_with() -> dict[str, Any]:
+    """Asserts that objects are the same without countoff and with it, also after an exception and after a verdict."""
+
+    def left() -> dict[str, Any]:
+        gc.collect()
+        return trace({}, {"__iter__": DataLoaderShard.__iter__})
+
+    job = Job(samples=40)
+    objects_during_and_after(replace(job, options=None))  # torch sets an excepthook with the process group
+    before = left()
+    for fails in (False, True):
+        plain = objects_during_and_after(replace(job, options=None), fails)
+        counted = objects_during_and_after(job, fails)
+        assert [differences(*each) for each in zip(plain, counted, strict=True)] == [{}, {}]
+        assert_gone(before, left())
+    uneven = Job(batches=[4, 5], args={"accelerator_config": {"dispatch_batches": False}, "max_steps": 1000})
+    objects_during_and_after(uneven)
+    after = left()
+    assert [after[name] for name in ("step hooks", "methods")] == [before[name] for name in ("step hooks", "methods")]
+    return plain[0]

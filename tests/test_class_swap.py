@@ -1,5 +1,7 @@
 """Loaders are observed by a class that is exchanged: of all loaders or of none, and given back as it was."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 import torch.utils.data
 from torch.utils.data import DataLoader
 
+from countoff._adapter.class_swap import swap_class
 from countoff.torch import attach
 
 DATA: Any = list(range(4))
@@ -67,3 +70,38 @@ def test_detach_twice_gives_the_class_back_once() -> None:
     assert type(train) is not torch.utils.data.DataLoader
     other.detach()
     assert type(train) is DataLoader
+
+
+class Pairs:
+    """A loader of the user's own."""
+
+    def __init__(self) -> None:
+        self.pairs = 3
+
+    def __iter__(self) -> Iterator[int]:
+        return batches()
+
+
+class Reduced(Pairs):
+    """A loader that makes its copies by itself, of the class that it finds."""
+
+    def __reduce__(self) -> Any:
+        return type(self), (), {"pairs": 5}
+
+
+@pytest.mark.parametrize("kind", [Pairs, Reduced, lambda: DataLoader(DATA, batch_size=2)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_copies_of_an_observed_loader_are_those_of_the_loader(kind: Callable[[], Any], times: int) -> None:
+    """A pickle, of every protocol, and a copy are as without an observer, also with two of them."""
+    loader: Any = kind()
+    original, protocols = type(loader), range(pickle.HIGHEST_PROTOCOL + 1)
+    before = [pickle.dumps(loader, protocol) for protocol in protocols]
+    give_back = [swap_class(loader, lambda this, iterator: iterator) for _ in range(times)]
+    assert type(loader) is not original
+    assert loader.__class__ is original
+    assert [pickle.dumps(loader, protocol) for protocol in protocols] == before
+    assert type(copy.copy(loader)) is type(copy.deepcopy(loader)) is original
+    for each in reversed(give_back):
+        each()
+    assert type(loader) is original
+    assert [pickle.dumps(loader, protocol) for protocol in protocols] == before

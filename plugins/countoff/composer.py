@@ -31,6 +31,7 @@ class Countoff(Options, Callback):
     ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
     """
 
+    _of_the_fit = ("_fit", "_guard", "_standalone", "_corrected")
     _fit: WatchedFit | None = None
     _guard: Guard | None = None
     _standalone = False  # whether it is an evaluation outside of a fit

@@ -40,7 +40,10 @@ REMEDIES: Remedies = {
         "give every rank as many samples. If each rank's dataset holds all of the data: "
         "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part: parts of one size."
     ),
-    "UnseenLoader": "attach the very loader that the loop iterates, again where it makes a new one.",
+    "UnseenLoader": (
+        "attach the very loader that the loop iterates, again where it makes a new one; without a loader, take the "
+        "batches from handle.counted(…)."
+    ),
     "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
     **data_remedies(
         shares=(
@@ -55,11 +58,13 @@ REMEDIES: Remedies = {
 
 def attach(
     *,
-    train: Any,
+    train: Any = None,
     eval: Any = None,  # the name that every adapter uses
     optimizer: Any = None,
     gradient_accumulation_steps: int = 1,
+    batch_size: int | None = None,
     start_epoch: int = 0,
+    start_step: int = 0,
     mesh: Any = None,
     data_dims: Sequence[str] | None = None,
     **options: Any,
@@ -69,11 +74,14 @@ def attach(
     It waits for the other ranks at most `deadline_seconds`; nothing later waits for another rank.
 
     Args:
-        train: The loader of the training loop: a DataLoader, or any object whose class is written in Python.
+        train: The loader of the training loop: a DataLoader, or any object whose class is written in Python. None for a
+            loop without a loader, which takes its batches from `Attached.counted`.
         eval: The evaluation loader, or a mapping from names to loaders.
         optimizer: The optimizer, or a list of them; their learning rates are compared between ranks.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
+        batch_size: Samples of one rank per batch; None: what the loader shows.
         start_epoch: Number of the first epoch of a resumed run.
+        start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.
         mesh: The ``DeviceMesh`` of the job, where some ranks share their data (tensor, context, pipeline parallel):
             batches are then counted per data rank. None: every rank reads its own.
         data_dims: Names of the mesh's dims along which different data is read; None: those whose names frameworks use
@@ -97,8 +105,10 @@ def attach(
         _check_single_rank()
     optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
+    known = {} if batch_size is None else {"batch_size": batch_size}
     facts = loader_facts(
         train,
+        **known,
         gradient_accumulation_steps=gradient_accumulation_steps,
         reported_is_cap=False,
         partial_step="dropped",
@@ -108,6 +118,7 @@ def attach(
         new_guard, settings, rank=rank, world_size=world_size, remedies=REMEDIES, optimizers=lambda: optimizers
     )
     attached = Attached(make_guard, totals, settings, epoch=start_epoch)
+    attached.batches_before = start_step * gradient_accumulation_steps
     if not settings.enabled:
         return attached
     plan = FitPlan(
@@ -115,13 +126,14 @@ def attach(
         proven_batches_per_epoch=totals.plan.batches_per_epoch,
         batch_size=facts.batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps,
-        position=[start_epoch, 0, 0],
+        position=[start_epoch, 0, start_step],
         dp_rank=dp_rank,
         dp_degree=dp_degree,
         loader_position=None if mesh is None else loader_position(train),
     )
-    attached.passes.expects_train = True
-    attached.begin(plan, versions(), attached.observe_loaders({None: train, **evaluation_loaders(eval)}))
+    loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluation_loaders(eval)}
+    attached.passes.expects_train, attached.passes.has_loader = True, train is not None
+    attached.begin(plan, versions(), attached.observe_loaders(loaders))
     return attached
 
 

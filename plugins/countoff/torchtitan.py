@@ -96,7 +96,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
     def begin(loader: Any) -> Iterator[Any]:
         batches = trainer.step * facts.gradient_accumulation_steps
         resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
-        attached.begin(resumed, versions("torchtitan"), lambda: None, *_horizon(job, world_size))
+        attached.begin(resumed, versions("torchtitan"), give_back, *_horizon(job, world_size))
         trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
         return _counted(attached, read(loader), batches)
 
@@ -106,9 +106,11 @@ def attach(trainer: Any, **options: Any) -> Attached:
         except BaseException as error:
             attached.guard.failed(error)
             raise
+        finally:
+            give_back()
         attached.detach()
 
-    trainer.batch_generator, trainer.train = begin, watched
+    give_back = _replace_methods(trainer, batch_generator=begin, train=watched)
     return attached
 
 
@@ -126,6 +128,19 @@ def main() -> None:
 
     trainer_class.train = train
     program.main()
+
+
+def _replace_methods(trainer: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
+    """Replaces methods of one trainer; returns a function that gives it its own back, and may be called again."""
+    before = {name: value for name, value in vars(trainer).items() if name in methods}
+    vars(trainer).update(methods)
+
+    def give_back() -> None:
+        for name in methods:
+            vars(trainer).pop(name, None)
+        vars(trainer).update(before)
+
+    return give_back
 
 
 def _job(trainer: Any) -> Job:

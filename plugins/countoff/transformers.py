@@ -32,6 +32,7 @@ _log = logging.getLogger("countoff")
 
 class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
+    _of_the_fit = ("_handle",)
     _handle: Attached | None = None
     _active: ClassVar[weakref.WeakSet[Attached]] = weakref.WeakSet()  # of every instance; a process trains one model
 
@@ -49,11 +50,11 @@ class Countoff(Options, TrainerCallback):  # noqa: D101  # the options' text is 
         for earlier in list(self._active):  # an exception ended that training, out of memory, say
             earlier.abandon()
         self._active.clear()
+        self._handle = None
         if not self.settings.enabled:
             return
         loader, process = of_trainer["train_dataloader"], PartialState()
         facts = train_facts(loader, args, process)
-        self._handle = None
         handle = self._new_handle(facts, state, of_trainer["optimizer"], process)
         try:
             release = observe(handle, loader, resumes_inside=bool((state.epoch or 0) % 1 and not args.ignore_data_skip))

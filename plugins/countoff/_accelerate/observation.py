@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from accelerate import Accelerator
 
 from countoff._accelerate.facts import horizon_at_epoch
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_loaders import Follower, follow, same_source, skipped_batches, watch_local_sgd
+from countoff._adapter.watched_methods import WatchedMethods
 from countoff.core import FitPlan
 
 __all__ = ["observe"]
@@ -62,7 +66,7 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
             batches,
             name,
             position=skipped_batches(loader),
-            ahead=lambda: loader.end_of_dataloader,  # it has fetched one batch more than it handed out
+            ahead=loader,  # it has fetched one batch more than it handed out
             loader=loader,
         )
 
@@ -71,23 +75,30 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
 
 def _uncounted_joins(accelerator: Any, attached: Attached) -> Callable[[], None]:
     """Compares nothing inside `accelerator.join_uneven_inputs` where it enables `Join`; returns what ends that."""
-    original = accelerator.join_uneven_inputs
 
+    def watcher(of: Any) -> contextlib.AbstractContextManager[None]:
+        return attached.uncounted() if of is accelerator else contextlib.nullcontext()
+
+    return _joins.add(watcher)
+
+
+def _watched_join(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
     @contextlib.contextmanager
-    def joined(joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
+    def joined(accelerator: Any, joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
         even = accelerator.even_batches if even_batches is None else even_batches
         with contextlib.ExitStack() as stack:
-            stack.enter_context(original(joinables, even_batches))
-            if accelerator.multi_device and not even:
-                stack.enter_context(attached.uncounted())
+            stack.enter_context(original(accelerator, joinables, even_batches))
+            for watcher in _joins if accelerator.multi_device and not even else ():
+                stack.enter_context(watcher(accelerator))
             yield
 
-    def remove() -> None:
-        if accelerator.__dict__.get("join_uneven_inputs") is joined:
-            del accelerator.join_uneven_inputs
+    return joined
 
-    accelerator.join_uneven_inputs = joined
-    return remove
+
+_joins: WatchedMethods[Callable[[Any], contextlib.AbstractContextManager[None]]] = WatchedMethods(
+    {(Accelerator, "join_uneven_inputs"): _watched_join}
+)
 
 
 def _uncounted_local_sgd(accelerator: Any, attached: Attached) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Exchanges a loader's class for a subclass that observes iteration, and gives the loader its own class back.
 
-The subclass has the names of the loader's own class, so the user's loop, and whoever asks for the loader's type, sees
-what it saw before. Only `__iter__` differs.
+The subclass has the names of the loader's own class, and the loader still gives its own class as its `__class__`, so
+the user's loop sees what it saw before. Only `__iter__` differs. A copy or a pickle of the loader has its own class.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 __all__ = ["Observe", "handle_of", "swap_class"]
 
 _HANDLE = "countoff_handle"
+_ORIGINAL = "countoff_original"
 
 Observe = Callable[[Any, Iterator[Any]], Iterator[Any]]
 """Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead."""
@@ -37,27 +38,53 @@ def swap_class(loader: Any, observe: Observe, *, handle: Any = None) -> Callable
     def iterate(this: Any) -> Iterator[Any]:
         return observe(this, original.__iter__(this))
 
+    def reduce(this: Any, protocol: Any) -> Any:
+        return _of_own_class(original.__reduce_ex__(this, protocol))
+
     members: dict[str, Any] = {
         "__iter__": iterate,
+        "__reduce_ex__": reduce,
+        "__class__": property(lambda this: _own_class(original)),  # pickle compares it with the class that it writes
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
+        _ORIGINAL: original,
     }
     if handle is not None:
         members[_HANDLE] = handle
     try:
         if not hasattr(original, "__iter__"):
             raise TypeError("no __iter__")
-        loader.__class__ = type(original.__name__, (original,), members)
+        _set_class(loader, type(original.__name__, (original,), members))
     except (TypeError, AttributeError):
         raise TypeError(
             f"cannot observe a loader of type {original.__name__}: expected a DataLoader or an iterable object whose "
             "class is written in Python"
         ) from None
     with contextlib.ExitStack() as stack:
-        stack.callback(setattr, loader, "__class__", original)
+        stack.callback(_set_class, loader, original)
         return stack.pop_all().close
 
 
 def handle_of(loader: Any) -> Any:
     """Returns the handle that observes a loader; None if there is none."""
     return getattr(type(loader), _HANDLE, None)
+
+
+def _set_class(loader: Any, new: type) -> None:
+    # As `loader.__class__ = new`, which the property of a class that observes hides.
+    vars(object)["__class__"].__set__(loader, new)
+
+
+def _own_class(value: Any) -> Any:
+    """Returns the class from which a subclass that observes was made, also in several steps; any other value as is."""
+    while isinstance(value, type) and _ORIGINAL in vars(value):
+        value = vars(value)[_ORIGINAL]
+    return value
+
+
+def _of_own_class(reduced: Any) -> Any:
+    """Returns what `__reduce_ex__` has returned, for an object of the loader's own class."""
+    if not isinstance(reduced, tuple):
+        return reduced
+    make, arguments, *rest = reduced
+    return (_own_class(make), tuple(map(_own_class, arguments)), *rest)

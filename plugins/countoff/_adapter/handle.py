@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from countoff._adapter.class_swap import handle_of, swap_class
 from countoff._adapter.exit_hooks import ExitHooks
@@ -22,6 +22,9 @@ from countoff.core.totals import Totals
 
 __all__ = ["Attached", "argument_of", "evaluation_loaders"]
 
+_active: list[Attached] = []
+"""The handles of this process whose fit has begun and has not ended, in the order of their begin."""
+
 
 class Attached:
     """What `attach` returns.
@@ -32,6 +35,12 @@ class Attached:
         settings: The user's choices.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
+
+    Attributes:
+        totals: The totals of an epoch.
+        steps_before: Optimizer steps that were applied before the checkpoint from which this fit has begun.
+        batches_before: Batches of the first train epoch that a counted function has returned before that checkpoint.
+        passes: The passes over the loaders.
     """
 
     def __init__(
@@ -45,6 +54,7 @@ class Attached:
     ) -> None:
         self.totals = totals
         self.steps_before = 0
+        self.batches_before = 0
         self._make_guard = make_guard
         self._settings = settings
         self._steps_of = steps_of
@@ -52,7 +62,9 @@ class Attached:
         self._exit_hooks: ExitHooks | None = None
         self._detached = True
         self._failed = False
-        self.passes = LoaderPasses(make_guard(), epoch=epoch, exhausted=self._learn_length)
+        self.passes = LoaderPasses(
+            make_guard(), epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
+        )
 
     @property
     def guard(self) -> Guard:
@@ -64,6 +76,31 @@ class Attached:
         values: dict[str, float] = {**self.totals.plan.metrics(), **self.guard.metrics}
         done = self.totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
+
+    def counted(self, source: Any) -> Any:
+        """Returns a source of train batches that counts them as it hands them out, for a loop without a loader.
+
+        Args:
+            source: An iterable, each pass over which is a train epoch; an iterator, which is one train epoch; or a
+                function without arguments that returns the next batch, all calls of which are one train epoch.
+
+        Returns:
+            An iterable, an iterator or a function, as the source is; the source itself where countoff is off.
+
+        Raises:
+            TypeError: If the source is none of these.
+        """
+        if not (isinstance(source, Iterable) or callable(source)):
+            raise TypeError(
+                f"counted() takes an iterable or a function that returns the next batch, got a {type(source).__name__}"
+            )
+        if not self._settings.enabled:
+            return source
+        if isinstance(source, Iterator):
+            return self.passes.follow(cast("Iterator[Any]", source), None)
+        if isinstance(source, Iterable):
+            return _CountedPasses(self.passes, source)
+        return self.passes.follow(_Calls(source), None, position=self.batches_before).__next__
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -127,10 +164,16 @@ class Attached:
             notices: Warnings to give at once.
         """
         self._detached = False
+        _active.append(self)
+        self._release.callback(_active.remove, self)
         self._release.callback(release)
         self._release.callback(on_optimizer_step(self._step, self._steps_of).remove)
-        self._exit_hooks = ExitHooks(self._fail, self._at_exit)
-        self._start_guard(plan, versions)
+        self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
+        try:
+            self._start_guard(plan, versions)
+        except BaseException:
+            self._release_all()  # the caller gets no handle, and so could not detach
+            raise
         for notice in (*notices, self.totals.wrong_length()):
             if notice is not None:
                 self.guard.warn(notice)
@@ -162,9 +205,15 @@ class Attached:
             self.detach()
         else:
             self._fail(error)
+            self.abandon()
 
     def _follow(self, name: str | None, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         return self.passes.follow(batches, name, loader=loader)
+
+    def _give_back_if_diverged(self) -> None:
+        """Gives back the loaders where a verdict leaves the loop; the handle stays until the program ends with it."""
+        if self.guard.verdict is not None:
+            self._release.close()
 
     def _release_all(self) -> bool:
         """Gives back what the handle holds; returns False if that has been done before."""
@@ -197,6 +246,13 @@ class Attached:
         self.totals.observe(self.guard.batches)
         return self.totals.wrong_length()
 
+    def _fail_uncaught(self, error: BaseException) -> None:
+        """Reports the exception that ends the program, if it has ended the loop of this handle and not of another."""
+        if _left_by_exception() is self:
+            self._fail(error)
+        self._failed = True
+        self._release.close()
+
     def _fail(self, error: BaseException) -> None:
         if self._detached:
             return
@@ -206,7 +262,7 @@ class Attached:
     def _at_exit(self) -> None:
         error = _exception_at_exit()
         if error is not None:
-            self._fail(error)
+            self._fail_uncaught(error)
         if self.guard.verdict is None and not self._failed:
             with contextlib.suppress(DivergenceError):
                 self.detach()
@@ -214,6 +270,33 @@ class Attached:
         if self.guard.verdict is not None and not raised and self._settings.on_divergence == "raise":
             shutdown.exit_now()  # the verdict came after the program's last line: only an exit code can report it
         self.guard.close()
+
+
+class _Calls:
+    """An iterator over what a function returns."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._function()
+
+
+class _CountedPasses:
+    """An iterable that counts every pass over another one."""
+
+    def __init__(self, passes: LoaderPasses, source: Any) -> None:
+        self._passes = passes
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._passes.follow(iter(self._source), None, loader=self._source)
+
+    def __len__(self) -> int:
+        return len(self._source)
 
 
 def evaluation_loaders(given: Any) -> Mapping[str, Any]:
@@ -230,6 +313,12 @@ def evaluation_loaders(given: Any) -> Mapping[str, Any]:
 def argument_of(name: str | None) -> str:
     """Returns the argument of `attach` that gave a loader, by the evaluation's name; None for the train loader."""
     return "train" if name is None else "eval"
+
+
+def _left_by_exception() -> Attached | None:
+    """Returns the handle whose loop an exception has left: the latest with an open span, or else the latest."""
+    inside = [each for each in _active if each.guard.open_span is not None]
+    return next(reversed(inside or _active), None)
 
 
 def _exception_at_exit() -> BaseException | None:

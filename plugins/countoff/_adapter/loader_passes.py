@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from countoff._adapter.sampling import fingerprint_batch
-from countoff.core import Guard, Verdict
+from countoff.core import DivergenceError, Guard, Verdict
 
 __all__ = ["UNSEEN_STEPS", "LoaderPasses"]
 
@@ -20,18 +20,30 @@ UNSEEN_STEPS = 64
 """Optimizer steps without a batch after which the attached loader is taken not to be the one that the loop iterates."""
 
 
-class _OpenSpan:
-    """The span of a pass that has begun and not ended; compared by identity."""
+class _Span:
+    """The span of a pass that has begun; it is open until the loop has gone on to something else.
 
-    def __init__(self, epoch: int | None, at_end: Callable[[], bool], *, compared: bool) -> None:
-        self.epoch = epoch  # None: an evaluation
-        self.at_end = at_end
+    Attributes:
+        epoch: Number of the train epoch; None for an evaluation.
+        ahead: The loader, if it fetches one batch ahead and so knows its last one.
+        compared: Whether it is compared with those of other ranks.
+        open: Whether it has not been closed.
+        waited: Seconds that the loop has waited for the loader.
+    """
+
+    __slots__ = ("ahead", "compared", "epoch", "open", "waited")
+
+    def __init__(self, epoch: int | None, ahead: Any, *, compared: bool) -> None:
+        self.epoch = epoch
+        self.ahead = ahead
         self.compared = compared
+        self.open = True
+        self.waited = 0.0
 
-
-def _never() -> bool:
-    """Returns False: the loader does not look ahead, so it cannot tell that its last batch is the last one."""
-    return False
+    @property
+    def at_end(self) -> bool:
+        """Whether the batch that the loader handed out last is known to be its last one."""
+        return self.ahead is not None and self.ahead.end_of_dataloader
 
 
 class LoaderPasses:
@@ -41,24 +53,33 @@ class LoaderPasses:
         guard: The guard that counts them.
         epoch: Number of the first train epoch.
         exhausted: Called when a train epoch ends because its loader is exhausted; returns a warning, if there is one.
+        diverged: Called before a verdict is raised in the loop.
 
     Attributes:
         guard: The guard that counts them.
         epoch: Number of the next train epoch.
         comparing: Whether passes that begin from here on are compared with those of other ranks.
         began: Called with the number of each train epoch when it has begun.
+        left: Called when the loop has let go of a train epoch that it has not ended, if that means that an exception
+            has ended the loop; None where it may be a break.
         expects_train: Whether no pass over the train loader has been seen yet; optimizer steps are then suspect.
+        has_loader: Whether a train loader was attached; the loop has its batches counted by hand otherwise.
     """
 
-    def __init__(self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None]) -> None:
+    def __init__(
+        self, guard: Guard, *, epoch: int, exhausted: Callable[[], Verdict | None], diverged: Callable[[], None]
+    ) -> None:
         self.guard = guard
         self.epoch = epoch
         self.comparing = True
         self.began: Callable[[int], None] | None = None
+        self.left: Callable[[], None] | None = None
         self.expects_train = False
+        self.has_loader = True
         self._steps_unseen = 0
         self._exhausted = exhausted
-        self._open: list[_OpenSpan] = []
+        self._diverged = diverged
+        self._open: list[_Span] = []
 
     @property
     def position(self) -> tuple[int, int]:
@@ -74,7 +95,7 @@ class LoaderPasses:
         name: str | None,
         *,
         position: int = 0,
-        ahead: Callable[[], bool] | None = None,
+        ahead: Any = None,
         loader: Any = None,
     ) -> Iterator[Any]:
         """Returns the generator of one pass, which the loop's `for` iterates.
@@ -83,43 +104,47 @@ class LoaderPasses:
             batches: The loader's own iterator.
             name: The evaluation's name; None for a train epoch.
             position: Batches of the epoch that were trained on before a checkpoint, and that this pass does not have.
-            ahead: Given where the loader fetches one batch ahead; returns whether the batch that it handed out last is
-                its last one.
+            ahead: Given where the loader fetches one batch ahead: an object whose attribute `end_of_dataloader` tells
+                whether the batch that it handed out last is its last one.
             loader: The loader, whose sampler tells about the data.
         """
-        guard, at_end = self.guard, ahead or _never
-        span, open_spans = self._begin(name, position, at_end), self._open
+        guard = self.guard
         # Looked up once, not per batch.
-        fetch, count, waited, now = batches.__next__, guard.batch, guard.waited, time.perf_counter
+        fetch, count, now = batches.__next__, guard.batch, time.perf_counter
         data, fingerprints = guard.data, name is None
         more = False  # whether the next batch is known to be fetched, so that to ask for it is to begin it
         try:
-            while True:
-                if more and span in open_spans:
-                    count()
-                began = now()
-                try:
-                    batch = fetch()
-                except StopIteration:
-                    break
-                except Exception as error:
-                    guard.failed(error)
-                    raise
-                waited(now() - began)
-                ends = at_end()
-                if span in open_spans:
-                    if not more:
+            span = self._begin(name, position, ahead)
+            try:
+                while True:
+                    if more and span.open:
                         count()
-                    if fingerprints and data.fingerprints_due:
-                        fingerprint_batch(data, batch, loader)
-                    if ends:
-                        guard.last_batch()
-                more = ahead is not None and not ends
-                yield batch
-        except GeneratorExit:  # the loop stopped early, which may be legitimate, or an exception is being raised
-            self._close(span, "stopped", may_raise=False)
+                    began = now()
+                    try:
+                        batch = fetch()
+                    except StopIteration:
+                        break
+                    except Exception as error:
+                        guard.failed(error)
+                        raise
+                    span.waited += now() - began
+                    if span.open:
+                        if not more:
+                            count()
+                        if fingerprints and data.fingerprints_due:
+                            fingerprint_batch(data, batch, loader)
+                        if ahead is not None:
+                            more = not ahead.end_of_dataloader
+                            if not more:
+                                guard.last_batch()
+                    yield batch
+            except GeneratorExit:  # the loop stopped early, which may be legitimate, or an exception is being raised
+                self._leave(span)
+                raise
+            self._close(span, "exhausted")
+        except DivergenceError:
+            self._diverged()
             raise
-        self._close(span, "exhausted")
 
     def step_unseen(self) -> None:
         """Counts an optimizer step before the first pass over the train loader; warns at `UNSEEN_STEPS` of them."""
@@ -128,6 +153,11 @@ class LoaderPasses:
             self.expects_train = False
             sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of the train loader that was attached."
             why = "The loop iterates another object, or these are steps of another model. Nothing is compared so far."
+            if not self.has_loader:
+                sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch was counted."
+                why = (
+                    "No loader was attached, and the loop has taken nothing from handle.counted(). Nothing is compared."
+                )
             self.guard.warn(Verdict("UnseenLoader", sentence, why=why))
 
     def close_stale(self, *, everything: bool) -> None:
@@ -139,9 +169,9 @@ class LoaderPasses:
         while self._open and (everything or self._open[-1].epoch is None):
             self._close(self._open[-1], "stopped")
 
-    def _begin(self, name: str | None, position: int, at_end: Callable[[], bool]) -> _OpenSpan:
+    def _begin(self, name: str | None, position: int, ahead: Any) -> _Span:
         self.close_stale(everything=name is None)
-        span = _OpenSpan(self.epoch if name is None else None, at_end, compared=self.comparing)
+        span = _Span(self.epoch if name is None else None, ahead, compared=self.comparing)
         if not span.compared:
             self.guard.compare_spans(False)
         if name is None:
@@ -155,11 +185,19 @@ class LoaderPasses:
             self.began(span.epoch)
         return span
 
-    def _close(self, span: _OpenSpan, reason: Reason, *, may_raise: bool = True) -> None:
-        while span in self._open:
+    def _leave(self, span: _Span) -> None:
+        unfinished = span.open and span.epoch is not None
+        self._close(span, "stopped", may_raise=False)
+        if unfinished and self.left is not None:
+            self.left()
+
+    def _close(self, span: _Span, reason: Reason, *, may_raise: bool = True) -> None:
+        while span.open:
             innermost = self._open.pop()
+            innermost.open = False
             # A loop that stops at the last batch has exhausted its loader too.
-            ended = "exhausted" if (innermost is span and reason == "exhausted") or innermost.at_end() else "stopped"
+            ended = "exhausted" if (innermost is span and reason == "exhausted") or innermost.at_end else "stopped"
+            self.guard.waited(innermost.waited)
             if innermost.epoch is None:
                 self.guard.eval_end(ended, may_raise=may_raise)
             else:

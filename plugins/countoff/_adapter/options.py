@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from countoff.core import Settings
 
@@ -44,6 +44,9 @@ class Options:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
 
+    _of_the_fit: ClassVar[tuple[str, ...]] = ()
+    """Attributes that a fit sets: left out of copies, in which no fit has begun."""
+
     def __init__(
         self,
         enabled: bool | None = None,
@@ -59,3 +62,7 @@ class Options:
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.settings = Settings.resolve(**given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes of a copy: a callback is copied and pickled with its Trainer, at any time."""
+        return {name: value for name, value in vars(self).items() if name not in self._of_the_fit}

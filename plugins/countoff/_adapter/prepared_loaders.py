@@ -17,6 +17,7 @@ from accelerate.local_sgd import LocalSGD
 from torch.utils.data import BatchSampler, IterableDataset
 
 from countoff._adapter.torch_facts import reported_length
+from countoff._adapter.watched_methods import WatchedMethods
 
 __all__ = [
     "Follower",
@@ -37,8 +38,6 @@ None stands for a loader that the follower does not know.
 """
 
 PREPARED = (DataLoaderShard, DataLoaderDispatcher)
-_followers: list[Follower] = []
-_local_sgd_watchers: list[Callable[[Any, bool], None]] = []
 
 
 def follow(follower: Follower) -> Callable[[], None]:
@@ -47,33 +46,23 @@ def follow(follower: Follower) -> Callable[[], None]:
     Returns:
         A function that removes the follower. With the last follower, Accelerate's classes are restored.
     """
-    if not _followers:
-        for loader_class in PREPARED:
-            loader_class.__iter__ = _followed(loader_class.__iter__)
-    _followers.append(follower)
-
-    def remove() -> None:
-        _followers.remove(follower)
-        for loader_class in PREPARED if not _followers else ():
-            original = getattr(loader_class.__iter__, "countoff_original", None)
-            if original is not None:  # else other code has wrapped ours, which stays and has no followers to ask
-                loader_class.__iter__ = original
-
-    return remove
+    return _followers.add(follower)
 
 
 def _followed(original: Callable[[Any], Iterator[Any]]) -> Any:
     @functools.wraps(original)
     def observed(loader: Any) -> Iterator[Any]:
         batches = original(loader)
-        for follower in reversed(_followers):
+        for follower in _followers:
             found = follower(loader, batches)
             if found is not None:
                 return found
         return batches
 
-    setattr(observed, "countoff_original", original)  # noqa: B010  # an attribute of a function, unknown to its type
     return observed
+
+
+_followers: WatchedMethods[Follower] = WatchedMethods({(loaders, "__iter__"): _followed for loaders in PREPARED})
 
 
 def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
@@ -85,31 +74,26 @@ def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
     Returns:
         A function that removes the watcher. With the last watcher, Accelerate's class is restored.
     """
-    if not _local_sgd_watchers:
-        LocalSGD.__enter__ = _watched(LocalSGD.__enter__, inside=True)
-        LocalSGD.__exit__ = _watched(LocalSGD.__exit__, inside=False)
-    _local_sgd_watchers.append(watcher)
-
-    def remove() -> None:
-        _local_sgd_watchers.remove(watcher)
-        for name in ("__enter__", "__exit__") if not _local_sgd_watchers else ():
-            original = getattr(getattr(LocalSGD, name), "countoff_original", None)
-            if original is not None:  # else other code has wrapped ours, as in `follow`
-                setattr(LocalSGD, name, original)
-
-    return remove
+    return _local_sgd.add(watcher)
 
 
 def _watched(original: Callable[..., Any], *, inside: bool) -> Any:
     @functools.wraps(original)
     def watched(local_sgd: Any, *error: Any) -> Any:
         result = original(local_sgd, *error)
-        for watcher in _local_sgd_watchers if local_sgd.enabled else ():
+        for watcher in _local_sgd if local_sgd.enabled else ():
             watcher(local_sgd.accelerator, inside)
         return result
 
-    setattr(watched, "countoff_original", original)  # noqa: B010  # an attribute of a function, unknown to its type
     return watched
+
+
+_local_sgd: WatchedMethods[Callable[[Any, bool], None]] = WatchedMethods(
+    {
+        (LocalSGD, "__enter__"): functools.partial(_watched, inside=True),
+        (LocalSGD, "__exit__"): functools.partial(_watched, inside=False),
+    }
+)
 
 
 def is_prepared(loader: Any) -> bool:

@@ -94,11 +94,11 @@ def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[
         skipped = skipped_batches(iterated)
         train = prepared and (iterated is loader or (skipped > 0 and same_source(loader, iterated)))
         name = None if train else "evaluation"
-        return handle.passes.follow(
-            batches, name, position=skipped, ahead=lambda: iterated.end_of_dataloader, loader=iterated
-        )
+        return handle.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated)
 
     stack.callback(follow(follower))
+    # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
+    handle.passes.left = handle.abandon
     return stack.close
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import hashlib
+import importlib
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,7 @@ class Script:
         iterations: Batches that each rank trains on.
         accumulate: Batches per optimizer step.
         even: Use a map-style dataset of so many samples instead, which Fabric shards.
+        package: The package whose Fabric `finetune` uses.
     """
 
     train: tuple[int, ...] = (5, 5)
@@ -53,6 +55,7 @@ class Script:
     iterations: int = 13
     accumulate: int = 1
     even: int = 0
+    package: str = "lightning.fabric"
 
     def loaders(self) -> tuple[Any, Any]:
         if self.even:
@@ -116,7 +119,9 @@ def pretrain(script: Script) -> dict[str, Any]:
 
 def finetune(script: Script) -> dict[str, Any]:
     """Loaders before the model, epochs with a `for` each, a validation after each."""
-    fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp")
+    fabric = importlib.import_module(script.package).Fabric(
+        accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp"
+    )
     fabric.launch()
     fabric.seed_everything(7, verbose=False)
     train, val = fabric.setup_dataloaders(*script.loaders())

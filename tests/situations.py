@@ -24,7 +24,7 @@ from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import DIED, STOPPED, judge, lost_rank, row
-from countoff.core.protocol.plan_comparison import judge_plans, judge_tick_batches, judge_versions
+from countoff.core.protocol.plan_comparison import judge_lengths, judge_plans, judge_tick_batches, judge_versions
 from countoff.core.protocol.records import Mark, verdict_entry
 from countoff.core.protocol.rule import Divergence
 from countoff.core.protocol.state import State
@@ -294,6 +294,17 @@ def lengths() -> Iterator[Situation]:
         return Totals(facts, dp_degree=2, framework=framework, **kwargs).wrong_length()
 
     yield Situation("WrongLength", "len(loader) counts the batches of both ranks", wrong, adapters=able)
+    for why in ("equal_for_schedule", "equal_for_interval"):
+
+        def unequal(adapter: str, why: str = why) -> Verdict | None:
+            reason = getattr(module_of(adapter), why)("1dur")
+            return judge_plans(
+                {rank: {"batches_per_epoch": 8 - rank, "why_equal_lengths": reason} for rank in range(2)}
+            )
+
+        yield Situation("PlanMismatch", f"lengths differ: {why}", unequal, adapters=["composer"])
+    own = judge_lengths({rank: {"own_batches_per_epoch": 8 - rank} for rank in range(2)})
+    yield Situation("Truncated", "the ranks' loaders differ in length", lambda _: own, adapters=["composer"])
     lost = truncated(EPOCH, 7, {0: UnusedBatches(1, 4, False), 1: UnusedBatches(0)})
     yield Situation("Truncated", "Composer ends all ranks at the shortest", lambda _: lost, adapters=["composer"])
     yield Situation(
@@ -392,7 +403,9 @@ def others() -> Iterator[Situation]:
             return import_module("countoff._fabric.loaders").unseen_loader()
         passes = import_module("countoff._adapter.loader_passes")
         warnings: list[Verdict] = []
-        found = passes.LoaderPasses(SimpleNamespace(warn=warnings.append), epoch=0, exhausted=lambda: None)
+        found = passes.LoaderPasses(
+            SimpleNamespace(warn=warnings.append), epoch=0, exhausted=lambda: None, diverged=lambda: None
+        )
         for _step in range(passes.UNSEEN_STEPS):
             found.step_unseen()
         return warnings[0]

@@ -35,6 +35,10 @@ REMEDIES: Remedies = {
         "give every rank as many samples. If each rank's dataset holds all of the data, "
         "fabric.setup_dataloaders(loader) does it. If each holds a part: parts of one size."
     ),
+    "RankMapError": (
+        "let fabric.setup_dataloaders add the DistributedSampler, or give your own the size and this rank's number of "
+        "the mesh's data dim."
+    ),
     "UnseenLoader": (
         "pass the loader that the loop iterates through fabric.setup_dataloaders, or give it to "
         "countoff.torch.attach(train=…)."
@@ -43,7 +47,7 @@ REMEDIES: Remedies = {
     **data_remedies(
         shares=(
             "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the num_replicas "
-            "and rank of this rank's share; an iterable data set must take its share by itself."
+            "and rank of this rank's share; an iterable dataset must take its share by itself."
         ),
         order="let Fabric call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",

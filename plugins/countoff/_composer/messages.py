@@ -109,3 +109,19 @@ def with_correction(wrong: Verdict, length: int | None, since: str = "before the
     if length is None:
         return wrong
     return replace(wrong, sentence=f"{wrong.sentence} countoff has set the length to {length}, {since}.")
+
+
+def equal_for_schedule(time: str) -> str:
+    """Returns why the ranks' loaders must be equally long where a learning-rate schedule has this time."""
+    return (
+        f"A learning-rate schedule has the time '{time}', which Composer converts by each rank's own length: the ranks "
+        "would train with different learning rates."
+    )
+
+
+def equal_for_interval(time: str) -> str:
+    """Returns why the ranks' loaders must be equally long where something happens at an interval of this time."""
+    return (
+        f"An interval is '{time}', which Composer converts by each rank's own length: the ranks would evaluate or save "
+        "after different batches."
+    )

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
+from countoff._composer.messages import equal_for_interval, equal_for_schedule
 from countoff.core import FitPlan
 
 __all__ = ["exception_at_close", "length_of", "plan_of", "position_of", "why_equal_lengths"]
@@ -79,19 +80,13 @@ def why_equal_lengths(state: Any) -> str | None:
         for function in getattr(compiled, "lr_lambdas", ()):
             for time in _times(_made_with(function).get("scheduler")):
                 if time.endswith(relative):
-                    return (
-                        f"A learning-rate schedule has the time '{time}', which Composer converts by each rank's own "
-                        "length: the ranks would train with different learning rates."
-                    )
+                    return equal_for_schedule(time)
     intervals = [each.eval_interval for each in state.evaluators]
     intervals += [value for callback in state.callbacks for value in vars(callback).values()]
     for interval in intervals if "dur" in relative else ():
         for time in _times(_made_with(interval).get("time_interval")):
             if time.endswith("dur"):
-                return (
-                    f"An interval is '{time}', which Composer converts by each rank's own length: the ranks would "
-                    "evaluate or save after different batches."
-                )
+                return equal_for_interval(time)
     return None
 
 

@@ -143,13 +143,14 @@ class FabricLoaders:
             attached.detach()
 
     def failed(self, error: BaseException) -> None:
-        """Reports an exception that ends this rank's fit to the other ranks.
+        """Reports an exception that ends this rank's fit to the other ranks. The next train epoch begins another one.
 
         Args:
             error: The exception.
         """
-        if self.attached is not None:
-            self.attached.__exit__(type(error), error, error.__traceback__)
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            attached.__exit__(type(error), error, error.__traceback__)
 
     def leave_to_others(self) -> None:
         """Counts nothing from here on, because something else counts."""

@@ -76,9 +76,9 @@ def test_agreement_ends_the_wait_for_an_objection() -> None:
     assert not waiting.is_alive()
 
 
-@pytest.mark.parametrize("what", ["a verdict", "something to write"])
+@pytest.mark.parametrize("what", ["a verdict", "a verdict to write"])
 def test_the_wait_ends_for_what_comes_first(what: str) -> None:
-    """A verdict, and what this rank has to write itself, must not wait for ranks that may never agree."""
+    """A verdict, also one that this rank has to write itself, must not wait for ranks that may never agree."""
     store, (own, _) = FakeStore(), states(2)
     speaker = Speaker(own, connect=lambda: store, lost=lambda error: None)
     agreement = Agreement(own, KEY)
@@ -89,6 +89,23 @@ def test_the_wait_ends_for_what_comes_first(what: str) -> None:
     own.adopt(PROOF) if what == "a verdict" else own.propose(PROOF)
     waiting.join(30)
     assert not agreement.reached
+    assert not waiting.is_alive()
+
+
+def test_other_work_does_not_shorten_the_wait() -> None:
+    """A report that is queued can wait; the next collective of a rank that goes on too early cannot be taken back."""
+    store, (own, _) = FakeStore(), states(2)
+    speaker = Speaker(own, connect=lambda: store, lost=lambda error: None)
+    agreement = Agreement(own, KEY)
+    agreement.count(store)
+    speaker.hand(lambda channel: None)
+    arguments = store, agreement, time.monotonic() + 3600
+    waiting = threading.Thread(target=speaker._wait_for_objection, args=arguments, daemon=True)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    own.adopt(PROOF)
+    waiting.join(30)
     assert not waiting.is_alive()
 
 

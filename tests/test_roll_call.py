@@ -25,18 +25,22 @@ class Ranks:
         self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
         self.calls = [RollCall(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)]
 
-    def count_off(self, *plans: FitPlan, versions: str = "") -> None:
+    def count_off(self, *plans: FitPlan, versions: str = "") -> list[bool]:
         """Lets as many ranks count off as there are plans, the last ones first, until all of them are answered.
 
         Args:
             plans: One for each of the first ranks.
             versions: One version of torch for each of them; none: they report no versions.
+
+        Returns:
+            Whether each of them may begin to train, the last one first.
         """
-        calls = list(zip(self.calls, plans, strict=False))
+        calls, answered = list(zip(self.calls, plans, strict=False)), []
         for rank, (call, plan) in reversed(list(enumerate(calls))):
-            call.count_off(plan, {"torch": versions.split()[rank]} if versions else {})
+            answered.append(call.count_off(plan, {"torch": versions.split()[rank]} if versions else {}))
         while not all(speaker.poll_once() for speaker in self.speakers):
             pass
+        return [each.is_set() for each in answered]
 
     def close(self, span: str, *unused: UnusedBatches | None, evaluation: bool = False) -> list[dict[str, Any]]:
         """Lets every rank close a span after 4 batches with what it has not used; returns what they write."""
@@ -57,6 +61,15 @@ def ranks() -> Ranks:
     ranks = Ranks(2)
     ranks.count_off(FitPlan(), FitPlan())
     return ranks
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 4)])
+def test_no_rank_trains_before_the_verdict_on_its_plan(sizes: tuple[int, int]) -> None:
+    """The answer may arrive before the verdict: a rank that went on would wait in a collective without a partner."""
+    ranks = Ranks(2)
+    equal = sizes[0] == sizes[1]
+    assert ranks.count_off(*(FitPlan(batch_size=size) for size in sizes)) == [equal, equal]
+    assert [entry["kind"] for entry in ranks.verdicts()] == ([] if equal else ["PlanMismatch"])
 
 
 def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:

@@ -71,7 +71,7 @@ class RollCall:
             versions: Versions of what computes.
 
         Returns:
-            An event that is set once rank 0 has compared.
+            An event that is set once rank 0 has compared, and found no verdict.
         """
         state, speaker, answered = self._state, self._speaker, threading.Event()
         deadline = time.monotonic() + state.settings.deadline_seconds
@@ -84,14 +84,16 @@ class RollCall:
             if missing:
                 self._warn_of_missing(missing, "training goes on without comparing with it")
             agreed = () if missing else agreed_fields({rank: each["plan"] for rank, each in records.items()})
-            speaker.hand(lambda channel: channel.set("plan", {"compared": len(records), "agreed": list(agreed)}))
-            release({"compared": len(records), "agreed": agreed})
+            answer = {"compared": len(records), "agreed": list(agreed), "refused": state.proposed is not None}
+            speaker.hand(lambda channel: channel.set("plan", answer))
+            release(answer)
 
         def release(result: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in result["agreed"])
             complete = result["compared"] == state.world_size  # every rank introduces itself before it reports
             speaker.hand(lambda channel: speaker.heartbeats.find_neighbours(channel, complete=complete))
-            speaker.hand(lambda _: answered.set())
+            if not result.get("refused"):  # else this rank waits for the verdict, which may come after the answer
+                speaker.hand(lambda _: answered.set())
 
         if state.rank == 0:
             speaker.poll(Gathering("plan", range(state.world_size), deadline, compare, self._warn_of_missing))

@@ -134,9 +134,9 @@ class Speaker:
             done.wait(MARK_SECONDS)
 
     def _wait_for_objection(self, channel: Channel, agreement: Agreement | None, deadline: float) -> None:
-        """Waits until a verdict arrives, all ranks agree, the time is over, or this thread has something to write."""
+        """Waits until a verdict arrives or is to be written, all ranks agree, or the time is over."""
         state, pause = self._state, _FIRST_LOOK_SECONDS
-        while not (agreement is not None and agreement.reached) and state.outbox.empty():
+        while not (agreement is not None and agreement.reached) and state.proposed is None:
             left = deadline - time.monotonic()
             if left <= 0 or state.ended.wait(min(pause, left)):
                 return

@@ -39,7 +39,7 @@ def attach(
 ) -> Attached:
     """Watches a loop over prepared loaders. Collective: every rank must call it, after `accelerator.prepare()`.
 
-    It waits for the other ranks at most `deadline_seconds`; nothing later waits for another rank, except that
+    It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms, except that
     `accelerator.load_state()` begins another fit at the checkpoint's position.
 
     Args:

@@ -71,7 +71,7 @@ def attach(
 ) -> Attached:
     """Watches a plain training loop. Collective: every rank must call it, after `init_process_group`.
 
-    It waits for the other ranks at most `deadline_seconds`; nothing later waits for another rank.
+    It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms.
 
     Args:
         train: The loader of the training loop: a DataLoader, or any object whose class is written in Python. None for a

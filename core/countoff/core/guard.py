@@ -61,10 +61,11 @@ class Guard:
         guard.close()
 
     An exception that leaves the loop goes through `failed` first, so that the other ranks are told. Any method may
-    raise `DivergenceError` (one of its leaves) while the guard is watching. In a healthy job only `fit_start` waits for
-    other ranks, at most `deadline_seconds`; every other method waits at most 50 ms, for its own threads. Once there is
-    a verdict, a method waits until that is printed, a few seconds at most, and `close` completes the last roll calls
-    for at most 5 s. No method calls the store. With one rank nothing is started and nothing is ever raised.
+    raise `DivergenceError` (one of its leaves) while the guard is watching. In a healthy job `fit_start` waits for
+    other ranks, at most `deadline_seconds`. The end of a span waits until all ranks are there, at most 5 ms, and
+    `fit_end` at most 50 ms; every other method waits at most 50 ms, for its own threads. Once there is a verdict, a
+    method waits until that is printed, a few seconds at most, and `close` completes the last roll calls for at most
+    5 s. No method calls the store. With one rank nothing is started and nothing is ever raised.
 
     Args:
         settings: The user's choices.

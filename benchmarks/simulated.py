@@ -14,7 +14,7 @@ import heapq
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,7 +23,6 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.protocol.records import goodbye_entry
-from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
@@ -33,6 +32,7 @@ RANKS_PER_HOST = 8
 _KINDS = {
     "log": "mark",
     "passed": "mark",
+    "announced": "mark",
     "plan": "roll call",
     "span": "roll call",
     "tick": "tick",
@@ -134,18 +134,10 @@ def counting_channel(port: int) -> tuple[Channel, CountingStore]:
 class ThreadlessSpeaker(Speaker):
     """A speaker without a thread: `RankGroup` calls its turns."""
 
-    def write(
-        self,
-        entry: dict[str, Any],
-        redundant: Callable[[], bool],
-        hold: float = 0.0,
-        agreement: Agreement | None = None,
-    ) -> None:
-        """Queues what the real method does and returns at once: there is no training that must wait."""
-        del hold
-        self.hand(self.append(entry, redundant))
-        if agreement is not None:
-            self.hand(agreement.count)
+    @property
+    def prompt(self) -> bool:
+        """False: `write` then queues the entry and returns at once, because there is no training that must wait."""
+        return False
 
     def turn(self, channel: Channel, *, heartbeat: bool = False) -> bool:
         """Does all queued jobs, then polls, and sends a heartbeat on request; returns whether it must poll again."""

@@ -1,6 +1,7 @@
 """What else people do with Accelerate, a job each: resume, join, nest, end early, start alone, plan a schedule."""
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -74,14 +75,13 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
 
 
 def skips_differently() -> None:
-    """Rank 0 skips 5 batches of the epoch in which it resumes, rank 1 skips 6."""
+    """Rank 0 skips 5 batches of the epoch in which it resumes, rank 1 skips 6; both stay in their first batch."""
     accelerator = Accelerator(cpu=True)
-    model, raw = model_and_optimizer()
-    model, optimizer, train = accelerator.prepare(model, raw, map_loader(80))
-    attach(accelerator, train=train)
-    for batch in accelerator.skip_first_batches(train, 5 + own_rank()):
-        forward_and_back(accelerator, model, optimizer, batch)
-        print("trained on a batch")
+    train = accelerator.prepare(map_loader(80))
+    handle = attach(accelerator, train=train)
+    for _ in accelerator.skip_first_batches(train, 5 + own_rank()):
+        while handle.guard.verdict is None:  # the test's deadline ends it
+            time.sleep(0.01)
 
 
 def checkpoints_of_their_own() -> tuple[int, int, int]:

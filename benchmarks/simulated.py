@@ -27,20 +27,21 @@ from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
 
-PREFIX = "countoff/0123456789ab/0/"  # as long as a real one
+PREFIX = "countoff/0123456789ab/"  # as long as a real one
+GUARD = "0/"
 RANKS_PER_HOST = 8
 _KINDS = {
     "log": "mark",
     "passed": "mark",
     "announced": "mark",
     "plan": "roll call",
+    "joined": "roll call",
     "span": "roll call",
     "tick": "tick",
     "heartbeat": "heartbeat",
     "host": "host",
     "data": "data identity",
 }
-_POLL_SECONDS = 0.005  # the speaker's first interval between two polls
 Counts = dict[str, list[int]]
 """Operations, bytes sent and bytes received (keys and values, without framing), by kind and operation."""
 
@@ -81,7 +82,8 @@ class CountingStore:
         return dict(taken)
 
     def _count(self, operation: str, keys: Sequence[str], sent: int = 0, received: int = 0) -> None:
-        kind = _KINDS.get(keys[0][len(PREFIX) :].partition("/")[0], "other") if keys else "other"
+        name = keys[0][len(PREFIX) :].removeprefix(GUARD).partition("/")[0] if keys else ""
+        kind = _KINDS.get(name, "other")
         entry = self.counts[f"{kind}: {operation}"]
         entry[0] += 1
         entry[1] += sum(map(len, keys)) + sent
@@ -131,38 +133,11 @@ def counting_channel(port: int) -> tuple[Channel, CountingStore]:
     return channel, counting
 
 
-class ThreadlessSpeaker(Speaker):
-    """A speaker without a thread: `RankGroup` calls its turns."""
-
-    @property
-    def prompt(self) -> bool:
-        """False: `write` then queues the entry and returns at once, because there is no training that must wait."""
-        return False
-
-    def turn(self, channel: Channel, *, heartbeat: bool = False) -> bool:
-        """Does all queued jobs, then polls, and sends a heartbeat on request; returns whether it must poll again."""
-        self._next_heartbeat = 0.0 if heartbeat else time.monotonic() + 3600
-        self.hand(lambda channel: None)  # a turn waits for a job
-        while not self._state.outbox.empty():
-            self._turn(channel)
-        return bool(self._pending)
-
-    def introduce(self, channel: Channel, host: str) -> None:
-        """Writes which host this rank is on, as a speaker does when it starts."""
-        self.heartbeats._host = host  # pyright: ignore[reportPrivateUsage]
-        self.heartbeats.introduce(channel)
-
-    @property
-    def pause_seconds(self) -> float:
-        """Seconds until the next poll, as in the real thread."""
-        return _POLL_SECONDS * 2 ** min(self._polls // 20, 6)
-
-
 @dataclass
 class ThreadlessMonitor:
     """What a guard needs of its monitor, without threads."""
 
-    speaker: ThreadlessSpeaker
+    speaker: Speaker
     failure: str = ""
 
     def close(self) -> None:
@@ -176,8 +151,10 @@ class SimulatedRank:
         settings = Settings(deadline_seconds=600.0)
         self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [0.1])
         self.state = self.guard._state
-        self.speaker = ThreadlessSpeaker(self.state, connect=_never, lost=_raise)
-        self.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
+        self.speaker = Speaker(self.state)
+        self.line = self.speaker.line
+        self.line.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
+        self.line.heartbeats._host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.guard._monitor = ThreadlessMonitor(self.speaker)
         self.guard._roll_call = RollCall(self.state, self.speaker)
         self.answered = threading.Event()
@@ -188,9 +165,22 @@ class SimulatedRank:
         plan = plan_of(self.state.rank, self.state.world_size)
         self.answered = self.guard._roll_call.count_off(plan, versions)
 
+    def turn(self, channel: Channel) -> bool:
+        """Does all queued jobs, then polls; returns whether it must poll again."""
+        part = channel.at(GUARD)
+        while not self.state.outbox.empty():
+            self.speaker.turn(part)
+        self.speaker.look(part)
+        return self.speaker.seconds_until_look is not None
+
+    def heartbeat(self, channel: Channel) -> None:
+        """Sends a heartbeat, and looks at those of others."""
+        self.line.heartbeats.send(channel, self.line.read)
+        self.line.heartbeats.report_silence(channel.at(GUARD), self.state)
+
     def receive(self, channel: Channel, index: int) -> None:
         """Waits for an entry of the log and receives it, as the listener does."""
-        self.state.receive(index, channel.wait(f"log/{index}"))
+        self.line.receive(index, channel.wait(f"log/{index}"))
 
 
 @dataclass
@@ -211,7 +201,7 @@ class RankGroup:
     def introduce(self) -> None:
         """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.speaker.introduce(self.speaker_channel, rank.host)
+            rank.line.heartbeats.introduce(self.speaker_channel)
 
     def count_off(self) -> None:
         """Does the roll call of the fit's start; returns when every rank has its answer."""
@@ -227,18 +217,19 @@ class RankGroup:
         while due:
             at, place = heapq.heappop(due)
             time.sleep(max(0.0, at - time.monotonic()))
-            speaker = self.ranks[place].speaker
-            if speaker.turn(self.speaker_channel):
-                heapq.heappush(due, (time.monotonic() + speaker.pause_seconds, place))
+            rank = self.ranks[place]
+            if rank.turn(self.speaker_channel):
+                pause = rank.speaker.seconds_until_look or 0.0
+                heapq.heappush(due, (time.monotonic() + pause, place))
 
     def heartbeat(self) -> None:
         """Every rank sends one heartbeat."""
         for rank in self.ranks:
-            rank.speaker.turn(self.speaker_channel, heartbeat=True)
+            rank.heartbeat(self.speaker_channel)
 
     def start_listener(self) -> None:
         """Starts a thread that waits in the store for the next entry and receives it for each rank."""
-        index = self.ranks[0].state.log.read
+        index = self.ranks[0].line.read
         self._listener_thread = threading.Thread(target=self._listen, args=[index], name="listener")
         self._listener_thread.start()
 
@@ -259,34 +250,34 @@ class RankGroup:
         for rank in self.ranks:
             getattr(rank.guard, method)(*arguments)
         for rank in self.ranks:
-            rank.speaker.turn(self.speaker_channel)
+            rank.turn(self.speaker_channel)
         return began
 
     def call_first(self, method: str, *arguments: Any) -> float:
         """Only the first rank passes a mark; returns when it began."""
         began = time.monotonic()
         getattr(self.ranks[0].guard, method)(*arguments)
-        self.ranks[0].speaker.turn(self.speaker_channel)
+        self.ranks[0].turn(self.speaker_channel)
         return began
 
     def call_others(self, method: str, *arguments: Any) -> None:
         """All ranks but the first pass the mark that the first one has passed."""
         for rank in self.ranks[1:]:
             getattr(rank.guard, method)(*arguments)
-            rank.speaker.turn(self.speaker_channel)
+            rank.turn(self.speaker_channel)
 
     def batches(self, count: int) -> None:
         """Every rank starts `count` batches and writes what is due."""
         for rank in self.ranks:
             for _ in range(count):
                 rank.guard.batch()
-            rank.speaker.turn(self.speaker_channel)
+            rank.turn(self.speaker_channel)
 
     def exit(self) -> None:
         """All ranks exit without having ended the fit, so each appends its goodbye to the log."""
         for rank in self.ranks:
             rank.speaker.hand(rank.speaker.append(goodbye_entry(rank.state.rank)))
-            rank.speaker.turn(self.speaker_channel)
+            rank.turn(self.speaker_channel)
 
     def take(self) -> Counts:
         """Returns what this process has sent and received since the last call."""
@@ -318,11 +309,3 @@ def store_process(commands: Connection) -> None:
     commands.send(store.port)
     while commands.recv() is not None:
         commands.send(time.process_time())
-
-
-def _never() -> Channel:
-    raise RuntimeError("a simulated speaker does not connect: it is given a channel")
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -190,6 +190,59 @@ def attaches_several(way: str) -> None:
         dist.barrier()
 
 
+def test_the_handles_of_a_process_share_their_threads(run_ranks):
+    """There are three threads for any number of handles, and none once the last one has ended."""
+    three = ["countoff listener", "countoff speaker", "countoff watchdog"]
+    results = run_ranks(attaches_many, 2)
+    assert [result.value for result in results] == [(three, [5] * 7, three, [])] * 2, results
+    assert not any(verdict_lines(result) for result in results), results
+
+
+def attaches_many() -> tuple[Any, ...]:
+    dist.init_process_group("gloo")
+    loaders = [even_loader(40) for _ in range(7)]
+    handles = [attach(train=loader) for loader in loaders]
+    found: list[Any] = [sorted(threads())]
+    for loader in loaders:
+        for _ in loader:
+            dist.barrier()
+    found.append([handle.guard.train_batches for handle in handles])
+    kept = handles.pop(own_rank())  # the last one that is open is not the same on all ranks
+    for handle in handles:
+        handle.detach()
+    found.append(sorted(threads()))
+    dist.barrier()
+    kept.detach()
+    return (*found, threads())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_end_different_handles_compare_the_next_one(run_ranks, first):
+    """A rank that has ended all of its handles meets the others again, in silence, and is compared as before."""
+    results = run_ranks(attaches_again, 2, first, expect=None)
+    for result in results:
+        assert result.output.count("trained, in silence") == 1, results
+        (line,) = [line for line in verdict_lines(result) if line.startswith("countoff: ")]
+        assert line.startswith("countoff: UnevenBatches: rank 1 ran out of data after 2 batches"), results
+
+
+def attaches_again(first: int) -> None:
+    dist.init_process_group("gloo")
+    early = attach(train=even_loader(40))
+    if own_rank() == first:
+        early.detach()
+    loader = even_loader(40)
+    with attach(train=loader) as handle:
+        for _ in loader:
+            dist.barrier()
+    print(f"trained, in silence: {handle.guard.notices}")
+    uneven = share_loader(3 - own_rank())
+    with attach(train=uneven):
+        for _ in uneven:
+            dist.barrier()
+        dist.barrier()  # rank 0 is in its last batch, and rank 1 beyond it
+
+
 def test_a_handle_that_has_ended_leaves_no_thread(run_ranks):
     """A detached handle, or one whose loop an exception has left, keeps no thread; a verdict keeps the watchdog."""
     results = run_ranks(ends_in_every_way, 2)

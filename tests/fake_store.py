@@ -21,6 +21,7 @@ class FakeStore(Channel):
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self._whole = None
 
     def set(self, key: str, record: Mapping[str, Any]) -> None:
         self.values[key] = encode(record).encode()
@@ -55,7 +56,7 @@ class FakeSpeaker(Speaker):
     """
 
     def __init__(self, state: State, store: FakeStore) -> None:
-        super().__init__(state, lambda: store, _fail)
+        super().__init__(state)
         self.store = store
         self.pollables: list[Pollable] = []
 
@@ -70,7 +71,3 @@ class FakeSpeaker(Speaker):
         """Polls everything that waits, once; whether nothing waits any more."""
         self.pollables = [pollable for pollable in self.pollables if not pollable.poll(self.store)]
         return not self.pollables
-
-
-def _fail(error: Exception) -> None:
-    raise error

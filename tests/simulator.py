@@ -5,7 +5,6 @@ a pace of its own, so entries of the log reach every rank in order but after a r
 """
 
 import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -115,7 +114,7 @@ class Rank:
         self.state.printed.set()  # a failure waits for the printed table
         self.guard._monitor = monitor = Monitor(self.state, 0)  # never started: no thread, no connection
         self.speaker = monitor.speaker
-        self.speaker.busy_since = 1.0  # the store is slow: marks do not wait for it
+        self.speaker.line.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
         self.collectives = 0
         self.over = False
@@ -125,7 +124,7 @@ class Rank:
         self._trained = 0
         self._synced = job.synced
         self._script = self._run()
-        self.speaker.hand(self.speaker.heartbeats.introduce)
+        self.speaker.hand(self.speaker.line.heartbeats.introduce)
 
     def train(self, ranks: Sequence["Rank"]) -> bool:
         """Makes one step in the training loop, unless a verdict has ended it or a collective waits for other ranks.
@@ -153,19 +152,20 @@ class Rank:
         heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
         if not (queued or pending or heartbeat_due):
             return False
-        if not queued:
-            speaker.hand(lambda _: None)  # without a job, a turn waits for the next poll or heartbeat
-        speaker._next_heartbeat = 0.0 if heartbeat_due else time.monotonic() + 1000
-        speaker._turn(self.store)
-        speaker.busy_since = 1.0
+        speaker.turn(self.store)
+        speaker.look(self.store)
+        if heartbeat_due:
+            speaker.line.heartbeats.send(self.store, speaker.line.read)
+            speaker.line.heartbeats.report_silence(self.store, self.state)
         return queued or len(speaker._pending) != pending
 
     def run_listener(self) -> bool:
         """Receives the next entry of the log; whether there was one."""
-        index = self.state.log.read
+        line = self.speaker.line
+        index = line.read
         if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
-        self.state.receive(index, self.store.get(f"log/{index}"))
+        line.receive(index, self.store.get(f"log/{index}"))
         return True
 
     def _run(self) -> Iterator[str]:

@@ -92,7 +92,7 @@ class Situation:
         world_size = max(len(self.rows) + made.gone, 2)
         state = State(0, world_size, Settings(), remedies)
         entry = verdict_entry("end", replace(made, time=0.0))
-        state.receive(0, json.loads(json.dumps(entry)))
+        state.receive(json.loads(json.dumps(entry)))
         assert state.end is not None
         found = replace(state.end, rows=made.rows)
         if self.rows:

@@ -64,7 +64,7 @@ def test_a_rank_that_objects_does_not_reach_it() -> None:
 def test_agreement_ends_the_wait_for_an_objection() -> None:
     """A rank goes on as soon as all ranks agree, not after the whole time that it may wait."""
     store, (own, other) = FakeStore(), states(2)
-    speaker = Speaker(own, connect=lambda: store, lost=lambda error: None)
+    speaker = Speaker(own)
     agreement, late = Agreement(own, KEY), Agreement(other, KEY)
     agreement.count(store)
     arguments = store, agreement, time.monotonic() + 3600
@@ -80,7 +80,7 @@ def test_agreement_ends_the_wait_for_an_objection() -> None:
 def test_the_wait_ends_for_what_comes_first(what: str) -> None:
     """A verdict, also one that this rank has to write itself, must not wait for ranks that may never agree."""
     store, (own, _) = FakeStore(), states(2)
-    speaker = Speaker(own, connect=lambda: store, lost=lambda error: None)
+    speaker = Speaker(own)
     agreement = Agreement(own, KEY)
     agreement.count(store)
     arguments = store, agreement, time.monotonic() + 3600
@@ -95,7 +95,7 @@ def test_the_wait_ends_for_what_comes_first(what: str) -> None:
 def test_other_work_does_not_shorten_the_wait() -> None:
     """A report that is queued can wait; the next collective of a rank that goes on too early cannot be taken back."""
     store, (own, _) = FakeStore(), states(2)
-    speaker = Speaker(own, connect=lambda: store, lost=lambda error: None)
+    speaker = Speaker(own)
     agreement = Agreement(own, KEY)
     agreement.count(store)
     speaker.hand(lambda channel: None)

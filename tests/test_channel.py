@@ -15,6 +15,7 @@ from countoff.core.runtime.channel import (
     RECORD_BYTES,
     Channel,
     ChannelError,
+    Place,
     _shut_socket,
     answers,
     decode,
@@ -191,6 +192,17 @@ def test_a_record_too_long_is_set_nowhere(connect_any: Connect) -> None:
     assert not channel.has("a")
 
 
+def test_a_part_of_a_channel_has_keys_of_its_own(connect: Connect) -> None:
+    """The guards of a process share a connection, and the log; all other keys belong to one guard."""
+    channel = connect()
+    first, second = channel.at("0/"), channel.at("1/")
+    first.set("a", {"x": 1})
+    assert (first.has("a"), second.has("a"), channel.has("a"), channel.has("0/a")) == (True, False, False, True)
+    assert first.whole is channel
+    assert channel.whole is channel
+    assert first.at("b/").whole is channel
+
+
 def test_keys_have_the_prefix_of_the_rendezvous(store: Any, connect: Connect) -> None:
     connect().claim("a", {"x": 1})
     assert soon(lambda: store.check(["countoff/test/a"]))
@@ -245,24 +257,30 @@ def test_shut_leaves_files_open(connect: Connect, tmp_path: Path) -> None:
         assert file.write(b"still open")
 
 
-def meet(store: Any, number: int = 0) -> tuple[Any, Any]:
-    """What the rendezvous returns on rank 0 and on rank 1, in this order."""
+def meet(store: Any, number: int = 0, standing: Place | None = None) -> tuple[Place, Place]:
+    """Where the ranks meet, as rank 0 and rank 1 learn it."""
     deadline = time.monotonic() + 5
-    return tuple(rendezvous(store, number, rank=rank, deadline=deadline) for rank in range(2))  # pyright: ignore[reportReturnType]
+    places = [rendezvous(store, number, rank=rank, deadline=deadline, standing=lambda: standing) for rank in range(2)]
+    return places[0], places[1]
 
 
 def test_a_tcp_store_is_used_as_it_is(store: Any) -> None:
     """If the job's store is a TCPStore, also below prefixes, all ranks use it and rank 0 hosts none."""
     first, second = meet(PrefixStore("default_pg", PrefixStore("attempt_0", store)))
     assert first == second
-    assert first[:2] == (store.host, store.port)
-    assert first[3] is None
+    assert (first.host, first.port) == (store.host, store.port)
+    assert first.hosted is None
 
 
-def test_every_rendezvous_has_its_own_keys(store: Any) -> None:
-    prefixes = [meet(store, number)[0][2] for number in (0, 1, 1)]
-    assert len(set(prefixes)) == 3
-    assert [prefix.split("/")[2] for prefix in prefixes] == ["0", "1", "1"]
+def test_every_place_has_its_own_keys(store: Any) -> None:
+    """A restarted job on the same store must not read what the job before has written."""
+    assert len({meet(store, number)[0].nonce for number in (0, 1, 1)}) == 3
+
+
+def test_a_guard_meets_where_rank_0_has_others_open(store: Any) -> None:
+    """The guards of a process share their threads, so rank 0 sends the ranks to the place that it uses already."""
+    first, _ = meet(store)
+    assert meet(store, 1, standing=first) == (first, first)
 
 
 @pytest.mark.parametrize("kind", ["file", "hash"])
@@ -270,10 +288,10 @@ def test_rank_0_hosts_a_store_if_there_is_no_tcp_store(kind: str, tmp_path: Path
     """If the job's store is no TCPStore, rank 0 hosts one, and both ranks can read and write there."""
     other = FileStore(str(tmp_path / "store"), 2) if kind == "file" else HashStore()
     first, second = meet(other)
-    assert first[:3] == second[:3]
-    assert (first[3] is None, second[3] is None) == (False, True)
-    Channel(*first[:3]).claim("a", {"x": 1})
-    assert Channel(*second[:3]).get("a") == {"x": 1}
+    assert first == second
+    assert (first.hosted is None, second.hosted is None) == (False, True)
+    Channel(first.host, first.port, "countoff/").claim("a", {"x": 1})
+    assert Channel(second.host, second.port, "countoff/").get("a") == {"x": 1}
 
 
 def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:

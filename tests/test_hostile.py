@@ -62,9 +62,13 @@ class Pair:
         self.both(lambda guard: guard.fit_start(FitPlan(batch_size=4)))
 
     def prefix(self) -> str:
-        """The prefix of all keys of this rendezvous."""
+        """The prefix of all keys of these guards."""
+        return f"{self.base()}{NUMBER}/"
+
+    def base(self) -> str:
+        """The prefix of the keys that all guards of a process share."""
         where = json.loads(self.store.get(f"countoff/{NUMBER}"))
-        return f"countoff/{where['nonce']}/{NUMBER}/"
+        return f"countoff/{where['nonce']}/"
 
     def train(self) -> None:
         """Runs the rest of a healthy job on both ranks."""
@@ -131,6 +135,8 @@ def mark(**changes: Any) -> dict[str, Any]:
 
 WRONG: dict[str, Any] = {
     "no type": {},
+    "no guard": {"guard": None},
+    "a guard that is none": {**mark(), "guard": -1},
     "no mark": {"type": "mark", "index": 1},
     "a mark that is text": {"type": "mark", "index": 1, "mark": "train_start"},
     "a negative number": {**mark(), "index": -1},
@@ -162,10 +168,10 @@ def test_garbage_in_the_log_ends_only_the_comparison(
     """After garbage in the log each rank trains on without comparing, and prints one line about it."""
     job = pair()
     job.start()
-    assert soon(lambda: all(guard._monitor.state.log.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    assert soon(lambda: all(guard._monitor.speaker.line.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
     monitors: list[Any] = [guard._monitor for guard in job.guards]
-    value = BROKEN[what] if what in BROKEN else json.dumps(WRONG[what])
-    client(job.port).set(job.prefix() + "log/1", value)
+    value = BROKEN[what] if what in BROKEN else json.dumps({"guard": NUMBER, **WRONG[what]})
+    client(job.port).set(job.base() + "log/1", value)
     assert soon(lambda: all(monitor.failure for monitor in monitors))
     job.train()
     job.assert_unharmed()
@@ -183,7 +189,7 @@ def test_an_entry_of_an_unknown_kind_is_skipped(
 ) -> None:
     job = pair()
     job.start()
-    client(job.port).set(job.prefix() + "log/1", json.dumps(entry))
+    client(job.port).set(job.base() + "log/1", json.dumps({**entry, "guard": NUMBER}))
     job.train()
     job.assert_unharmed()
     assert capsys.readouterr().err == ""
@@ -200,7 +206,8 @@ def test_garbage_under_any_other_key_harms_nothing(
     job = pair()
     job.start()
     with contextlib.suppress(RuntimeError):  # newer stores refuse what would break their clients
-        client(job.port).set(job.prefix() + key, value)
+        shared = key.partition("/")[0] in ("heartbeat", "host")
+        client(job.port).set((job.base() if shared else job.prefix()) + key, value)
     job.train()
     job.assert_unharmed()
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
@@ -256,7 +263,7 @@ def test_a_failing_store_harms_nothing(
 def test_a_counter_that_is_no_number_harms_nothing(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
-    client(job.port).set(job.prefix() + f"host/{host_id()}", "many")
+    client(job.port).set(job.base() + f"host/{host_id()}", "many")
     job.train()
     job.assert_unharmed()
 
@@ -274,6 +281,6 @@ def test_a_closed_guard_releases_the_jobs_store(pair: Callable[..., Pair]) -> No
     job = pair()
     job.start()
     monitors: list[Any] = [guard._monitor for guard in job.guards]
-    assert all(isinstance(monitor._stores[0], TCPStore) for monitor in monitors)
+    assert all(isinstance(monitor._connection.store, TCPStore) for monitor in monitors)
     job.train()
-    assert [monitor._stores for monitor in monitors] == [(None,), (None,)]
+    assert [monitor._connection.store for monitor in monitors] == [None, None]

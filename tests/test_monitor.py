@@ -1,6 +1,7 @@
 """The monitor on a store in memory: what it does with a verdict that comes while it closes."""
 
-from collections.abc import Mapping
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.records import verdict_entry
 from countoff.core.protocol.state import State
-from countoff.core.runtime import listener
-from countoff.core.runtime.channel import Channel
+from countoff.core.runtime import connection
+from countoff.core.runtime import monitor as module
+from countoff.core.runtime.channel import Channel, Place
 from countoff.core.runtime.monitor import Monitor
 from tests.fake_store import FakeStore
 
@@ -19,10 +21,13 @@ LOST = Verdict("LostRank", "rank 0 is gone.", (0,), gone=True)
 class _VerdictAtGoodbye(FakeStore):
     """A store in which another rank's verdict stands as soon as this rank says goodbye."""
 
-    def set(self, key: str, record: Mapping[str, Any]) -> None:
-        super().set(key, record)
-        if key == "bye/1":
-            self.claim("log/0", verdict_entry("end", LOST))
+    def delete(self, key: str) -> None:
+        super().delete(key)
+        if key == "joined/1":
+            self.claim("log/0", {**verdict_entry("end", LOST), "guard": 0})
+
+    def at(self, prefix: str) -> FakeStore:
+        return self
 
     def release(self) -> None:
         pass
@@ -32,22 +37,22 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program then ends with exit code 87: without the verdict nobody could tell why."""
-    monitor = Monitor(State(1, 2, Settings(), {}), 0)
-    session, store = monitor.session, _VerdictAtGoodbye()
+    monitor, store = Monitor(State(1, 2, Settings(), {}), 0), _VerdictAtGoodbye()
 
-    def connect() -> Channel:
-        session.address = "127.0.0.1", 1, ""
-        session.met.set()
-        return store
-
-    def connect_late(*_: object) -> Channel:  # the speaker, not the listener, is then the one that receives it
-        session.closing.wait()
+    def channel(*arguments: Any) -> Channel:
+        if threading.current_thread().name == "countoff speaker":
+            return store
+        while not arguments[3]():  # the speaker, not the listener, is then the one that receives the verdict
+            time.sleep(0.002)
         raise TimeoutError("no connection")
 
-    monkeypatch.setattr(monitor.speaker, "_connect", connect)
-    monkeypatch.setattr(listener, "Channel", connect_late)
+    monkeypatch.setattr(connection, "Channel", channel)
+    monkeypatch.setattr(module, "default_store", lambda: store)
+    monkeypatch.setattr(module, "rendezvous", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
     monitor.start()
-    assert session.met.wait(10)
+    told = threading.Event()
+    monitor.speaker.hand(lambda _: told.set())
+    assert told.wait(30)
     monitor.close()
     assert monitor.state.end is not None
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1

@@ -33,7 +33,7 @@ def test_a_verdict_is_read_back_with_the_readers_remedy() -> None:
         "UnevenBatches", "they differ.", (1, 0), "They do.", gone=True, time=1700000000.25, subject="a", mark_index=7
     )
     state = State(0, 100_000, Settings(), {"UnevenBatches": "Set drop_last=True."})
-    state.receive(0, json.loads(json.dumps(verdict_entry("end", found))))
+    state.receive(json.loads(json.dumps(verdict_entry("end", found))))
     assert state.end == dataclasses.replace(found, remedy="Set drop_last=True.")
 
 

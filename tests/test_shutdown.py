@@ -309,8 +309,8 @@ def test_a_verdict_with_a_cause_of_its_own_is_printed_beside_another(capsys: pyt
 def test_a_victim_names_the_rank_that_has_left() -> None:
     """A rank that lost its peer names the rank that has closed its guard in the middle of the fit."""
     state = state_of(rank=3)
-    state.receive(0, {"type": "goodbye", "rank": 2})
-    state.receive(1, {"type": "goodbye", "rank": 1})
+    state.receive({"type": "goodbye", "rank": 2})
+    state.receive({"type": "goodbye", "rank": 1})
     state.printed.set()
     state.ended.set()
     shutdown.report_failure(state, ConnectionResetError(104, "Connection reset by peer"), "in batch 5")

@@ -6,6 +6,7 @@ from countoff.core import Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.state import State
+from countoff.core.runtime.heartbeats import begin_fit, say_goodbye
 from countoff.core.runtime.stall import Stall, judge_stall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import printed
@@ -107,7 +108,9 @@ def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
 def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:
     """A rank that has closed its guard owes no record about a stall; rank 0 is done without it."""
     store = FakeStore()
-    store.set("bye/1", {"bye": True})
+    for rank in range(3):
+        begin_fit(store, rank)
+    say_goodbye(store, 1)
     stalled = Stalled([0, 1, 2], store)
     assert not stalled.speaker.poll_once()
     store.set("stall/2", store.get("stall/0") | {"rank": 2})

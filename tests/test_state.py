@@ -24,8 +24,8 @@ def end_entry(sentence: str) -> dict[str, Any]:
 
 def test_only_the_first_end_in_the_log_counts() -> None:
     state = state_of()
-    state.receive(0, end_entry("first."))
-    state.receive(1, end_entry("second."))
+    state.receive(end_entry("first."))
+    state.receive(end_entry("second."))
     assert state.end == Verdict("LostRank", "first.", remedy="Mend it.")
     assert state.ended.is_set()
 
@@ -38,27 +38,19 @@ def test_an_end_is_proposed_once() -> None:
     assert state.end is None
 
 
-def test_an_index_of_the_log_is_received_once() -> None:
-    """Two threads may read an entry; a second entry of the same index changes nothing."""
-    state = state_of()
-    state.receive(0, {"type": "goodbye", "rank": 1})
-    state.receive(0, end_entry("too late."))
-    assert (state.log.read, state.end) == (1, None)
-
-
 def test_an_entry_of_an_unknown_type_is_skipped() -> None:
     state = state_of()
-    state.receive(0, {"type": "of a later version"})
-    assert (state.log.read, state.end) == (1, None)
+    state.receive({"type": "of a later version"})
+    assert state.end is None
 
 
 @pytest.mark.parametrize("entry", [{}, {"type": "mark"}, {"type": "mark", "index": "x"}, {"type": "end", "verdict": 3}])
-def test_a_malformed_entry_is_refused_once(entry: dict[str, Any]) -> None:
-    """A malformed entry raises, and is not read a second time."""
+def test_a_malformed_entry_is_refused(entry: dict[str, Any]) -> None:
+    """A malformed entry raises, and has no effect."""
     state = state_of()
     with pytest.raises((KeyError, TypeError, ValueError)):
-        state.receive(0, entry)
-    assert state.log.read == 1
+        state.receive(entry)
+    assert (state.end, state.notices) == (None, [])
 
 
 def test_the_alarm_is_zero_once_others_are_ahead() -> None:
@@ -66,24 +58,24 @@ def test_the_alarm_is_zero_once_others_are_ahead() -> None:
     state = state_of()
     start, closing = Mark("train_start", EPOCH), Mark("train_end", EPOCH, at=4, rank=1)
     state.reach(start, opens=SpanCounters(EPOCH))
-    state.receive(0, mark_entry(0, start))
+    state.receive(mark_entry(0, start))
     assert state.alarm == NEVER
-    state.receive(1, mark_entry(1, closing))
+    state.receive(mark_entry(1, closing))
     assert state.alarm == 0
 
 
 def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
     state = state_of()
-    state.receive(0, mark_entry(9, Mark("fit_end", "the fit")))
+    state.receive(mark_entry(9, Mark("fit_end", "the fit")))
     assert state.finished
 
 
 def test_a_goodbye_of_rank_0_finishes_the_fit() -> None:
     """A goodbye of rank 0, which may host the store, finishes the fit on this rank; another rank's does not."""
     state = state_of()
-    state.receive(0, {"type": "goodbye", "rank": 1})
+    state.receive({"type": "goodbye", "rank": 1})
     assert not state.finished
-    state.receive(1, {"type": "goodbye", "rank": 0})
+    state.receive({"type": "goodbye", "rank": 0})
     assert state.finished
 
 
@@ -101,7 +93,7 @@ def test_uneven_eval_decides_on_an_uneven_evaluation(
     state.reach(Mark("eval_start", "validation"), opens=evaluation)
     evaluation.started = 4
     closing = Mark("eval_end", "validation", at=3, reason="exhausted", rank=1)
-    state.receive(0, mark_entry(1, closing))
+    state.receive(mark_entry(1, closing))
     state.look()
     state.reach(Mark("eval_end", "validation", at=4, reason="exhausted"))
     assert [entry["type"] for entry in written(state)] == sent
@@ -147,7 +139,7 @@ def test_propose_puts_one_entry_into_the_outbox() -> None:
 def test_a_verdict_in_the_log_leaves_nothing_to_propose() -> None:
     """After a verdict in the log, a proposal puts nothing into the outbox."""
     state = state_of()
-    state.receive(0, end_entry("first."))
+    state.receive(end_entry("first."))
     state.propose(Verdict("LostRank", "second."))
     assert (drain(state), state.proposed) == ([], None)
 
@@ -178,8 +170,8 @@ def test_a_notice_from_the_log_is_printed_on_rank_0_only(rank: int) -> None:
     state = state_of(rank)
     entry = verdict_entry("notice", WARNING)
     assert not state.is_written(entry)
-    state.receive(0, entry)
-    state.receive(1, entry)
+    state.receive(entry)
+    state.receive(entry)
     state.note(WARNING)
     notice = Verdict("WrongLength", "it is too long.", remedy="Set the length.", subject="train")
     assert state.notices == [notice]

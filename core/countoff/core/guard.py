@@ -258,7 +258,7 @@ class Guard:
             self._exit_early()
             return
         if not (isinstance(error, DivergenceError) and state.end is None):
-            shutdown.report_failure(state, error, self._where(), slow=self._monitor.speaker.slow)
+            shutdown.report_failure(state, error, self._where(), slow=self._monitor.speaker.line.slow)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""

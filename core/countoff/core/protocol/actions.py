@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,3 +33,25 @@ class PrintWarning:
 
 
 Action = WriteEntry | PrintWarning
+
+
+class Outbox(queue.SimpleQueue[Any]):
+    """Actions to be carried out, oldest first. The speaker of all guards of a process is told of each.
+
+    Attributes:
+        told: Called after each `put`, on the thread that has put something.
+    """
+
+    told: Callable[[], object] | None = None
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Adds an action, or a job of the runtime, behind those that wait."""
+        super().put(item, block, timeout)
+        if self.told is not None:
+            self.told()
+
+    def tell(self, told: Callable[[], object]) -> None:
+        """Sets who is told of each action, and tells of those that wait already."""
+        self.told = told  # what is put from here on may be told twice, and nothing may be told never
+        for _ in range(self.qsize()):
+            told()

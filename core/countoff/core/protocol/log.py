@@ -30,11 +30,9 @@ class LogView:
     """What one rank knows of the log, and what it has passed itself.
 
     Attributes:
-        read: Entries of the log read so far; the next one is entry number `read`.
         next: Index of this rank's next mark, counted from 0 in the order of passing.
     """
 
-    read: int = 0
     next: int = 0
     _standing: dict[int, Mark] = field(default_factory=dict[int, Mark])  # in the log, and not yet compared
     _pending: dict[int, Mark] = field(default_factory=dict[int, Mark])  # passed here, and not yet compared

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.protocol.actions import PrintWarning, WriteEntry
+from countoff.core.protocol.actions import Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.judgement import judge, remedy_for, row
 from countoff.core.protocol.log import LogView
@@ -64,6 +63,7 @@ class State:
         answered: Set once the training thread has received the verdict (or has failed by itself).
         comparing: Whether what this rank finds still goes into the log; False once it has stopped comparing.
         present: The ranks that have counted off; the others owe nothing. Known on rank 0.
+        complete: Whether all ranks are known to have counted off.
         failure: What this rank's own exception was, if it has failed by itself.
         finished: Whether the fit's end was passed here or read in the log; from then on the store may go away.
         printing: Whether some thread has begun to print the verdict.
@@ -78,7 +78,7 @@ class State:
     world_size: int
     settings: Settings
     remedies: Remedies
-    outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue[Any])
+    outbox: Outbox = field(default_factory=Outbox)
     log: LogView = field(default_factory=LogView)
     lock: Any = field(default_factory=threading.RLock)
     spans: list[SpanCounters] = field(default_factory=list[SpanCounters])
@@ -92,6 +92,7 @@ class State:
     answered: threading.Event = field(default_factory=threading.Event)
     comparing: bool = True
     present: list[int] = field(default_factory=list[int])
+    complete: bool = False
     failure: str = ""
     finished: bool = False
     printing: bool = False
@@ -203,16 +204,15 @@ class State:
 
     # Events from other ranks.
 
-    def receive(self, index: int, entry: Mapping[str, Any]) -> None:
-        """Receives entry `index` of the log, from whichever thread reads it first; a known one changes nothing.
+    def receive(self, entry: Mapping[str, Any]) -> None:
+        """Receives the next entry of the log; after a verdict it changes nothing.
 
         Raises:
             KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
         """
         with self.lock:
-            if index != self.log.read or self.end is not None:
+            if self.end is not None:
                 return
-            self.log.read += 1
             apply = self._parse(entry)
             # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
             armed, self.alarm = self.alarm, 0

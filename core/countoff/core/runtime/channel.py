@@ -12,6 +12,7 @@ Requirements that shaped it, all measured:
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -84,6 +86,19 @@ class Channel:
         self._port = port
         self._pid = os.getpid()
         self._prefix = prefix
+        self._whole: Channel | None = None
+
+    def at(self, prefix: str) -> Channel:
+        """The part of this channel whose keys begin with a further prefix: the same connection, and the same thread."""
+        part = copy.copy(self)
+        part._prefix += prefix
+        part._whole = self.whole
+        return part
+
+    @property
+    def whole(self) -> Channel:
+        """The channel that this one is a part of, or itself."""
+        return self._whole or self
 
     def set(self, key: str, record: Mapping[str, Any]) -> None:
         """Writes a record, over an existing one too; the store does not acknowledge it."""
@@ -192,49 +207,70 @@ def default_store() -> Store | None:
     return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
-def rendezvous(
-    store: Any, number: int, *, rank: int, deadline: float, given_up: Callable[[], bool] = lambda: False
-) -> tuple[str, int, str, Any]:
-    """Agrees on the store and the keys to use. Collective: every rank must call it; none waits past its own deadline.
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a job meet.
 
-    Rank 0 publishes a nonce that no earlier run can have used; over a store that is no TCPStore it hosts one.
+    Attributes:
+        host: The store's host.
+        port: Its port.
+        nonce: What no earlier run can have used. All keys begin with it.
+        hosted: The store that this rank hosts for the others, to be kept alive; None where the job's own one is used.
+    """
+
+    host: str
+    port: int
+    nonce: str
+    hosted: TCPStore | None = field(default=None, compare=False)
+
+
+def rendezvous(
+    store: Any,
+    number: int,
+    *,
+    rank: int,
+    deadline: float,
+    given_up: Callable[[], bool] = lambda: False,
+    standing: Callable[[], Place | None] = lambda: None,
+) -> Place:
+    """Agrees on where a guard meets the others. Collective: every rank must call it; none waits past its own deadline.
+
+    Rank 0 publishes the place. Over a store that is no TCPStore it hosts one.
 
     Args:
         store: The job's default store.
-        number: Which rendezvous of this process this is; equal on all ranks.
+        number: Number of the guard in this process; equal on all ranks.
         rank: This rank.
         deadline: When to give up, by `time.monotonic()`.
         given_up: Whether to give up at once.
-
-    Returns:
-        Host, port and key prefix, and the store that this rank hosts for the others (to be kept alive), if any.
+        standing: Where the earlier guards of this process meet that are open still, if there are any. Rank 0 alone is
+            asked: its choice is that of all ranks.
 
     Raises:
         TimeoutError: If rank 0 has not published before the deadline.
     """
     key = f"countoff/{number}"
     if rank == 0:
-        where, hosted = _place(store)
-        where["nonce"] = os.urandom(6).hex()
-        store.set(key, encode(where))
-    else:
-        hosted = None
-        while not store.check([key]):
-            if given_up() or time.monotonic() > deadline:
-                raise TimeoutError("rank 0 has not counted off: is countoff on there?")
-            time.sleep(0.02)
-        where = decode(store.get(key))
-    return str(where["host"]), int(where["port"]), f"countoff/{where['nonce']}/{number}/", hosted
+        place = standing() or _new_place(store)
+        store.set(key, encode({"host": place.host, "port": place.port, "nonce": place.nonce}))
+        return place
+    while not store.check([key]):
+        if given_up() or time.monotonic() > deadline:
+            raise TimeoutError("rank 0 has not counted off: is countoff on there?")
+        time.sleep(0.02)
+    where = decode(store.get(key))
+    return Place(str(where["host"]), int(where["port"]), str(where["nonce"]))
 
 
-def _place(store: Store) -> tuple[dict[str, Any], TCPStore | None]:
+def _new_place(store: Store) -> Place:
+    nonce = os.urandom(6).hex()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
-        return {"host": store.host, "port": store.port}, None
+        return Place(store.host, store.port, nonce)
     host = socket.gethostname()
     hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return {"host": host, "port": hosted.port}, hosted
+    return Place(host, hosted.port, nonce, hosted)
 
 
 def sequence_numbers() -> dict[str, int]:

@@ -27,6 +27,7 @@ from countoff.core.protocol.ticks import tick_keys
 from countoff.core.protocol.truncation import UnusedBatches, truncated
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.gathering import Awaiting, Gathering
+from countoff.core.runtime.heartbeats import begin_fit
 from countoff.core.verdict import Verdict, names_of
 
 if TYPE_CHECKING:
@@ -76,7 +77,12 @@ class RollCall:
         state, speaker, answered = self._state, self._speaker, threading.Event()
         deadline = time.monotonic() + state.settings.deadline_seconds
         record = {"plan": plan.to_json(), "versions": dict(versions), "ticks": state.settings.tick_batches}
-        speaker.hand(lambda channel: channel.set(f"plan/{state.rank}", record))
+
+        def write(channel: Channel) -> None:
+            begin_fit(channel, state.rank)
+            channel.set(f"plan/{state.rank}", record)
+
+        speaker.hand(write)
 
         def compare(records: Records, missing: list[int]) -> None:
             self._judge(records)
@@ -90,8 +96,10 @@ class RollCall:
 
         def release(result: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in result["agreed"])
-            complete = result["compared"] == state.world_size  # every rank introduces itself before it reports
-            speaker.hand(lambda channel: speaker.heartbeats.find_neighbours(channel, complete=complete))
+            state.complete = complete = result["compared"] == state.world_size
+            # Every rank introduces itself before it reports.
+            find = speaker.line.heartbeats.find_neighbours
+            speaker.hand(lambda channel: find(channel.whole, complete=complete))
             if not result.get("refused"):  # else this rank waits for the verdict, which may come after the answer
                 speaker.hand(lambda _: answered.set())
 
@@ -160,9 +168,9 @@ class RollCall:
         deadline = time.monotonic() + SETTLE_SECONDS
 
         def worth_waiting() -> bool:
-            since = self._speaker.busy_since
-            slow = since != 0.0 and time.monotonic() - since > SLOW_SECONDS
-            alive = self._speaker.thread.is_alive() and self._state.end is None
+            line = self._speaker.line
+            slow = line.busy_since != 0.0 and time.monotonic() - line.busy_since > SLOW_SECONDS
+            alive = line.connected and self._state.end is None
             return alive and not slow and time.monotonic() < deadline
 
         while self._open and worth_waiting():

@@ -1,4 +1,4 @@
-"""What the three threads of a guard share: whether they are connected, closing, or have stopped comparing."""
+"""What the threads know of one guard: whether it is closing, or has stopped comparing."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ _IN_WORDS = {
 
 @dataclass
 class Session:
-    """One guard's connection to the other ranks.
+    """One guard's part in the comparison.
 
     Attributes:
         state: This rank's state.
-        address: The store's host and port, and the prefix of this guard's keys; None before the rendezvous.
-        met: Set once the rendezvous is over, with an `address` or without one.
-        closing: Set once the threads are to end.
+        closing: Set once the guard is closing.
         failure: Why this rank has stopped comparing; empty while it compares.
     """
 
     state: State
-    address: tuple[str, int, str] | None = None
-    met: threading.Event = field(default_factory=threading.Event)
     closing: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
 
@@ -43,7 +39,6 @@ class Session:
                 return
             self.failure = reason
             self.state.comparing = False
-        self.met.set()
         sentence = f"{reason} (this rank trains on without comparing)"
         shutdown.print_to_stderr(Verdict("LateRank", sentence), self.state.rank)
 

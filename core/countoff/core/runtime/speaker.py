@@ -1,8 +1,11 @@
-"""The speaker: the one thread that writes to the store, so that the training thread never has to."""
+"""The speaker of one guard: all that it writes to the store, so that the training thread never has to.
+
+One thread carries out the jobs of all speakers of a process, in the order in which they were handed over
+(`connection.Connection`).
+"""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -14,7 +17,8 @@ from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.gathering import Pollable
-from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS, Heartbeats
+from countoff.core.runtime.heartbeats import say_goodbye
+from countoff.core.runtime.line import Line
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
@@ -23,44 +27,39 @@ MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
 _FIRST_LOOK_SECONDS = 0.0001
-_PROMPT_SECONDS = 0.05
-_SLOW_SECONDS = 0.25
-_SILENT_SECONDS = 5.0
 
 Job = Callable[["Channel"], object]
 
 
 class Speaker:
-    """Carries out this rank's actions and jobs, one after the other, and sends heartbeats in between.
+    """Carries out a guard's actions and jobs, one after the other. All `channel` arguments are the guard's.
 
     Args:
-        state: This rank's state. Its outbox is the queue that this thread empties.
-        connect: Opens this thread's channel; may take seconds.
-        lost: Called when the store cannot be reached any more.
+        state: This rank's state. Its outbox is the queue that `turn` empties.
+        number: Number of the guard in this process; equal on all ranks.
 
     Attributes:
-        heartbeats: Those of this rank and of others.
-        busy_since: When the job under way began, by `time.monotonic()`; 0 between two jobs.
-        channel: This thread's channel, once it is connected.
-        thread: The thread.
+        number: Number of the guard.
+        line: What the guards of this process share; one of its own until the guard has met the other ranks.
+        drained: Set once the last job is done: the one before `hand(None)`, and what that has handed over.
     """
 
-    def __init__(self, state: State, connect: Callable[[], Channel], lost: Callable[[Exception], None]) -> None:
+    def __init__(self, state: State, number: int = 0) -> None:
+        self.number = number
         self._state = state
-        self._connect = connect
-        self._lost = lost
         self._pending: list[Pollable] = []
-        self._next_heartbeat = 0.0
-        self._last_turn_seconds = 0.0
         self._polls = 0
         self._ending = False
-        self.heartbeats = Heartbeats(state)
-        self.busy_since = 0.0
-        self.channel: Channel | None = None
-        self.thread = threading.Thread(target=self._run, name="countoff speaker", daemon=True)
+        self.drained = threading.Event()
+        self.join(Line(state.rank, state.world_size))
+
+    def join(self, line: Line) -> None:
+        """Shares a line with the other guards of this process from here on."""
+        self.line = line
+        line.register(self.number, self._state)
 
     def hand(self, job: Job | None) -> None:
-        """Queues a job, behind the actions in the outbox; None ends the thread after the jobs before it, and theirs."""
+        """Queues a job, behind the actions in the outbox; None is the end, after the jobs before it and theirs."""
         self._state.outbox.put(job)
 
     def poll(self, pollable: Pollable) -> None:
@@ -73,36 +72,29 @@ class Speaker:
 
         self.hand(begin)
 
-    @property
-    def prompt(self) -> bool:
-        """Whether the store answers at once: no job has been under way for longer than a mark may wait."""
-        since = self.busy_since
-        return since == 0.0 or time.monotonic() - since < _PROMPT_SECONDS
-
-    @property
-    def slow(self) -> bool:
-        """Whether the store takes long to answer: it is overdue, or the last turn took over a quarter of a second."""
-        return not self.prompt or self._last_turn_seconds > _SLOW_SECONDS
-
     def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
         """Returns a job that appends to the log, unless the log holds the content already when its turn comes."""
+        addressed = {**entry, "guard": self.number}
 
         def job(channel: Channel) -> None:
-            state = self._state
-            while not redundant() and state.end is None:
-                index = state.log.read
-                standing = channel.claim(f"log/{index}", entry)
-                state.receive(index, standing)
-                if standing == entry:
+            line, log = self.line, channel.whole
+            while True:
+                with line.lock:  # an entry that the listener is receiving has then had its effects
+                    if redundant() or self._state.end is not None:
+                        return
+                    index = line.read
+                standing = log.claim(f"log/{index}", addressed)
+                line.receive(index, standing)
+                if standing == addressed:
                     return
 
         return job
 
     def catch_up(self, channel: Channel) -> None:
-        """Receives what the log holds by now, without waiting for the listener. Runs on this thread."""
-        state = self._state
-        while state.end is None and channel.has(f"log/{(index := state.log.read)}"):
-            state.receive(index, channel.get(f"log/{index}"))
+        """Receives what the log holds by now, without waiting for the listener. Runs on the speaker thread."""
+        line, log = self.line, channel.whole
+        while self._state.end is None and log.has(f"log/{(index := line.read)}"):
+            line.receive(index, log.get(f"log/{index}"))
 
     def write(
         self,
@@ -119,7 +111,7 @@ class Speaker:
             hold: Seconds to wait after that, so that a peer's objection arrives before the next collective.
             agreement: The agreement of all ranks with the entry, which ends that wait; None where a rank is missing.
         """
-        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.prompt
+        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.line.prompt
 
         def job(channel: Channel) -> None:
             append(channel)
@@ -144,58 +136,45 @@ class Speaker:
             if agreement is not None:
                 agreement.look(channel)
 
-    def _run(self) -> None:
-        try:
-            self.channel = channel = self._connect()
-            self.heartbeats.introduce(channel)
-            while self._turn(channel):
-                self._last_turn_seconds = time.monotonic() - self.busy_since
-                self.busy_since = 0.0
-        except Exception as error:  # whatever the store does, training goes on or is told why not
-            with contextlib.suppress(Exception):  # this rank may send nothing from here on: that is no death
-                if self.channel is not None:
-                    announce_stopped(self.channel, self._state.rank)
-            self._lost(error)
-
-    def _turn(self, channel: Channel) -> bool:
-        """Does the next job, then what is due; False when the thread is to end."""
+    def turn(self, channel: Channel) -> None:
+        """Carries out the oldest action or job, if there is one."""
         outbox = self._state.outbox
         try:
-            job = outbox.get(timeout=self._seconds_until_due())
+            job = outbox.get_nowait()
         except queue.Empty:
-            job = _nothing
-        self.busy_since = time.monotonic()
-        if job is None:
-            if self._ending or outbox.empty():
-                return False
+            return
+        if job is not None:
+            self._carry_out(job, channel)
+        elif self._ending or outbox.empty():
+            self.drained.set()
+        else:
             self._ending = True
             outbox.put(None)  # behind what the jobs before it have handed over
-            return True
-        self._carry_out(job, channel)
+
+    def look(self, channel: Channel) -> None:
+        """Looks at what is polled, unless there is a job: marks first, and verdicts."""
         for pollable in list(self._pending):
-            if not outbox.empty():
-                break  # marks first, and verdicts
+            if not self._state.outbox.empty():
+                return
             if pollable.poll(channel):
                 self._pending.remove(pollable)
-        if self._state.end is not None and self._is_done():
-            return False
-        overdue = time.monotonic() - self._next_heartbeat
-        if overdue >= 0 and (outbox.empty() or overdue > _SILENT_SECONDS):
-            self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-            self.heartbeats.send(channel)
-        return True
+        self._polls += bool(self._pending)
 
-    def _is_done(self) -> bool:
-        """Returns whether nothing is left to do after a verdict: it is printed, and the process is to end with it."""
+    @property
+    def seconds_until_look(self) -> float | None:
+        """After how many seconds `look` is due; None where nothing is polled."""
+        return _POLL_SECONDS * 2 ** min(self._polls // 20, 6) if self._pending else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do after a verdict: it is printed, and the process is to end with it."""
         state = self._state
-        return state.printed.is_set() and state.outbox.empty() and state.settings.on_divergence == "raise"
-
-    def _seconds_until_due(self) -> float:
-        wait = max(0.0, self._next_heartbeat - time.monotonic())
-        if self._pending:
-            wait = min(wait, _POLL_SECONDS * 2 ** min(self._polls // 20, 6))
-            self._polls += 1
-        return wait
+        return (
+            state.end is not None
+            and state.printed.is_set()
+            and state.outbox.empty()
+            and state.settings.on_divergence == "raise"
+        )
 
     def _carry_out(self, job: Any, channel: Channel) -> None:
         state = self._state
@@ -211,10 +190,6 @@ class Speaker:
 
 def announce_stopped(channel: Channel, rank: int) -> None:
     """Tells the others that this rank compares no more, so that none waits for it or reports it as lost."""
-    channel.set(f"bye/{rank}", {"bye": True})
+    say_goodbye(channel, rank)
     if rank == 0 and not channel.has("plan"):
         channel.set("plan", {"compared": 0, "agreed": []})
-
-
-def _nothing(channel: Channel) -> None:
-    del channel

@@ -15,6 +15,7 @@ from countoff.core.protocol.state import State
 from countoff.core.runtime import stacks
 from countoff.core.runtime.channel import Channel, sequence_numbers
 from countoff.core.runtime.gathering import Gathering
+from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.verdict import Verdict, names_of
 
@@ -75,7 +76,7 @@ class Stall:
     def _gather(self, channel: Channel) -> None:
         state = self._state
         # A rank that has closed its guard waits for none.
-        owed = [rank for rank in state.present if not channel.has(f"bye/{rank}")]
+        owed = [rank for rank in state.present if takes_part(channel, rank)]
         deadline = time.monotonic() + max(5.0, state.settings.stall_seconds)
         self._speaker.poll(Gathering("stall", owed, deadline, self._report, keep=True))
 

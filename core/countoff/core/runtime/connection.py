@@ -1,0 +1,313 @@
+"""The connection of a process to the other ranks: three daemon threads, for as long as one of its guards is open.
+
+The listener receives the log: it blocks in `wait`, so an entry arrives within microseconds. The speaker writes, the
+watchdog makes sure that both can and that the process ends with a verdict. Each of the first two has a client of its
+own on the job's store, because one client serialises its calls. All guards of a process share the three.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from countoff.core.protocol.state import State
+from countoff.core.runtime.channel import Channel, Place
+from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
+from countoff.core.runtime.line import Line
+from countoff.core.runtime.session import Session, first_line
+from countoff.core.runtime.speaker import Speaker, announce_stopped
+from countoff.core.runtime.watchdog import LOOK_SECONDS, Watchdog
+
+_FINISHED_POLL_SECONDS = 0.02
+_JOIN_SECONDS = 1.0
+_SILENT_SECONDS = 5.0
+_lock = threading.Lock()
+_Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
+_lines: dict[_Key, Line] = {}
+_connections: weakref.WeakValueDictionary[_Key, Connection] = weakref.WeakValueDictionary()
+
+
+class Member(Protocol):
+    """What the threads need of a guard."""
+
+    number: int
+    state: State
+    session: Session
+    speaker: Speaker
+    watchdog: Watchdog
+
+    def conclude(self) -> None:
+        """Has the verdict printed, if there is one; a second call changes nothing."""
+        ...
+
+    def lose(self, error: Exception) -> None:
+        """Decides what it means that the store cannot be reached any more."""
+        ...
+
+
+class Connection:
+    """The threads of a process and their two clients of the store.
+
+    Args:
+        place: Where the ranks meet. A store that this rank hosts there lives as long as this object.
+        line: What outlives the threads.
+        store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
+            before its end.
+
+    Attributes:
+        place: Where the ranks meet.
+        store: The job's default store.
+    """
+
+    def __init__(self, place: Place, line: Line, store: Any) -> None:
+        self.place = place
+        self.store = store
+        self._line = line
+        self._members: dict[int, Member] = {}
+        self._lock = threading.Lock()
+        self._over = False
+        self._closing = threading.Event()
+        self._ready: queue.SimpleQueue[Speaker | None] = queue.SimpleQueue()
+        self._parts: dict[int, Channel] = {}
+        self._next_heartbeat = 0.0
+        self._speaking: Channel | None = None
+        self._listening: Channel | None = None
+        self._connected = threading.Event()
+        self._speaker = self._thread("speaker", self._speak)
+        self._listener = self._thread("listener", self._listen)
+        self._watchdog = self._thread("watchdog", self._watch)
+
+    def add(self, member: Member) -> bool:
+        """Serves a guard from here on; False if the threads are ending, or have lost the store."""
+        speaker = member.speaker
+        speaker.join(self._line)
+        with self._lock:
+            if self._over:
+                return False
+            started = bool(self._members)
+            self._members[member.number] = member
+        member.state.outbox.tell(functools.partial(self._ready.put, speaker))
+        if not started:
+            for thread in (self._speaker, self._listener, self._watchdog):
+                thread.start()
+        return True
+
+    def remove(self, member: Member) -> bool:
+        """Receives nothing for a guard any more; its jobs are still carried out.
+
+        Returns:
+            Whether that was the last guard. The listener has then ended, and `close` ends the other threads.
+        """
+        with self._lock:
+            self._members.pop(member.number, None)
+            last = not self._members
+            self._over |= last
+        self._line.remove(member.number)
+        if last:
+            self._closing.set()
+            self._connected.set()
+            _join(self._listener, self._listening)
+        return last
+
+    def close(self) -> None:
+        """Ends the threads, within a second or so."""
+        self._ready.put(None)
+        _join(self._speaker, self._speaking)
+        _join(self._watchdog, None)
+        self._parts.clear()
+        for channel in (self._listening, self._speaking):
+            if channel is not None:
+                channel.release()
+        # The job may open its store's port again; the store that this rank hosts still serves the others.
+        self.store = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the store was reached at all."""
+        return self._speaking is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether a guard can still join: the threads run, and have not lost the store."""
+        return not self._over
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=run, name=f"countoff {name}", daemon=True)
+
+    def _all(self) -> list[Member]:
+        with self._lock:
+            return list(self._members.values())
+
+    def _connect(self) -> Channel:
+        place = self.place
+        return Channel(place.host, place.port, f"countoff/{place.nonce}/", self._closing.is_set)
+
+    def _lose(self, error: Exception) -> None:
+        """Ends the threads' work after the store was lost; each guard decides what that means for it."""
+        with self._lock:
+            self._over = True
+        for member in self._all():
+            member.lose(error)
+
+    # The listener.
+
+    def _listen(self) -> None:
+        self._connected.wait()
+        if self._closing.is_set() or not self._line.connected:
+            return
+        try:
+            self._listening = channel = self._connect()
+        except Exception as error:  # the speaker has a connection, so the store exists
+            if self._closing.is_set():
+                return  # the guards were closed before this thread had a connection: there is nothing to report
+            with self._lock:
+                self._over = True
+            for member in self._all():
+                member.session.stop_comparing(f"there is no second connection to the job's store: {first_line(error)}")
+            return
+        try:
+            while self._receive(channel):
+                pass
+        except Exception as error:  # torch names a lost store by several exceptions
+            self._lose(error)
+
+    def _receive(self, channel: Channel) -> bool:
+        """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
+        line = self._line
+        with line.lock:  # the effects of all entries before this one are there
+            index = line.read
+        members = self._all()
+        for member in members:
+            if member.state.end is not None:
+                member.conclude()
+        waiting = [member.state for member in members if member.state.end is None]
+        if not waiting and self._over:
+            return False
+        # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
+        if all(state.finished for state in waiting) and not (waiting and channel.has(f"log/{index}")):
+            self._closing.wait(_FINISHED_POLL_SECONDS)
+        else:
+            line.receive(index, channel.wait(f"log/{index}"))
+        return not self._closing.is_set()
+
+    # The speaker.
+
+    def _speak(self) -> None:
+        line = self._line
+        try:
+            self._speaking = channel = self._connect()
+            line.heartbeats.introduce(channel)
+            line.busy_since = 0.0  # the threads before may have ended within a job
+            line.connected = True
+            self._connected.set()
+            while self._turn(channel):
+                line.last_turn_seconds = time.monotonic() - line.busy_since
+                line.busy_since = 0.0
+        except Exception as error:  # whatever the store does, training goes on or is told why not
+            self._connected.set()
+            for member in self._all():  # this rank may send nothing from here on: that is no death
+                with contextlib.suppress(Exception):
+                    if self._speaking is not None:
+                        announce_stopped(self._part(member.number, self._speaking), member.state.rank)
+            self._lose(error)
+        finally:
+            line.connected = False
+
+    def _turn(self, channel: Channel) -> bool:
+        """Does the next job of any guard, then what is due; False when the thread is to end."""
+        line, ready = self._line, self._ready
+        speakers: list[Speaker | None] = []
+        with contextlib.suppress(queue.Empty):
+            speakers.append(ready.get(timeout=self._seconds_until_due()))
+        line.busy_since = time.monotonic()
+        for speaker in speakers:
+            if speaker is None:
+                return False
+            speaker.turn(self._part(speaker.number, channel))
+        members = [member for member in self._all() if not member.speaker.is_done]
+        if not members and self._end_if_done():
+            return False
+        for member in members:
+            if ready.empty():
+                member.speaker.look(self._part(member.number, channel))
+        overdue = time.monotonic() - self._next_heartbeat
+        if overdue >= 0 and (ready.empty() or overdue > _SILENT_SECONDS):
+            self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+            line.heartbeats.send(channel, line.read)
+            for member in members:
+                line.heartbeats.report_silence(self._part(member.number, channel), member.state)
+        return True
+
+    def _end_if_done(self) -> bool:
+        """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
+        with self._lock:
+            done = bool(self._members) and all(member.speaker.is_done for member in self._members.values())
+            self._over |= done
+        return done
+
+    def _seconds_until_due(self) -> float:
+        looks = [member.speaker.seconds_until_look for member in self._all()]
+        heartbeat = max(0.0, self._next_heartbeat - time.monotonic())
+        return min([heartbeat, *(seconds for seconds in looks if seconds is not None)])
+
+    def _part(self, number: int, channel: Channel) -> Channel:
+        """The channel of one guard."""
+        if number not in self._parts:
+            self._parts[number] = channel.at(f"{number}/")
+        return self._parts[number]
+
+    # The watchdog.
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while not self._closing.wait(LOOK_SECONDS):
+            late, looked = time.monotonic() - looked, time.monotonic()
+            for member in self._all():
+                member.watchdog.look(late)
+
+
+def standing_place(rank: int, store: Any) -> Place | None:
+    """Where the guards of this process that are open meet the other ranks; None if there are none on this store."""
+    with _lock:
+        for (pid, owner, _), connection in list(_connections.items()):
+            if (pid, owner) == (os.getpid(), rank) and connection.open and connection.store is store:
+                return connection.place
+    return None
+
+
+def connect(member: Member, place: Place, store: Any) -> Connection:
+    """Lets a guard share the connection of this process at a place; opens one where there is none.
+
+    Args:
+        member: The guard.
+        place: Where the ranks meet.
+        store: The job's default store.
+    """
+    state = member.state
+    key = os.getpid(), state.rank, place.nonce
+    with _lock:
+        connection = _connections.get(key)
+        if connection is None or not connection.add(member):
+            for old in [each for each in _lines if each[:2] == key[:2] and each not in (key, *_connections)]:
+                del _lines[old]
+            # The process goes on where it was in the log, if all of its guards were closed for a while.
+            line = _lines.setdefault(key, Line(state.rank, state.world_size))
+            connection = _connections[key] = Connection(place, line, store)
+            connection.add(member)
+    return connection
+
+
+def _join(thread: threading.Thread, channel: Channel | None) -> None:
+    if thread is threading.current_thread() or thread.ident is None:
+        return
+    thread.join(_JOIN_SECONDS / 4)
+    if thread.is_alive() and channel is not None:  # blocked in the store: shutting its socket wakes it
+        channel.shut()
+        thread.join(_JOIN_SECONDS)

@@ -1,0 +1,49 @@
+"""The connection of a process without a store: what it reports when its guards close early."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from countoff.core import Settings
+from countoff.core.protocol.state import State
+from countoff.core.runtime import connection as module
+from countoff.core.runtime.channel import Place
+from countoff.core.runtime.connection import Connection
+from countoff.core.runtime.line import Line
+from countoff.core.runtime.monitor import Monitor
+from tests.fake_store import FakeStore
+
+PLACE = Place("127.0.0.1", 1, "0123456789ab")
+
+
+class _Store(FakeStore):
+    def at(self, prefix: str) -> FakeStore:
+        return self
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("closing", [True, False])
+def test_a_guard_that_closes_while_it_connects_is_silent(
+    closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
+    connection, monitor = Connection(PLACE, Line(0, 2), None), Monitor(State(0, 2, Settings(), {}), 0)
+
+    def connect(*_: object) -> Any:
+        if threading.current_thread().name == "countoff speaker":
+            return _Store()
+        if closing:
+            monitor.session.closing.set()
+            connection._closing.set()
+        raise TimeoutError("no connection")
+
+    monkeypatch.setattr(module, "Channel", connect)
+    connection.add(monitor)
+    connection._listener.join(30)
+    assert bool(monitor.failure) is not closing
+    assert connection.remove(monitor)
+    connection.close()
+    assert ("LateRank" in capsys.readouterr().err) is not closing

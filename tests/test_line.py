@@ -1,0 +1,87 @@
+"""What the guards of a process share: each receives its own entries of the log, once and in order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.protocol.records import verdict_entry
+from countoff.core.protocol.state import State
+from countoff.core.runtime.line import Line
+from countoff.core.runtime.speaker import Speaker
+from tests.fake_store import FakeStore
+
+
+def warning(guard: int, subject: str) -> Mapping[str, Any]:
+    return {**verdict_entry("notice", Verdict("WrongLength", "there are 4.", subject=subject)), "guard": guard}
+
+
+def subjects(state: State) -> list[str]:
+    return [notice.subject for notice in state.notices]
+
+
+def states(line: Line, *numbers: int) -> list[State]:
+    made = [State(0, 2, Settings(), {}) for _ in numbers]
+    for number, state in zip(numbers, made, strict=True):
+        line.register(number, state)
+    return made
+
+
+def test_each_guard_receives_its_own_entries() -> None:
+    line = Line(0, 2)
+    first, second = states(line, 0, 1)
+    for index, (guard, subject) in enumerate([(0, "a"), (1, "b"), (0, "c")]):
+        line.receive(index, warning(guard, subject))
+    assert (subjects(first), subjects(second), line.read) == (["a", "c"], ["b"], 3)
+
+
+def test_an_index_of_the_log_is_received_once() -> None:
+    """Two threads may read an entry; a second entry of the same index changes nothing."""
+    line = Line(0, 2)
+    (state,) = states(line, 0)
+    line.receive(0, warning(0, "a"))
+    line.receive(0, warning(0, "too late"))
+    assert (subjects(state), line.read) == (["a"], 1)
+
+
+def test_a_guard_that_begins_late_receives_what_came_before() -> None:
+    """Another rank may be ahead of this one, and have begun its next fit."""
+    line = Line(0, 2)
+    states(line, 0)
+    line.receive(0, warning(1, "early"))
+    line.receive(1, warning(1, "later"))
+    (late,) = states(line, 1)
+    assert subjects(late) == ["early", "later"]
+
+
+def test_a_closed_guard_receives_nothing() -> None:
+    """Nothing is kept for it either: a process may open and close guards for weeks."""
+    line = Line(0, 2)
+    (closed,) = states(line, 0)
+    line.remove(0)
+    line.receive(0, warning(0, "after the end"))
+    assert (subjects(closed), line.read, line._early) == ([], 1, {})
+
+
+@pytest.mark.parametrize("entry", [{"type": "x"}, {"type": "x", "guard": None}, {"type": "x", "guard": -1}])
+def test_an_entry_of_no_guard_is_refused_once(entry: dict[str, Any]) -> None:
+    """It raises, and is not read a second time."""
+    line = Line(0, 2)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        line.receive(0, entry)
+    assert line.read == 1
+
+
+def test_guards_take_turns_in_one_log() -> None:
+    """A guard appends behind the entries of others, and reads them on its way."""
+    store, line = FakeStore(), Line(0, 2)
+    made = [State(0, 2, Settings(), {}) for _ in range(2)]
+    speakers = [Speaker(state, number) for number, state in enumerate(made)]
+    for speaker in speakers:
+        speaker.join(line)
+    for place, (number, subject) in enumerate([(1, "a"), (0, "b"), (1, "c")]):
+        entry = verdict_entry("notice", Verdict("WrongLength", "there are 4.", subject=subject))
+        speakers[number].append(entry)(store)
+        assert store.get(f"log/{place}")["guard"] == number
+    assert [subjects(state) for state in made] == [["b"], ["a", "c"]]

@@ -74,6 +74,7 @@ class Situation:
         make: Makes the verdict, for an adapter.
         rows: What each rank has counted by then; none for what is printed without a table.
         adapters: The adapters in which it can happen.
+        remedies: The name of the remedies in the adapter's module.
     """
 
     kind: Kind
@@ -81,10 +82,11 @@ class Situation:
     make: Callable[[str], Verdict | None]
     rows: Sequence[Mapping[str, Any]] = ()
     adapters: Sequence[str] = ALL
+    remedies: str = "REMEDIES"
 
     def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
         """The message as rank 0 prints it, without the rank."""
-        remedies: Remedies = module_of(adapter).REMEDIES
+        remedies: Remedies = getattr(module_of(adapter), self.remedies)
         made = self.make(adapter)
         if made is None:  # it prints by itself
             return _plain(capsys)
@@ -401,14 +403,7 @@ def others() -> Iterator[Situation]:
     def unseen(adapter: str) -> Verdict:
         if adapter == "fabric":
             return import_module("countoff._fabric.loaders").unseen_loader()
-        passes = import_module("countoff._adapter.loader_passes")
-        warnings: list[Verdict] = []
-        found = passes.LoaderPasses(
-            SimpleNamespace(warn=warnings.append), epoch=0, exhausted=lambda: None, diverged=lambda: None
-        )
-        for _step in range(passes.UNSEEN_STEPS):
-            found.step_unseen()
-        return warnings[0]
+        return _unseen(has_loader=True)
 
     def late(adapter: str) -> None:
         state = State(0, 2, Settings(), module_of(adapter).REMEDIES)
@@ -424,6 +419,35 @@ def others() -> Iterator[Situation]:
     yield Situation("LateRank", "a rank does not come to the roll call", late)
 
 
+def without_loaders() -> Iterator[Situation]:
+    """What `countoff.torch` says in a loop without a loader, where its remedies differ."""
+    with_loader = {
+        "a rank's train loader is short, on 2 ranks": "a rank's handle.counted(iterable) is short",
+        "all ranks read the same": "all ranks draw the same from a function",
+    }
+    for each in [*unevens(), *data()]:
+        if each.title in with_loader:
+            yield replace(each, title=with_loader[each.title], adapters=["torch"], remedies="WITHOUT_LOADER")
+    yield Situation(
+        "UnseenLoader",
+        "a loop without a loader counts nothing",
+        lambda _: _unseen(has_loader=False),
+        adapters=["torch"],
+        remedies="WITHOUT_LOADER",
+    )
+
+
+def _unseen(*, has_loader: bool) -> Verdict:
+    passes = import_module("countoff._adapter.loader_passes")
+    warnings: list[Verdict] = []
+    guard = SimpleNamespace(warn=warnings.append)
+    found = passes.LoaderPasses(guard, epoch=0, exhausted=lambda: None, diverged=lambda: None)
+    found.has_loader = has_loader
+    for _step in range(passes.UNSEEN_STEPS):
+        found.step_unseen()
+    return warnings[0]
+
+
 SITUATIONS: Sequence[Situation] = [
     *plans(),
     *unevens(),
@@ -436,4 +460,5 @@ SITUATIONS: Sequence[Situation] = [
     *schedules(),
     *processes(),
     *others(),
+    *without_loaders(),
 ]

@@ -28,7 +28,9 @@ LOADERS = (
     "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of different "
     "batches, and hang in the end."
 )
-DECISIONS = "One rank left the loop where the others went on: a break, a limit or a condition of that rank alone."
+DECISIONS = (
+    "One rank left the loop where the others went on: a break, a limit, an exit or a condition of that rank alone."
+)
 
 
 def closing(reason: Literal["exhausted", "stopped"], at: int = 4, **counts: Any) -> Mark:

@@ -47,7 +47,7 @@ def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
     assert found.render().splitlines() == [
         "countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2.",
         "  why: The averaged gradient would give the samples of some ranks more weight than those of others.",
-        "  do:  give the loader the same batch_size on every rank.",
+        "  do:  use the same batch_size on every rank.",
         "  more: countoff explain PlanMismatch",
     ]
     assert (found.ranks, found.standing) == ((1,), "out of step")

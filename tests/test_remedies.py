@@ -58,6 +58,16 @@ def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
             assert set(remedy) <= {"", DECISION, EVALUATION, WHO_EVALUATES}
 
 
+def test_a_loop_without_a_loader_is_not_told_to_change_one() -> None:
+    """Of what such a loop can report about its training, nothing sends the reader to a DataLoader."""
+    remedies = import_module("countoff.torch").WITHOUT_LOADER
+    uneven = remedies["UnevenBatches"]
+    assert not isinstance(uneven, str)
+    for each in (uneven[""], remedies["DuplicateData"]):
+        assert "loader" not in each.lower()
+    assert "handle.counted(" in uneven[""]
+
+
 @pytest.mark.parametrize("home", HOMES)
 def test_no_remedy_reads_the_data_of_one_rank_only(home: str) -> None:
     """With `dispatch_batches`, rank 0 reads for all: the shares of the others, if each has its own, are never read."""

@@ -27,6 +27,7 @@ from countoff.core.verdict import Remedies
 
 __all__ = ["Attached", "attach"]
 
+_OPTION = "attach({})"
 REMEDIES: Remedies = {
     "UnevenBatches": uneven_remedies(
         train=(
@@ -34,15 +35,15 @@ REMEDIES: Remedies = {
             "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part, or is iterable: "
             "itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not read."
         ),
-        option="attach({})",
+        option=_OPTION,
     ),
     "PlanMismatch": (
         "give every rank as many samples. If each rank's dataset holds all of the data: "
         "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part: parts of one size."
     ),
     "UnseenLoader": (
-        "attach the very loader that the loop iterates, again where it makes a new one; without a loader, take the "
-        "batches from handle.counted(…)."
+        "attach the very loader that the loop iterates, again where it makes a new one; without a loader, leave out "
+        "train= and take the batches from handle.counted(…)."
     ),
     "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
     **data_remedies(
@@ -54,6 +55,25 @@ REMEDIES: Remedies = {
         off="attach(fingerprint_batches=0)",
     ),
 }
+WITHOUT_LOADER: Remedies = {
+    **REMEDIES,
+    "UnevenBatches": uneven_remedies(
+        train=(
+            "give every rank as many batches: handle.counted(itertools.islice(batches, n)), with n batches that every "
+            "rank has; what is beyond them is not read."
+        ),
+        option=_OPTION,
+    ),
+    "UnseenLoader": (
+        "take the train batches from handle.counted(…); if the loop iterates a loader, attach(train=loader) instead."
+    ),
+    "DuplicateData": (
+        "seed by rank where samples are drawn at random: seed + rank. Otherwise give every rank its own share: every "
+        "world_size-th sample, or files of its own; where ranks share a batch, say which: attach(mesh=…). If equal "
+        "data is what you want: attach(fingerprint_batches=0)."
+    ),
+}
+"""What to do in a loop without a loader: `attach` without `train`."""
 
 
 def attach(
@@ -115,7 +135,12 @@ def attach(
     )
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
     make_guard = functools.partial(
-        new_guard, settings, rank=rank, world_size=world_size, remedies=REMEDIES, optimizers=lambda: optimizers
+        new_guard,
+        settings,
+        rank=rank,
+        world_size=world_size,
+        remedies=WITHOUT_LOADER if train is None else REMEDIES,
+        optimizers=lambda: optimizers,
     )
     attached = Attached(make_guard, totals, settings, epoch=start_epoch)
     attached.batches_before = start_step * gradient_accumulation_steps

@@ -21,8 +21,8 @@ DIED, STOPPED = "died", "stopped"
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
         DECISION: (
-            "look for a break, a limit or a condition that only some ranks meet, and let all ranks decide together "
-            "(all-reduce the flag before any rank acts on it)."
+            "look for a break, a limit, an exit or a condition that only some ranks meet, and let all ranks decide "
+            "together (all-reduce the flag before any rank acts on it)."
         ),
         WHO_EVALUATES: (
             "let all ranks evaluate after the same batch; if only some ranks are to evaluate, say which: "
@@ -55,7 +55,9 @@ _CAUSES = {
         "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of "
         "different batches, and hang in the end."
     ),
-    DECISION: "One rank left the loop where the others went on: a break, a limit or a condition of that rank alone.",
+    DECISION: (
+        "One rank left the loop where the others went on: a break, a limit, an exit or a condition of that rank alone."
+    ),
     EVALUATION: "The ranks' evaluation loaders differ in length. A metric that synchronises every batch hangs there.",
     WHO_EVALUATES: "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
 }

@@ -40,7 +40,7 @@ _CAUSES = {
     "dp_degree": "The ranks would divide the data into different numbers of shares.",
 }
 _REMEDIES = {
-    "batch_size": "give the loader the same batch_size on every rank.",
+    "batch_size": "use the same batch_size on every rank.",
     "gradient_accumulation_steps": "give every rank the same number of batches per optimizer step.",
     "max_epochs": "give every rank the same number of epochs.",
     "max_steps": "give every rank the same number of steps.",

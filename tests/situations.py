@@ -274,6 +274,11 @@ def stalls() -> Iterator[Situation]:
         1: record(1, 1, "in a collective", "train.py:31 in main", 9, epoch=1),
     }
     yield Situation("Stalled", "a rank is an epoch ahead", lambda _: judge_stall(ahead, 180))
+    elsewhere = {
+        0: record(0, 5, "in a collective", "train.py:31 in main", 9),
+        1: record(1, 4, "in a collective", "train.py:52 in validate", 9),
+    }
+    yield Situation("Stalled", "a rank has left its loop", lambda _: judge_stall(elsewhere, 180))
 
 
 def lengths() -> Iterator[Situation]:

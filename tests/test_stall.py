@@ -47,6 +47,17 @@ def test_a_stall_shows_lines_and_collectives() -> None:
     assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
 
 
+@pytest.mark.parametrize("lines", [(31, 31), (31, 52)])
+def test_ranks_in_different_collectives_are_told_to_compare_them(lines: tuple[int, int]) -> None:
+    """No rank waits for another one's code there, so the line of the first one named is no place to start."""
+    record = {"state": "in a collective", "collectives": {}}
+    records = {
+        rank: {**row(rank, None, 0, ""), **record, "frames": [f"train.py:{line} in main"]}
+        for rank, line in enumerate(lines)
+    }
+    assert judge_stall(records, 180.0).remedy.startswith("compare the lines above") is (lines[0] != lines[1])
+
+
 @pytest.mark.parametrize(
     ("epochs", "words"),
     [

@@ -24,6 +24,10 @@ _EPOCH_AHEAD = (
     "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
     "early."
 )
+_OTHER_LINES = (
+    "compare the lines above: the ranks wait for one another in different collectives. One of them has left its loop, "
+    "or taken a branch, that the others have not."
+)
 _EPOCH = re.compile(r"train epoch (\d+)")
 
 
@@ -122,12 +126,15 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     shown = "; ".join(f"{_are(there)} at {place}" for place, there in list(places.items())[:_PLACES])
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
+    remedy = ""
+    if state == "in a collective" and (ahead or len(places) > 1):
+        remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
     return Verdict(
         "Stalled",
         f"{sentence}.",
         tuple(ranks),
         why=f"{why}.{_behind(records)}",
-        remedy=_EPOCH_AHEAD if ahead and state == "in a collective" else "",
+        remedy=remedy,
         rows=rows,
         time=time.time(),
     )

@@ -1,6 +1,7 @@
 """Other projects' tests without and with countoff: what counts as a difference, and Accelerate's scripts."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_bad_arguments_are_refused(arguments: list[str], words: str, capsys: pyt
         main(arguments)
     assert ending.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_suite_in_which_no_test_passes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Composer's tests are all skipped where one package is missing: that is no proof that nothing differs."""
+    tests = tmp_path / "tests" / "tests_fabric"
+    tests.mkdir(parents=True)
+    skipped = "import pytest\n\ndef test_one():\n    pytest.importorskip('no_such_package')\n"
+    tests.joinpath("test_skipped.py").write_text(skipped, encoding="utf-8")
+    assert main(["fabric", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "fabric: 1 skipped",
+        "0 differences, 0 of them unexpected",
+        "nothing was compared: without countoff no test passed. For the reasons: --pytest -rs",
+    ]
+    tests.joinpath("test_passed.py").write_text("def test_two():\n    pass\n", encoding="utf-8")
+    assert main(["fabric", str(tmp_path)]) == 0
 
 
 @pytest.mark.nightly

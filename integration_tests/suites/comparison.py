@@ -171,5 +171,6 @@ def environment(counting: bool, suite: str) -> dict[str, str]:
     """Returns the environment of a run: on the CPU, with countoff on or off."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    fixed = {"PYTHONPATH": python_path(), **cpu, **NAME_LOOKUPS}
+    node = {"NODE_RANK": "0"} if suite == "composer" else {}  # Composer's launcher sets it, torchrun does not
+    fixed = {"PYTHONPATH": python_path(), **cpu, **node, **NAME_LOOKUPS}
     return {**inherited, **fixed, "COUNTOFF": "1" if counting else "0", "SUITE_NAME": suite}

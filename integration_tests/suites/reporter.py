@@ -5,12 +5,21 @@ With ``COUNTOFF=1`` it also turns countoff on in the suite that ``SUITE_NAME`` n
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from integration_tests.suites import counted
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Hides transformers from Composer's conftest, which would download tokenizers for it before the first test."""
+    if os.environ["SUITE_NAME"] == "composer":
+        modules: dict[str, Any] = sys.modules
+        modules["transformers"] = None
 
 
 def pytest_configure() -> None:

@@ -8,10 +8,7 @@ from pathlib import Path
 
 from integration_tests.suites.comparison import Run, compare, pytest_suite, script_suite
 
-SCRIPTS = [
-    f"accelerate.test_utils.scripts.{name}"
-    for name in ("test_cli", "test_ops", "test_sync", "test_script", "test_ddp_comm_hook")
-]
+SCRIPTS = [f"accelerate.test_utils.scripts.{name}" for name in ("test_cli", "test_ops", "test_sync", "test_script")]
 """The scripts of the installed Accelerate that run on two CPU ranks within minutes and download nothing."""
 PARTS = {
     "accelerate": ["tests/test_accelerator.py", "tests/test_data_loader.py", "tests/test_scheduler.py"],

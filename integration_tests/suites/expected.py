@@ -8,6 +8,7 @@ EXPECTED: dict[str, dict[str, str]] = {
         "*test_logger_after_fit_predict_test_calls": "the test lists all that is logged; the totals are logged too",
         "*test_validation_step_log_with_tensorboard": "the test lists the logger's calls; countoff logs the totals too",
         "*test_eval_step_logging[[]*": "the test lists the logger's calls; countoff logs the totals too",
+        "*test_log_on_train_start": "the test lists the logger's calls; countoff logs the totals too",
         "*test_skip_training_step_not_allowed[[]2]": (
             "the test claims two ranks and starts one; countoff says that it cannot compare them"
         ),

@@ -4,20 +4,27 @@ On real ranks, with gloo and a store like torchrun's; with two ranks, countoff's
 its batches, so this measures the loader itself: Accelerate's shard over torch's DataLoader, in this process. The clock
 runs from the second batch of an epoch to the last but one, so the marks of an epoch are not included. Bare and attached
 epochs take turns within one process, so that other load on the machine affects both alike.
+
+A real loop trains between two batches, and then little of what a loader needs is still in the processor's caches. So
+there is a second measurement: one fetch after a training step. There a bare and an attached loader take turns with
+every batch, because the time of a fetch itself varies by more than countoff takes.
 """
 
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import accelerate
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.ranks import on_ranks
-from benchmarks.results import THREAD_TIME, WALL_TIME, Table, compared, progress
+from benchmarks.results import THREAD_TIME, WALL_TIME, Samples, Table, compared, progress
 from countoff.accelerate import attach
 
 BATCHES = 4000
+STEPS = 500
 BARE, ATTACHED = "bare loader", "attached"
 
 
@@ -60,6 +67,44 @@ def costs(repeats: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def fetches(repeats: int) -> Samples:
+    """Returns the seconds of single fetches after training steps, by whether countoff is attached."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    size = STEPS * accelerator.num_processes
+    loaders = [DataLoader(Numbers(size), batch_size=1) for _ in (BARE, ATTACHED)]
+    bare, attached = (accelerator.prepare(loader) for loader in loaders)
+    step, samples, turns = training_step(accelerator), Samples({BARE: [], ATTACHED: []}), random.Random(0)
+    for _ in range(repeats):
+        with attach(accelerator, train=attached):
+            passes = {BARE: iter(bare), ATTACHED: iter(attached)}
+            for number in range(STEPS):
+                for name in turns.sample(list(passes), 2):
+                    step()
+                    began = time.perf_counter()
+                    next(passes[name])
+                    seconds = time.perf_counter() - began
+                    if number:  # the first fetch begins the pass
+                        samples[name].append(seconds)
+            for batches in passes.values():
+                next(batches, None)  # ends the pass
+        accelerator.wait_for_everyone()
+    return samples
+
+
+def training_step(accelerator: accelerate.Accelerator) -> Callable[[], None]:
+    """Returns a function that trains a small network on one batch."""
+    network = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    network, optimizer = accelerator.prepare(network, torch.optim.SGD(network.parameters(), 0.01))
+    samples, targets = torch.randn(8, 16), torch.randn(8, 1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        accelerator.backward(torch.nn.functional.mse_loss(network(samples), targets))
+        optimizer.step()
+
+    return step
+
+
 def tables(quick: bool) -> Iterator[Table]:
     """Yields one table for each clock and number of ranks."""
     for world_size in (1, 2):
@@ -67,3 +112,8 @@ def tables(quick: bool) -> Iterator[Table]:
         for clock, samples in on_ranks(costs, world_size, 3 if quick else 21)[0].items():
             title = f"A loader prepared by Accelerate, per batch, {clock}, ranks: {world_size}"
             yield compared(title, "µs", samples, against=BARE)
+        progress(f"accelerate: {world_size} ranks, between training steps")
+        title = (
+            f"One fetch from a loader prepared by Accelerate, after a training step, {WALL_TIME}, ranks: {world_size}"
+        )
+        yield compared(title, "µs", on_ranks(fetches, world_size, 1 if quick else 11)[0], against=BARE)

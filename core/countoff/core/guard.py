@@ -150,6 +150,22 @@ class Guard:
         if last or started >= self._state.alarm:
             self._look(last)
 
+    def counting(self) -> tuple[SpanCounters, State]:
+        """Returns the innermost span's counters, and the state that holds the alarm.
+
+        For an adapter that is itself called for every batch, so that a call of `batch` would be most of its cost. It
+        adds 1 to the counters' `started`, and calls `look` if that is then at least the state's `alarm`.
+        """
+        return self._span, self._state
+
+    def look(self) -> None:
+        """Does what the state's alarm asks for; see `counting`.
+
+        Raises:
+            DivergenceError: If ranks are known to be out of step.
+        """
+        self._look(False)
+
     def last_batch(self) -> None:
         """Marks the current batch as last; for callers that learn it only after `batch()`.
 

@@ -39,7 +39,7 @@ _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
 """What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
 
 
-@dataclass
+@dataclass(slots=True)
 class State:
     """The shared state of one guard.
 

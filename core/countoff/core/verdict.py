@@ -204,6 +204,8 @@ class Verdict:
         ranks = self.world_size or counted + silent
         label = "lost" if self.kind == "LostRank" else self.standing
         named = self.ranks[:1] if label == "ran out first" else self.ranks
+        if label == "differ":  # no side comes first
+            named = sorted(named)
         clauses = [f"{label}: {names_of(named)} of {count_of(ranks, 'rank')}"]
         if self.behind:
             clauses.append(f"{names_of(self.behind)} {'has' if len(self.behind) == 1 else 'have'} not got so far")

@@ -51,7 +51,7 @@ REMEDIES: Remedies = {
         off="attach(..., fingerprint_batches=0)",
     ),
 }
-TICKS = "accelerator.prepare() makes a scheduler tick once per process at every optimizer step."
+TICKS = "A tick is a call of scheduler.step(), and accelerator.prepare() makes one per process at every optimizer step."
 
 
 def position_of(accelerator: Any) -> tuple[int, int]:

@@ -44,8 +44,9 @@ def data_remedies(*, shares: str, order: str, off: str) -> dict[Kind, str]:
     """
     return {
         "DuplicateData": (
-            f"{shares} Where samples are drawn at random, seed by rank: seed + rank. If equal data is what you want: "
-            f"{off}."
+            f"{shares} Where each rank draws samples at random without a sampler, seed these draws by rank "
+            "(seed + rank); the seeds of a DistributedSampler and of the model stay equal on all ranks. If equal data "
+            f"is what you want: {off}."
         ),
         "PeersDiffer": (
             "shard and seed by dp_rank, not by rank: ranks that work on one batch together must read the same samples "

@@ -15,8 +15,9 @@ from countoff.core.verdict import Remedies, Verdict, count_of
 DECISION, EVALUATION, WHO_EVALUATES = "decision", "evaluation", "who evaluates"
 """Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates. The
 subject of any other one, about train loaders of different lengths, is empty."""
-DIED, STOPPED = "died", "stopped"
-"""Subjects of a `LostRank`: the process is gone, or does not run. The subject of any other one is empty."""
+DIED, STOPPED, EXITED = "died", "stopped", "exited"
+"""Subjects of a `LostRank`: the process is gone, does not run, or has left by `sys.exit()`. The subject of any other
+one is empty."""
 
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
@@ -34,12 +35,20 @@ GENERAL_REMEDIES: Remedies = {
     "RankMapError": FORMULA_REMEDY,
     "LostRank": {
         "": "read that rank's own output first: the other ranks have only lost their peer.",
-        DIED: "look for its last lines of output, and for 'Out of memory' in dmesg on its host.",
+        DIED: (
+            "read the end of that rank's own output. If it shows no error, the rank may have been killed because its "
+            "host had no memory left: look for 'Out of memory' in dmesg on that host, or for OOM in the scheduler's "
+            "report on the job."
+        ),
+        EXITED: (
+            "look for a sys.exit() that only that rank reaches, such as a time limit or a check of its own data, and "
+            "let all ranks decide together (all-reduce the flag before any rank acts on it)."
+        ),
         STOPPED: "look for what has stopped it, such as a debugger or the scheduler. kill -CONT PID lets it go on.",
     },
     "Stalled": (
-        "start at the line of the rank that is named first: the others wait for it. If such a pause is normal, raise "
-        "stall_seconds above it."
+        "start at the line of the rank that is named first: the others wait for it. This is a warning: the job is not "
+        "ended, and goes on if that rank does. If such a pause is normal, raise stall_seconds above it."
     ),
     "VersionMismatch": "install the same versions on every host.",
     "SettingsMismatch": "give every rank the same tick_batches.",
@@ -84,8 +93,8 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
 
 def _lost_by_exit(mark: Mark, exited: int, other: int, proved: float) -> Verdict:
     sentence = f"rank {exited} {describe_mark(mark)}, where rank {other} goes on."
-    why = "The others wait for it in vain."
-    return Verdict("LostRank", sentence, (exited,), why=why, gone=True, time=proved)
+    why = "It ended without an error (exit code 0), and the other ranks would wait for it in their next collective."
+    return Verdict("LostRank", sentence, (exited,), why=why, gone=True, time=proved, subject=EXITED)
 
 
 def _step_mismatch(divergence: Divergence, rank: int) -> Verdict:
@@ -186,7 +195,7 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subjec
         event: What happened to it, as the rest of a sentence that begins with its name.
         why: The cause, where it is known.
         gone: False if the rank has failed and can still answer.
-        subject: `DIED` or `STOPPED`; empty for any other event.
+        subject: `DIED`, `STOPPED` or `EXITED`; empty for any other event.
     """
     sentence = f"rank {rank} {event}."
     return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)

@@ -36,7 +36,10 @@ _CAUSES = {
     "gradient_accumulation_steps": "The ranks would take their optimizer steps after different batches.",
     "max_epochs": _ENDS,
     "max_steps": _ENDS,
-    "position": "The ranks have resumed from different checkpoints, or only some of them have resumed.",
+    "position": (
+        "The ranks have resumed from different checkpoints, or only some of them have resumed. The numbers of a "
+        "position are the epoch, the batches of it that are done, and the steps, as far as the framework knows them."
+    ),
     "dp_degree": "The ranks would divide the data into different numbers of shares.",
 }
 _REMEDIES = {

@@ -1,6 +1,8 @@
 # Two environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything.
 PYTHON ?= python3
 UV_FLAGS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
+# Where Python may write no bytecode, each rank of each test would compile all of torch again.
+UV_FLAGS += $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 PYTEST_FLAGS ?=
 # Processes that run the integration tests beside one another. Ranks wait more than they compute: 3 suit two cores.
 WORKERS ?= 3

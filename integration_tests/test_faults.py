@@ -64,7 +64,7 @@ def test_a_killed_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
         finalise=True,
     )
     assert results[culprit].exit_code == -signal.SIGKILL
-    assert_survivors_name(end_of(results, culprit), f"rank {culprit} died without a word")
+    assert_survivors_name(end_of(results, culprit), f"rank {culprit} is gone")
 
 
 @pytest.mark.ranks(2, nightly=(4,))

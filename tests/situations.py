@@ -241,7 +241,7 @@ def losses() -> Iterator[Situation]:
     yield Situation(
         "LostRank",
         "a rank was killed, on 4 ranks",
-        lambda _: lost_rank(2, "died without a word (pid 4242)", "It was killed, or it crashed.", subject=DIED),
+        lambda _: lost_rank(2, "is gone (pid 4242)", "It was killed, or it crashed.", subject=DIED),
         [counted(rank, 4, 4, "in batch 4") for rank in (0, 1, 3)],
     )
     yield Situation(

@@ -140,8 +140,8 @@ def test_a_rank_that_exits_is_lost() -> None:
 
 def test_a_lost_rank_is_named_with_the_cause() -> None:
     """The whole message about a rank that has died."""
-    assert lost_rank(3, "died without a word (pid 7)", "It was killed, or it crashed.").render().splitlines() == [
-        "countoff: LostRank: rank 3 died without a word (pid 7).",
+    assert lost_rank(3, "is gone (pid 7)", "It was killed, or it crashed.").render().splitlines() == [
+        "countoff: LostRank: rank 3 is gone (pid 7).",
         "  why: It was killed, or it crashed.",
         "  more: countoff explain LostRank",
     ]

@@ -212,7 +212,7 @@ def test_a_lost_peer_is_no_failure_of_this_rank(error: BaseException) -> None:
     state = failed(error)
     assert state.failure == ""
     assert state.proposed is not None
-    assert state.proposed.sentence.endswith("as one does whose peer is gone.")
+    assert state.proposed.sentence.endswith("as happens when another rank is lost.")
 
 
 def test_a_rank_that_fails_after_the_end_changes_nothing() -> None:

@@ -161,7 +161,7 @@ CASES = {
             "LostRank",
             "raised",
             behavior={"workers": 1, **_LONG},
-            words="died without a word",
+            words="is gone (pid",
             positional=True,
         ),
         Case(

@@ -128,7 +128,7 @@ beyond is not trained on.
     words = ", ".join(f"{count_of(batches, 'batch')} on {names_of(ranks)}" for batches, ranks in lengths[:4])
     fewest, short = min(lengths)
     effect = f"it ends after {fewest} on all ranks, and what the others have beyond is not trained on."
-    why = "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a word."
+    why = "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a message."
     sentence = f"a train epoch has {words}: {effect}"
     return Verdict("Truncated", sentence, tuple(short), why=why, time=time.time(), subject="plan")
 

@@ -60,7 +60,10 @@ def truncated(span: str, used: int, unused: Mapping[int, UnusedBatches]) -> Verd
         "Truncated",
         f"{sentence}: {lost}{more}.",
         tuple(short),
-        why="The ranks' loaders differ in length, and the framework stops all of them at the shortest without a word.",
+        why=(
+            "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a "
+            "message."
+        ),
         time=time.time(),
         subject="evaluation" if not span.startswith("train") else "train",
     )

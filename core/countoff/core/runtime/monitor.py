@@ -186,7 +186,7 @@ class Monitor:
         while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
             for rank, process in list(self.speaker.line.heartbeats.neighbours.items()):
                 if state.complete and process.state() == "gone":  # one that never came may have ended before
-                    event = f"died without a word (pid {process.pid})"
+                    event = f"is gone (pid {process.pid})"
                     session.conclude_alone(lost_rank(rank, event, why, subject=DIED))
                     return
         if session.closing.is_set() or state.finished:

@@ -156,7 +156,7 @@ def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
     """The verdict about this rank's exception; about the rank that left alone, where that explains it."""
     if not victim:
         return lost_rank(state.rank, state.failure, gone=False)
-    lost = f"raised {words}, as one does whose peer is gone"
+    lost = f"raised {words}, as happens when another rank is lost"
     with state.lock:
         exited, left = state.log.exited_alone(), state.left
     if exited is not None:

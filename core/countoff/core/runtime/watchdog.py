@@ -67,7 +67,7 @@ class Watchdog:
                 continue
             since = self._stopped_since.setdefault(rank, time.monotonic())
             if found == "gone" and not self._state.finished:
-                self._accuse(rank, f"died without a word (pid {process.pid})", "It was killed, or it crashed.", DIED)
+                self._accuse(rank, f"is gone (pid {process.pid})", "It was killed, or it crashed.", DIED)
             elif found == "stopped" and time.monotonic() - since > _STOPPED_SECONDS:
                 self._accuse(rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.", STOPPED)
 

@@ -168,9 +168,10 @@ class SimulatedRank:
     def turn(self, channel: Channel) -> bool:
         """Does all queued jobs, then polls; returns whether it must poll again."""
         part = channel.at(GUARD)
-        while not self.state.outbox.empty():
-            self.speaker.turn(part)
         self.speaker.look(part)
+        while not self.state.outbox.empty():  # what a look hands over too
+            self.speaker.turn(part)
+            self.speaker.look(part)
         return self.speaker.seconds_until_look is not None
 
     def heartbeat(self, channel: Channel) -> None:

@@ -232,6 +232,12 @@ def named_ranks(text: str) -> list[int]:
     return [] if named is None else [int(rank) for rank in named[1].split(", ")]
 
 
+def behind_ranks(text: str) -> list[int]:
+    """The ranks of which a verdict says that they have not got as far as the place in dispute."""
+    behind = re.search(r"; ranks? ([\d, ]+) ha(?:s|ve) not got so far", text)
+    return [] if behind is None else [int(rank) for rank in behind[1].split(", ")]
+
+
 def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str | tuple[str, ...]) -> None:
     """Every rank ended badly, with the same verdict: its kind, the ranks that it names, and `words` in its text.
 

@@ -59,6 +59,22 @@ def test_odd_ranks_come_first_in_the_published_table() -> None:
     assert [line["rank"] for line in found.rows] == [2, 0, 1, 3]
 
 
+def test_a_majority_names_the_odd_rank_and_those_that_have_not_got_so_far() -> None:
+    """The sixth of six ranks may be short as well: nobody can know yet."""
+    store = FakeStore()
+    verdict = Verdict("UnevenBatches", "they differ.", (5, 0), mark_index=1, announced=True)
+    rows = {
+        rank: {
+            **row(rank, SpanCounters("train epoch 0", started=3 if rank == 1 else 4), 0, "in batch 4"),
+            **{"known": 0.0, "failure": "", "side": None if rank == 1 else rank == 5},
+        }
+        for rank in range(6)
+    }
+    publish_table(store, verdict, rows, complete=True)
+    who = with_table(store, verdict, {}, 6).render().splitlines()[1]
+    assert who == "  out of step: rank 5 of 6 ranks; rank 1 has not got so far"
+
+
 def test_ranks_that_have_not_got_so_far_are_told_apart() -> None:
     """Where one loader has ended, one rank has more and two have not got there, only the first is named."""
     store = FakeStore()

@@ -87,9 +87,11 @@ class Case:
         """The verdict and the ending that are due in a framework."""
         return self.kinds.get(adapter, (self.kind, self.ending))
 
-    def are_named(self, named: Collection[int], ranks: int) -> bool:
-        """Whether a verdict that names these ranks is right."""
+    def are_named(self, named: Collection[int], ranks: int, behind: Collection[int] = ()) -> bool:
+        """Whether a verdict that names these ranks is right; of ranks `behind` it says that nobody can know yet."""
         found, culprits = set(named), set(self.culprits(ranks))
+        if found:
+            culprits -= set(behind) - found
         tie = self.two_sided and 2 * len(culprits) == ranks and bool(found & culprits)
         one_of_each_half, the_first_to_end = bool(found - culprits), len(found) == 1
         return self.all_named or found == culprits or (tie and (one_of_each_half or the_first_to_end))

@@ -20,7 +20,7 @@ from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
 from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
-from integration_tests.jobs import named_ranks, verdict_lines
+from integration_tests.jobs import behind_ranks, named_ranks, verdict_lines
 
 _DEADLINE_SECONDS = 120.0
 _GOOD_ENDS = (1, 87)  # an exception's, and countoff's own for a main thread that is blocked
@@ -153,7 +153,7 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
         wrong.append("not the same sentence on every rank")
     elif case.words not in text:
         wrong.append(f"does not say {case.words!r}")
-    elif kind not in ("", "Truncated") and not case.are_named(row.named, row.ranks):
+    elif kind not in ("", "Truncated") and not case.are_named(row.named, row.ranks, behind_ranks(text)):
         wrong.append(f"names ranks {sorted(row.named)}, the culprits are {sorted(case.culprits(row.ranks))}")
     if [text for rank, text in enumerate(texts) if text and rank not in (*speakers, *killed, *ended)]:
         wrong.append("said on a rank that had nothing to say")

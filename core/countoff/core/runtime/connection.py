@@ -204,6 +204,7 @@ class Connection:
         try:
             self._speaking = channel = self._connect()
             line.heartbeats.introduce(channel)
+            self._send_heartbeat(channel)  # before any guard begins its fit
             line.busy_since = 0.0  # the threads before may have ended within a job
             line.connected = True
             self._connected.set()
@@ -239,11 +240,14 @@ class Connection:
                 member.speaker.look(self._part(member.number, channel))
         overdue = time.monotonic() - self._next_heartbeat
         if overdue >= 0 and (ready.empty() or overdue > _SILENT_SECONDS):
-            self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-            line.heartbeats.send(channel, line.read)
+            self._send_heartbeat(channel)
             for member in members:
                 line.heartbeats.report_silence(self._part(member.number, channel), member.state)
         return True
+
+    def _send_heartbeat(self, channel: Channel) -> None:
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+        self._line.heartbeats.send(channel, self._line.read)
 
     def _end_if_done(self) -> bool:
         """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""

@@ -102,7 +102,10 @@ class Heartbeats:
         now = time.monotonic()
         silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
         for rank in silent:
-            if rank not in self.neighbours and takes_part(channel, rank):
+            if rank in self.neighbours or not takes_part(channel, rank):
+                continue
+            # A rank that had ended all its fits sends a heartbeat before it begins the next one.
+            if channel.whole.get(f"heartbeat/{rank}")["heartbeat"] == self._last[rank][0]:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
 
     def _look(self, channel: Channel, others: list[int]) -> Records:

@@ -74,7 +74,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     """
     disputed = verdict.mark_index >= 0
     odd = odd_ranks(rows.values()) if disputed else ()
-    behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks and not odd else ()
+    behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
     named = odd or verdict.ranks
     places = {rank: place for place, rank in enumerate(named)}
     order = sorted(rows, key=lambda rank: (places.get(rank, len(places)), rank))

@@ -1,0 +1,83 @@
+"""Heartbeats on a store in memory, by a clock of the test's own: who is called lost, and what is removed."""
+
+import pytest
+
+from countoff.core import Settings
+from countoff.core.protocol.state import State
+from countoff.core.runtime import heartbeats as module
+from countoff.core.runtime.heartbeats import Heartbeats, begin_fit, say_goodbye
+from tests.fake_store import FakeStore
+
+
+class Job:
+    """Rank 0's heartbeats, and one guard of it; rank 1 is on another host.
+
+    Attributes:
+        now: The time, in seconds.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.store, self.state = FakeStore(), State(0, 2, Settings(stall_seconds=30.0), {})
+        self.own, self.other = Heartbeats(0, 2), Heartbeats(1, 2)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        begin_fit(self.store, 1)
+
+    def look_for(self, seconds: int) -> None:
+        """Rank 0 sends its heartbeats for so long, and judges who is silent."""
+        for _ in range(seconds):
+            self.now += 1
+            self.own.send(self.store, 0)
+            self.own.report_silence(self.store, self.state)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(monkeypatch)
+
+
+def test_a_rank_without_heartbeats_is_lost(job: Job) -> None:
+    job.other.send(job.store, 0)
+    job.look_for(30)
+    assert job.state.proposed is None
+    job.look_for(2)
+    assert job.state.proposed is not None
+    assert job.state.proposed.sentence == "rank 1 has not been heard for 30 s."
+
+
+def test_a_rank_that_has_said_goodbye_is_not_lost(job: Job) -> None:
+    job.other.send(job.store, 0)
+    say_goodbye(job.store, 1)
+    job.look_for(60)
+    assert job.state.proposed is None
+
+
+def test_a_rank_that_joins_after_a_pause_is_not_lost(job: Job) -> None:
+    """It has ended all its handles, and sends no heartbeat until it begins the next one."""
+    job.other.send(job.store, 0)
+    say_goodbye(job.store, 1)
+    job.look_for(60)
+    job.other.send(job.store, 0)  # as its threads start again: before it joins
+    begin_fit(job.store, 1)
+    job.own.report_silence(job.store, job.state)  # rank 0 is between its look and its judgement
+    assert job.state.proposed is None
+    job.look_for(40)
+    assert job.state.proposed is not None
+
+
+def test_a_pause_of_this_rank_is_no_silence_of_others(job: Job) -> None:
+    job.other.send(job.store, 0)
+    job.look_for(2)
+    job.now += 3600
+    job.look_for(2)
+    assert job.state.proposed is None
+
+
+def test_rank_0_removes_what_all_ranks_have_read(job: Job) -> None:
+    """The log must not grow with the length of the job; the last entries stay for a listener on its way."""
+    for index in range(100):
+        job.store.set(f"log/{index}", {"type": "x"})
+    job.other.send(job.store, 90)
+    job.own.send(job.store, 100)
+    left = sorted(int(key[4:]) for key in job.store.values if key.startswith("log/"))
+    assert left == list(range(26, 100))

@@ -52,6 +52,6 @@ class Outbox(queue.SimpleQueue[Any]):
 
     def tell(self, told: Callable[[], object]) -> None:
         """Sets who is told of each action, and tells of those that wait already."""
-        self.told = told  # what is put from here on may be told twice, and nothing may be told never
+        self.told = told  # set first: an action that another thread puts now is told of twice, but none is missed
         for _ in range(self.qsize()):
             told()

@@ -223,6 +223,11 @@ class Place:
     nonce: str
     hosted: TCPStore | None = field(default=None, compare=False)
 
+    @property
+    def prefix(self) -> str:
+        """The beginning of all keys; those of one guard go on with its number."""
+        return f"countoff/{self.nonce}/"
+
 
 def rendezvous(
     store: Any,

@@ -147,7 +147,7 @@ class Connection:
 
     def _connect(self) -> Channel:
         place = self.place
-        return Channel(place.host, place.port, f"countoff/{place.nonce}/", self._closing.is_set)
+        return Channel(place.host, place.port, place.prefix, self._closing.is_set)
 
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""

@@ -195,6 +195,6 @@ class Monitor:
             session.conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
-            channel = Channel(place.host, place.port, f"countoff/{place.nonce}/{self.number}/", session.closing.is_set)
-            announce_stopped(channel, state.rank)
+            channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
+            announce_stopped(channel.at(f"{self.number}/"), state.rank)
         session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")

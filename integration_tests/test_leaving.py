@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -237,10 +238,13 @@ def attaches_again(first: int) -> None:
             dist.barrier()
     print(f"trained, in silence: {handle.guard.notices}")
     uneven = share_loader(3 - own_rank())
-    with attach(train=uneven):
+    with attach(train=uneven) as handle:
         for _ in uneven:
             dist.barrier()
-        dist.barrier()  # rank 0 is in its last batch, and rank 1 beyond it
+        if own_rank() == 1:
+            dist.barrier()  # rank 0 is in its last batch, and rank 1 beyond it
+        while handle.guard.verdict is None:  # a rank that has ended its fit may be gone before the verdict arrives
+            time.sleep(0.01)
 
 
 def test_a_handle_that_has_ended_leaves_no_thread(run_ranks):

@@ -196,9 +196,14 @@ def objects_during_and_after(job: Job, fails: bool = False) -> tuple[Any, Any, l
     looks = Looks(fails)
     trainer = job.make_trainer(callbacks=[looks])
     loader = trainer.state.train_dataloader
-    with contextlib.suppress(ArithmeticError, RuntimeError):  # a verdict is a RuntimeError
+    excused: tuple[type[Exception], ...] = ()
+    try:
         trainer.fit()
-    with contextlib.suppress(RuntimeError):  # its barrier, where a verdict has cut the connections
+    except ArithmeticError:
+        pass
+    except RuntimeError:  # a verdict, which may have cut the connections that the barrier of `close` needs
+        excused = (RuntimeError,)
+    with contextlib.suppress(*excused):
         trainer.close()
     return looks.during, (type(loader), seen(loader), sorted(vars(trainer.state))), looks.copies
 

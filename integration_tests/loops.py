@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
-from integration_tests.faults.rank_behavior import EVALUATION_OPENS_SECONDS
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader
 
 
@@ -110,20 +109,20 @@ def rank_dependent_break() -> None:
 def evaluates_early() -> None:
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
-    loader, evals = even_loader(), share_loader(2, before=open_slowly)
-    attach(train=loader, eval=evals)
+
+    def wait_for_verdict(number: int) -> None:
+        # Else the evaluation's collective could meet one of the training, of another size, and gloo aborts then.
+        while handle.guard.verdict is None:
+            time.sleep(0.01)
+
+    loader, evals = even_loader(), share_loader(2, before=wait_for_verdict)
+    handle = attach(train=loader, eval=evals)
     for number, batch in enumerate(loader):
         train_on(model, optimizer, batch)
         if number == 3 + own_rank():
             for _ in evals:
                 pass
             dist.all_reduce(torch.zeros(1))
-
-
-def open_slowly(number: int) -> None:
-    """A `before` that gives a verdict time to arrive before the first batch; see the constant."""
-    if not number:
-        time.sleep(EVALUATION_OPENS_SECONDS)
 
 
 def trains_one_epoch_more() -> None:

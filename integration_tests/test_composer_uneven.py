@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def stop(who: Sequence[int], at: int = 3) -> None:
 
         def before_dataloader(self, state: Any, logger: Any) -> None:
             if int(state.timestamp.batch) == at:
-                open(f"asked-{own_rank()}", "w").close()
+                Path(f"asked-{own_rank()}").touch()
 
     trainer = Job(even=64).make_trainer(callbacks=[Stop()])
     trainer.fit()
@@ -188,7 +189,7 @@ def test_ranks_that_all_stop_at_the_same_batch_are_healthy(run_ranks):
 
 def slow(number: int) -> None:
     if own_rank() == 1:
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 def loader_times(job: Job) -> Any:
@@ -204,11 +205,11 @@ def loader_times(job: Job) -> Any:
 def test_the_rank_with_the_slow_loader_is_logged(run_ranks):
     """The peer's wait is a collective, so it must not be counted as a wait for its loader.
 
-    If it were, both ranks would have waited for as long; a busy machine makes the peer's own loader slow too.
+    If it were, both ranks would have waited for as long. The peer's own loader takes a tenth of a second to open.
     """
     job = Job(train=[4, 4], reported=[4, 4], before=slow)
     results = run_ranks(loader_times, 2, job, deadline_seconds=60)
     assert [verdict_lines(result) for result in results] == [[], []]
     found = results[0].value
     assert found["countoff/loader_rank"] == 1
-    assert found["countoff/loader_seconds_max"] > 2 * found["countoff/loader_seconds"] > 0
+    assert found["countoff/loader_seconds_max"] > 10 * found["countoff/loader_seconds"] > 0

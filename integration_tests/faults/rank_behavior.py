@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from integration_tests.harness import tell
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 
-EVALUATION_OPENS_SECONDS = 0.3
+_EVALUATION_OPENS_SECONDS = 0.3
 """How long the data of an evaluation takes to open, where ranks evaluate at different batches.
 
 Without it, a busy machine may let a collective of the evaluation meet one of the training before a verdict can arrive.
@@ -206,7 +206,7 @@ class EvalSamples(Samples):
 
     def __iter__(self) -> Iterator[Any]:
         if self.behavior.fault == "F8":
-            time.sleep(EVALUATION_OPENS_SECONDS)
+            time.sleep(_EVALUATION_OPENS_SECONDS)
         for number in range(self.behavior.eval_length):
             yield from self.batch(number)
         if self.behavior.eval_length < self.behavior.eval_batches:

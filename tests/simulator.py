@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.runtime.even_pass import EvenPass
 from countoff.core.runtime.monitor import Monitor
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.verdict_table import publish_table, with_table
@@ -33,6 +34,7 @@ class Epoch:
             exhausted.
         position: Batches trained on before the checkpoint from which the rank resumes.
         joined: Whether the epoch is inside `Join`, where ranks may differ.
+        leaves: Where ranks are made even: the batch after which this rank leaves the loop; None: it does not.
     """
 
     batches: int
@@ -41,6 +43,7 @@ class Epoch:
     spare: int = 0
     position: int = 0
     joined: bool = False
+    leaves: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,17 @@ class Job:
         eval_ranks: As in the settings.
         uneven_eval: As in the settings.
         tick_batches: As in the settings.
+        uneven_train: As in the settings.
+        lookahead: As in the settings.
     """
 
     programs: tuple[Program, ...]
     synced: bool = False
     eval_ranks: tuple[int, ...] | None = None
-    uneven_eval: Literal["raise", "warn", "allow"] = "raise"
+    uneven_eval: Literal["raise", "warn", "allow", "stop"] = "raise"
     tick_batches: int = 3
+    uneven_train: Literal["raise", "stop", "repeat"] = "raise"
+    lookahead: int = 4
 
 
 class _LoopEnded(Exception):
@@ -102,12 +109,15 @@ class Rank:
     def __init__(self, job: Job, rank: int, store: FakeStore) -> None:
         self.program = job.programs[rank]
         chosen = Settings(
-            on_divergence="warn",  # raising waits for the printed table
+            uneven_train=job.uneven_train,
+            lookahead=job.lookahead,
             uneven_eval=job.uneven_eval,
             eval_ranks=job.eval_ranks,
             tick_batches=job.tick_batches,
             deadline_seconds=1e6,
         )
+        object.__setattr__(chosen, "on_divergence", "warn")  # raising waits for the printed table
+        self._settings = chosen
         rates = (self.program.rate,)
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard._state
@@ -116,6 +126,7 @@ class Rank:
         self.speaker = monitor.speaker
         self.speaker.line.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
+        self.taken: list[list[int]] = []
         self.collectives = 0
         self.over = False
         self._blocked = False
@@ -178,6 +189,9 @@ class Rank:
             guard.compare_spans(not epoch.joined)
             guard.train_start(number, epoch.position)
             yield "train_start"
+            if self._settings.uneven_train != "raise":
+                yield from self._even(epoch)
+                continue
             for batch in range(epoch.position + 1, epoch.batches + 1):
                 yield from self._batch(batch, epoch.batches + epoch.spare, synced=not epoch.joined)
                 if batch in epoch.steps:
@@ -194,6 +208,29 @@ class Rank:
                 yield from self._evaluate(epoch.evaluations[0])
         guard.fit_end()
         yield "fit_end"
+
+    def _even(self, epoch: Epoch) -> Iterator[str]:
+        """An epoch in which ranks take the same number of batches, whatever the loader of each holds."""
+        loader = range(epoch.position, epoch.batches)
+        even, number = self.guard.even(iter(loader), lambda: iter(loader)), epoch.position
+        assert isinstance(even, EvenPass)
+        self.taken.append([])
+        while number != epoch.leaves:
+            while not even.is_ready():
+                yield WAITS
+            if self.state.proposed is not None or self.state.end is not None:
+                return
+            batch = next(even, None)
+            if batch is None:
+                break
+            number += 1
+            self.taken[-1].append(batch)
+            yield from self._batch(number, 0, synced=True)
+            if number in epoch.steps:
+                self.guard.step()
+                yield "step"
+        self.guard.train_end("exhausted" if number != epoch.leaves else "stopped")
+        yield "train_end"
 
     def _count_off(self) -> Iterator[str]:
         self.guard._roll_call = RollCall(self.state, self.speaker)

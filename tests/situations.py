@@ -23,13 +23,20 @@ from countoff.core.arithmetic.horizon import Horizon, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import DIED, STOPPED, judge, lost_rank, row
-from countoff.core.protocol.plan_comparison import judge_lengths, judge_plans, judge_tick_batches, judge_versions
+from countoff.core.protocol.judgement import DIED, STOPPED, judge, lost_rank, nothing_to_repeat, row, unprotected
+from countoff.core.protocol.plan_comparison import (
+    even_record,
+    judge_even_settings,
+    judge_lengths,
+    judge_plans,
+    judge_tick_batches,
+    judge_versions,
+)
 from countoff.core.protocol.records import Mark, verdict_entry
 from countoff.core.protocol.rule import Divergence
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import Tick
-from countoff.core.protocol.truncation import UnusedBatches, truncated
+from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.shutdown import print_to_stderr
 from countoff.core.runtime.stall import judge_stall
@@ -322,6 +329,45 @@ def lengths() -> Iterator[Situation]:
     )
 
 
+def evens() -> Iterator[Situation]:
+    """What is said where ranks with different numbers of batches are to take the same number."""
+    able = [adapter for adapter in ALL if "Repeated" in CHECKS[adapter]]
+
+    def situation(kind: Kind, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
+        return Situation(kind, title, lambda _: made, rows, able)
+
+    left = {rank: UnusedBatches(4, 16, False) for rank in range(3)} | {3: UnusedBatches(0)}
+    stopped = truncated(EPOCH, 90, left, by_countoff=True)
+    yield situation("Truncated", "uneven_train='stop' ends all ranks with the shortest", stopped)
+    empty = truncated(EPOCH, 0, {0: UnusedBatches(4, 16, False), 1: UnusedBatches(0)}, by_countoff=True)
+    yield situation("Truncated", "uneven_train='stop', and a rank without data", empty)
+    part = {0: UnusedBatches(0), 1: UnusedBatches(2, None)}
+    evaluated = truncated("validation", 3, part, by_countoff=True)
+    yield situation("Truncated", "uneven_eval='stop' ends an evaluation with the shortest", evaluated)
+    yield situation("Repeated", "uneven_train='repeat'", repeated(EPOCH, 94, {0: 0, 1: 0, 2: 1, 3: 4}))
+    none = [counted(1, 0, 0, "in batch 0", steps=0), counted(0, 0, 4, "in batch 0", steps=0)]
+    yield situation(
+        "UnevenBatches", "uneven_train='repeat', and a rank without data", nothing_to_repeat(1, EPOCH), none
+    )
+    once = [counted(1, 2, 2, "in batch 2"), counted(0, 3, 3, "in batch 3")]
+    generator = nothing_to_repeat(1, EPOCH, 4)
+    yield situation("UnevenBatches", "uneven_train='repeat' with a generator", generator, once)
+    alone = unprotected(1, "the job's store does not answer")
+    yield situation("LostRank", "a rank can no longer agree on batches", alone)
+    rows = [row(rank, None, 0, "between spans") for rank in range(2)]
+    on = Settings(uneven_train="stop")
+    for name, one, other in (
+        ("uneven_train", on, Settings()),
+        ("uneven_eval", Settings(uneven_eval="stop"), Settings(uneven_eval="allow")),
+        ("lookahead", Settings(uneven_train="stop", lookahead=8), on),
+    ):
+        made = judge_even_settings({0: even_record(one, None), 1: even_record(other, None)})
+        yield situation("PlanMismatch", f"{name} differs, on 2 ranks", made, rows)
+    state = State(0, 2, on, {})
+    late = RollCall(state, FakeSpeaker(state, FakeStore()))._cannot_agree([1])
+    yield situation("LateRank", "with uneven_train, a rank does not come to the roll call", late, rows[:1])
+
+
 def data() -> Iterator[Situation]:
     def able(kind: Kind) -> list[str]:
         return [adapter for adapter in ALL if kind in CHECKS[adapter]]
@@ -461,6 +507,7 @@ SITUATIONS: Sequence[Situation] = [
     *losses(),
     *stalls(),
     *lengths(),
+    *evens(),
     *data(),
     *schedules(),
     *processes(),

@@ -1,5 +1,6 @@
 """What the guards of a process share: each receives its own entries of the log, once and in order."""
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,3 +86,19 @@ def test_guards_take_turns_in_one_log() -> None:
         speakers[number].append(entry)(store)
         assert store.get(f"log/{place}")["guard"] == number
     assert [subjects(state) for state in made] == [["b"], ["a", "c"]]
+
+
+def test_a_rank_tells_of_an_entry_only_once_its_listener_has_it() -> None:
+    """Others may delete the entry then, and a listener that waited for it would wait for ever."""
+    line = Line(0, 2)
+    assert line.await_next() == 0
+    line.receive(0, {"guard": 0})  # by the speaker, while the listener waits for the same entry
+    settled = threading.Event()
+    waiting = threading.Thread(target=lambda: (line.settle(), settled.set()))
+    waiting.start()
+    assert not settled.wait(0.05)
+    line.arrived()
+    assert settled.wait(10)
+    waiting.join(10)
+    assert line.await_next() == 1
+    line.settle()  # of the next entry nobody has told

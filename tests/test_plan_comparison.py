@@ -7,13 +7,16 @@ import pytest
 from countoff.core.protocol.plan_comparison import (
     PROOF_FIELDS,
     agreed_fields,
+    even_record,
     first_difference,
     group_ranks_by_value,
+    judge_even_settings,
     judge_lengths,
     judge_plans,
     judge_tick_batches,
     judge_versions,
 )
+from countoff.core.settings import Settings
 
 
 def test_the_smallest_group_comes_first() -> None:
@@ -165,3 +168,30 @@ def test_a_run_that_ends_with_the_shortest_loader_is_a_mismatch() -> None:
         "do not."
     )
     assert found.ranks == (0,)
+
+
+EVEN = Settings(uneven_train="stop")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (EVEN, Settings(), "uneven_train is 'stop' on rank 0, 'raise' on ranks 1, 2"),
+        (EVEN, Settings(uneven_train="repeat"), "uneven_train is 'stop' on rank 0, 'repeat' on ranks 1, 2"),
+        (Settings(uneven_eval="stop"), Settings(), "uneven_eval is 'stop' on rank 0, not 'stop' on ranks 1, 2"),
+        (Settings(uneven_eval="stop"), EVEN, "uneven_train is 'raise' on rank 0, 'stop' on ranks 1, 2"),
+        (Settings(uneven_train="stop", lookahead=2), EVEN, "lookahead is 2 on rank 0, 4 on ranks 1, 2"),
+    ],
+)
+def test_ranks_that_take_the_same_number_have_the_same_settings(one: Settings, other: Settings, words: str) -> None:
+    """The message has the value of a rank that reports none of these settings, because nothing makes it even."""
+    verdict = judge_even_settings({rank: even_record(other if rank else one, None) for rank in range(3)})
+    assert verdict is not None
+    assert verdict.sentence == f"before the first batch, {words}."
+    assert verdict.remedy
+
+
+@pytest.mark.parametrize("settings", [EVEN, Settings(), Settings(lookahead=8)])
+def test_equal_settings_are_no_mismatch(settings: Settings) -> None:
+    assert judge_even_settings({rank: even_record(settings, 4 + rank) for rank in range(3)}) is None
+    assert judge_even_settings({0: even_record(Settings(), None), 1: even_record(Settings(lookahead=8), None)}) is None

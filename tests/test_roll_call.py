@@ -7,6 +7,7 @@ import pytest
 
 from countoff.core import FitPlan, Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches
 from countoff.core.runtime.roll_call import RollCall
@@ -146,3 +147,76 @@ def test_different_versions_are_a_notice() -> None:
     ranks = Ranks(2)
     ranks.count_off(FitPlan(), FitPlan(), versions="2.7 2.8")
     assert [(each["type"], each["kind"]) for each in ranks.verdicts()] == [("notice", "VersionMismatch")]
+
+
+def test_a_rank_that_does_not_count_off_ends_a_job_that_keeps_ranks_even(capsys: pytest.CaptureFixture[str]) -> None:
+    """It could give no credit, so the others would wait for it for ever."""
+    ranks = Ranks(2, uneven_train="stop", deadline_seconds=0.01)
+    ranks.count_off(FitPlan())
+    (verdict,) = ranks.verdicts()
+    assert (verdict["type"], verdict["kind"], verdict["ranks"]) == ("end", "LateRank", [1])
+    assert "trains on" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"uneven_train": "repeat"}, "uneven_train is 'stop' on rank 0, 'repeat' on rank 1"),
+        ({"uneven_train": "stop", "uneven_eval": "stop"}, "uneven_eval is 'warn' on rank 0, 'stop' on rank 1"),
+        ({"uneven_train": "stop", "lookahead": 8}, "lookahead is 4 on rank 0, 8 on rank 1"),
+        ({}, "uneven_train is"),
+    ],
+)
+def test_ranks_that_differ_in_how_they_are_kept_even_do_not_begin(chosen: dict[str, Any], words: str) -> None:
+    """They would wait for credits that others do not give."""
+    ranks = Ranks(2, uneven_train="stop")
+    ranks.states[1].settings = Settings(**chosen)
+    ranks.calls[1] = RollCall(ranks.states[1], ranks.speakers[1])
+    assert ranks.count_off(FitPlan(), FitPlan()) == [False, False]
+    (verdict,) = ranks.verdicts()
+    assert verdict["kind"] == "PlanMismatch"
+    assert words in verdict["sentence"]
+
+
+@pytest.mark.parametrize(("own", "lengths"), [((5, 4), (4, 5)), ((5, None), ())])
+def test_proven_lengths_are_told_to_all_ranks(own: tuple[int | None, ...], lengths: tuple[int, ...]) -> None:
+    """Only if those of every rank are proven."""
+    ranks = Ranks(2, uneven_train="stop")
+    for rank in (1, 0):
+        ranks.calls[rank].count_off(FitPlan(), {}, own[rank])
+    while not all(speaker.poll_once() for speaker in ranks.speakers):
+        pass
+    assert [call.lengths for call in ranks.calls] == [lengths] * 2
+
+
+def test_nothing_of_an_even_span_stays_in_the_store() -> None:
+    """Rank 0 deletes counters of a span once all ranks have closed it, and the entries that all of them have read."""
+    ranks = Ranks(2, uneven_train="stop")
+    ranks.count_off(FitPlan(), FitPlan())
+    credits = Credits(1, "stop", 4, 0)
+    for index, entry in enumerate(({"type": "ends", "at": 9, "rank": 1}, {"type": "stop", "at": 9}), start=20):
+        credits.receive(entry, index, 0.0)
+        ranks.store.set(f"log/{index}", entry)
+    for key in ("even/1/0", "even/1/1", "even/1/end/9"):
+        ranks.store.add(key, 1)
+    for speaker, read in zip(ranks.speakers, (22, 21), strict=True):
+        speaker.line.read = read
+    for call in reversed(ranks.calls):
+        call.span_closed(SpanCounters(EPOCH, opened=1, started=9), 0.0, credits=credits)
+    assert ranks.speakers[0].poll_once()
+    assert [key for key in ranks.store.values if key.startswith(("even/", "log/"))] == ["log/21"]
+
+
+def test_what_is_left_and_repeated_is_measured() -> None:
+    """The metrics of an epoch have the batches of all ranks together."""
+    for policy, name in (("stop", "countoff/batches_left"), ("repeat", "countoff/batches_repeated")):
+        ranks = Ranks(3, uneven_train=policy)
+        ranks.count_off(FitPlan(), FitPlan(), FitPlan())
+        for rank in (2, 1, 0):
+            span = SpanCounters(EPOCH, opened=1, started=9, repeated=rank if policy == "repeat" else 0)
+            span.unused = UnusedBatches(rank) if policy == "stop" else None
+            ranks.calls[rank].span_closed(span, 0.0)
+        assert ranks.speakers[0].poll_once()
+        assert ranks.calls[0].metrics[name] == 3
+        (notice,) = ranks.verdicts()
+        assert notice["kind"] == ("Truncated" if policy == "stop" else "Repeated")

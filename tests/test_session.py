@@ -77,3 +77,13 @@ def test_first_line_of_an_error_is_short() -> None:
     assert first_line(RuntimeError("one\ntwo")) == "one"
     assert first_line(RuntimeError()) == "RuntimeError"
     assert len(first_line(RuntimeError("x" * 500))) == 120
+
+
+def test_a_rank_that_keeps_even_does_not_train_on_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the store nobody knows which batches may be started, so the fit ends here."""
+    session = Session(State(1, 2, Settings(uneven_train="stop"), {}))
+    session.stop_comparing("the store is gone")
+    assert session.state.end is not None
+    assert session.state.end.kind == "LostRank"
+    assert "rank 1 has lost contact with the other ranks: the store is gone." in capsys.readouterr().err
+    assert session.failure == ""

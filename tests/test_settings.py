@@ -31,7 +31,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "warn", None, 180.0, 3.0, 60.0, 64, 2)
+    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 3.0, 60.0, 64, 2)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -76,7 +76,10 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF", " YES ", "enabled", True),
         ("COUNTOFF_ON_DIVERGENCE", "warn", "on_divergence", "warn"),
         ("COUNTOFF_TOTALS", "fix", "totals", "fix"),
+        ("COUNTOFF_UNEVEN_TRAIN", "repeat", "uneven_train", "repeat"),
         ("COUNTOFF_UNEVEN_EVAL", "allow", "uneven_eval", "allow"),
+        ("COUNTOFF_UNEVEN_EVAL", "stop", "uneven_eval", "stop"),
+        ("COUNTOFF_LOOKAHEAD", "1", "lookahead", 1),
         ("COUNTOFF_EVAL_RANKS", "3, 0", "eval_ranks", (0, 3)),
         ("COUNTOFF_STALL_SECONDS", "1e3", "stall_seconds", 1000.0),
         ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
@@ -99,7 +102,9 @@ def test_every_option_has_an_environment_variable(
         ("COUNTOFF", "2", "1, true, on, yes, 0, false, off, no"),
         ("COUNTOFF_ON_DIVERGENCE", "Raise", "'raise' or 'warn'"),
         ("COUNTOFF_TOTALS", "1", "'log' or 'fix'"),
-        ("COUNTOFF_UNEVEN_EVAL", "off", "'warn' or 'raise' or 'allow'"),
+        ("COUNTOFF_UNEVEN_TRAIN", "warn", "'raise' or 'stop' or 'repeat'"),
+        ("COUNTOFF_UNEVEN_EVAL", "off", "'warn' or 'raise' or 'allow' or 'stop'"),
+        ("COUNTOFF_LOOKAHEAD", "0", "a whole number of batches of at least 1"),
         ("COUNTOFF_EVAL_RANKS", "0,,1", "one or more different ranks of at least 0"),
         ("COUNTOFF_EVAL_RANKS", "0,0", "one or more different ranks of at least 0"),
         ("COUNTOFF_EVAL_RANKS", "-1", "one or more different ranks of at least 0"),
@@ -130,7 +135,11 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("on_divergence", "ignore"),
         ("on_divergence", True),
         ("totals", ["log"]),
+        ("uneven_train", "allow"),
         ("uneven_eval", "WARN"),
+        ("uneven_eval", "repeat"),
+        ("lookahead", 0),
+        ("lookahead", True),
         ("eval_ranks", ()),
         ("eval_ranks", 0),
         ("eval_ranks", "0,1"),
@@ -158,6 +167,25 @@ def test_a_bad_argument_is_refused(name: str, value: object) -> None:
     assert line.startswith(f"argument `{name}` must be ")
     with pytest.raises(SettingsError, match=name):
         Settings(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_train": "repeat"}, {"uneven_eval": "stop"}])
+def test_ranks_that_wait_for_one_another_cannot_be_warned_only(even: dict[str, str]) -> None:
+    """Where ranks take the same number of batches, a verdict has to end the job."""
+    assert refusal(on_divergence="warn", **even).startswith(
+        "on_divergence='warn' cannot be combined with uneven_train="
+    )
+    assert Settings.resolve(**even).keeps_even
+
+
+def test_an_even_evaluation_needs_every_rank() -> None:
+    assert "cannot be combined with eval_ranks" in refusal(uneven_eval="stop", eval_ranks=[0])
+    assert Settings.resolve(uneven_train="stop", eval_ranks=[0]).eval_ranks == (0,)
+
+
+def test_the_environment_completes_a_refused_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COUNTOFF_ON_DIVERGENCE", "warn")
+    assert "on_divergence='warn'" in refusal(uneven_train="stop")
 
 
 def test_a_refusal_reads_as_documented() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from countoff.core import Verdict
-from countoff.core.protocol.truncation import UnusedBatches, truncated
+from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
 
 EPOCH = "train epoch 0"
 
@@ -72,3 +72,32 @@ def test_evaluations_are_a_subject_of_their_own() -> None:
 def test_without_a_shorter_rank_there_is_no_truncation(unused: dict[int, UnusedBatches]) -> None:
     """There is no truncation unless some ranks ran out and others did not."""
     assert truncated(EPOCH, 7, unused) is None
+
+
+def stopped(span: str, used: int) -> Verdict:
+    """What is said where countoff has stopped rank 0 with rank 1."""
+    verdict = truncated(span, used, {0: UnusedBatches(4, 16, False), 1: UnusedBatches(0)}, by_countoff=True)
+    assert verdict is not None
+    return verdict
+
+
+def test_what_countoff_stopped_was_left_and_not_lost() -> None:
+    verdict = stopped(EPOCH, 90)
+    assert "stopped on every rank after 90 batches" in verdict.sentence
+    assert verdict.sentence.endswith("rank 0 left at least 4 batches (16 samples).")
+    assert "uneven_train='stop'" in verdict.why
+    assert "countoff/batches_left" in verdict.remedy
+    assert "uneven_eval='stop'" in stopped("validation", 3).why
+    assert "uneven_train" not in stopped("validation", 3).remedy  # it changes no evaluation
+
+
+def test_an_epoch_without_a_batch_is_no_acceptable_loss() -> None:
+    assert stopped(EPOCH, 0).remedy.startswith("give every rank data")
+
+
+def test_ranks_that_repeated_as_many_batches_are_listed_together() -> None:
+    verdict = repeated(EPOCH, 94, {0: 0, 1: 4, 2: 1, 3: 4})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.subject) == ("Repeated", (1, 3, 2), "train")
+    assert verdict.sentence.endswith("on every rank: ranks 1, 3 repeated 4 batches each; rank 2 repeated 1 batch.")
+    assert repeated(EPOCH, 94, {0: 0, 1: 0}) is None

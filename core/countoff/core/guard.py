@@ -12,12 +12,14 @@ import itertools
 import os
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core.data.identity import DataIdentity
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import Tick
@@ -93,6 +95,7 @@ class Guard:
         self._roll_call: RollCall | None = None
         self._comparing = True
         self._closed = False
+        self._own_batches: int | None = None
         self._span = self._train = SpanCounters("before the first span", compared=False)
         self._state = State(rank, world_size, settings, remedies or {})
         self.data = DataIdentity(self._state)
@@ -114,6 +117,10 @@ class Guard:
         if self._state.world_size > 1:
             from countoff.core.runtime.monitor import Monitor  # imports torch: only where there is another rank
 
+            if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
+                self._own_batches = plan.proven_batches_per_epoch
+                if plan.why_equal_lengths is None:
+                    plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
             self._monitor = Monitor(self._state, next(_numbers))
             self._monitor.start()
             self._count_off(plan, versions or {}, self._monitor)
@@ -190,6 +197,49 @@ class Guard:
         if not self._state.alarm:
             self._state.look()
             self._raise_if_diverged()
+
+    def even(
+        self,
+        batches: Iterator[Any],
+        again: Callable[[], Iterator[Any]],
+        *,
+        samples: Callable[[Any], int | None] = lambda batch: None,
+        snapshot: Callable[[], Any] | None = None,
+        ahead: bool = False,
+        proven: bool = False,
+    ) -> Iterator[Any]:
+        """Returns an iterator that gives the innermost open span as many batches on every rank as the settings say.
+
+        Collective: every rank must iterate it at the same place. It waits for a rank whose loader is slower, as the
+        next collective would, and a verdict ends that wait.
+
+        Args:
+            batches: This rank's iterator over its loader.
+            again: Returns a new iterator over the loader, for ``uneven_train="repeat"``.
+            samples: Returns the samples of this rank in a batch; None if that is not known.
+            snapshot: Returns the loader's state, from which a run can resume; called after each batch that is fetched.
+            ahead: Whether the caller fetches one batch ahead of the one that its loop trains on.
+            proven: Whether this is the loader whose length the fit's plan proves.
+
+        Returns:
+            An `EvenPass`, or `batches` itself where ranks are not to be made even.
+        """
+        settings, span, policy = self._settings, self._span, self._policy
+        if policy is None or self._roll_call is None or span.credits is not None:  # one pass has the span already
+            return batches
+        from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
+
+        lengths, own = self._roll_call.lengths if proven and not span.evaluation else (), None
+        if lengths and self._own_batches is not None:
+            total = lengths[0] if policy == "stop" else lengths[1]
+            own = self._own_batches - span.started
+            credits = Credits.known(span.opened, policy, max(0, total - span.started), self._state.rank)
+        else:
+            credits = Credits(span.opened, policy, settings.lookahead, self._state.rank)
+        self._state.begin_credits(span, credits)
+        return EvenPass(
+            self._state, span, credits, batches, again, samples=samples, snapshot=snapshot, ahead=ahead, own=own
+        )
 
     def step(self) -> None:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
@@ -283,6 +333,26 @@ class Guard:
         self._closed = True
         if self._monitor is not None:
             self._monitor.close()
+        self._state.end_credits()
+
+    @property
+    def makes_even(self) -> bool:
+        """Whether ranks take the same number of batches in the innermost open span, whatever their loaders hold."""
+        return self._policy is not None
+
+    @property
+    def _policy(self) -> Literal["stop", "repeat"] | None:
+        chosen = self._settings.uneven_eval if self._span.evaluation else self._settings.uneven_train
+        alone = self._monitor is None or self._closed or not self._span.compared
+        return None if alone or chosen not in ("stop", "repeat") else chosen
+
+    @property
+    def common_batches(self) -> int | None:
+        """Batches of a train epoch on every rank, where `uneven_train` makes them equal; None if that is not proven."""
+        lengths = self._roll_call.lengths if self._roll_call is not None else ()
+        if not lengths or self._settings.uneven_train == "raise":
+            return None
+        return lengths[0] if self._settings.uneven_train == "stop" else lengths[1]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -340,7 +410,7 @@ class Guard:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
         self._roll_call = RollCall(self._state, monitor.speaker)
         self.data.begin(plan, self._roll_call.report)
-        monitor.wait_for_roll_call(self._roll_call.count_off(plan, versions))
+        monitor.wait_for_roll_call(self._roll_call.count_off(plan, versions, self._own_batches))
         self._raise_if_diverged()
         self._leave_if_stopped()
 
@@ -355,7 +425,7 @@ class Guard:
         state, span = self._state, self._span
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
-        closed = time.time()
+        closed, credits = time.time(), span.credits
         if not span.evaluation:
             self.data.close(span)
         if span.evaluation and not span.compared:
@@ -364,7 +434,7 @@ class Guard:
             self._pass(kind, span.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
         if self._monitor is not None and self._roll_call is not None and span.compared:
-            self._roll_call.span_closed(span, closed, notice)
+            self._roll_call.span_closed(span, closed, notice, credits)
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
 

@@ -115,7 +115,9 @@ _RULES: dict[str, _Rule] = {
     "enabled": _Rule("True or False (in the environment: " + ", ".join(_FLAG_TEXTS) + ")", _check_flag, _parse_flag),
     "on_divergence": _choice("raise", "warn"),
     "totals": _choice("log", "fix"),
-    "uneven_eval": _choice("warn", "raise", "allow"),
+    "uneven_train": _choice("raise", "stop", "repeat"),
+    "uneven_eval": _choice("warn", "raise", "allow", "stop"),
+    "lookahead": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
     "eval_ranks": _Rule(
         "one or more different ranks of at least 0 (in the environment: 0,2,4)", _check_ranks, _parse_ranks
     ),
@@ -135,7 +137,12 @@ class Settings:
         enabled: Whether the adapter does anything at all.
         on_divergence: The effect of a proof that ranks are out of step: an error on every rank, or one warning.
         totals: Whether true totals are only logged, or also set in the framework if they are proven.
-        uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, or nothing.
+        uneven_train: The effect of different numbers of train batches: an error, an epoch that stops on every rank
+            with the shortest one, or short ranks that repeat batches until the longest one ends.
+        uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, nothing, or an
+            evaluation that stops on every rank with the shortest one.
+        lookahead: Batches that a rank fetches ahead of the one that it trains on, where `uneven_train` or
+            `uneven_eval` makes ranks take the same number; must be equal on all ranks.
         eval_ranks: The ranks that evaluate, ascending; None means every rank.
         stall_seconds: Seconds without progress of any rank before a stall is reported.
         grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
@@ -150,7 +157,9 @@ class Settings:
     enabled: bool = True
     on_divergence: Literal["raise", "warn"] = "raise"
     totals: Literal["log", "fix"] = "log"
-    uneven_eval: Literal["warn", "raise", "allow"] = "warn"
+    uneven_train: Literal["raise", "stop", "repeat"] = "raise"
+    uneven_eval: Literal["warn", "raise", "allow", "stop"] = "warn"
+    lookahead: int = 4
     eval_ranks: tuple[int, ...] | None = None
     stall_seconds: float = 180.0
     grace_seconds: float = 3.0
@@ -162,6 +171,20 @@ class Settings:
         for name in _RULES:
             value: object = getattr(self, name)
             object.__setattr__(self, name, _checked(name, value, f"argument `{name}`"))
+        if self.keeps_even and self.on_divergence == "warn":
+            raise SettingsError(
+                "on_divergence='warn' cannot be combined with uneven_train='stop' or 'repeat' or uneven_eval='stop': "
+                "ranks that take the same number of batches wait for one another, so a divergence has to end the job"
+            )
+        if self.uneven_eval == "stop" and self.eval_ranks is not None:
+            raise SettingsError(
+                "uneven_eval='stop' needs every rank to evaluate, so it cannot be combined with eval_ranks"
+            )
+
+    @property
+    def keeps_even(self) -> bool:
+        """Whether ranks with different numbers of batches take the same number, in training or in evaluations."""
+        return self.uneven_train != "raise" or self.uneven_eval == "stop"
 
     @classmethod
     def resolve(cls, *arguments: str, **given: object) -> Settings:

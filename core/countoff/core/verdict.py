@@ -20,6 +20,7 @@ Kind = Literal[
     "Stalled",
     "WrongLength",
     "Truncated",
+    "Repeated",
     "DuplicateData",
     "PeersDiffer",
     "SameOrder",
@@ -88,7 +89,12 @@ VERDICTS: dict[Kind, VerdictInfo] = {
         "warns, and logs the true totals",
     ),
     "Truncated": VerdictInfo(
-        "Composer ended an epoch on every rank because one rank ran out of data; the report shows what the others lost",
+        'an epoch ended on every rank because one rank ran out of data, in Composer or with `uneven_train="stop"`; the '
+        "report shows what the others had left",
+        "warns",
+    ),
+    "Repeated": VerdictInfo(
+        'with `uneven_train="repeat"`, a short rank repeated batches until the longest rank ran out of data',
         "warns",
     ),
     "DuplicateData": VerdictInfo("ranks that must read different data read the same data", "warns"),
@@ -118,7 +124,10 @@ VERDICTS: dict[Kind, VerdictInfo] = {
     ),
     "VersionMismatch": VerdictInfo("ranks run different versions of Python, torch, countoff or the framework", "warns"),
     "SettingsMismatch": VerdictInfo("ranks have different `tick_batches`", "warns"),
-    "LateRank": VerdictInfo("countoff is off on some rank, or has not started there yet", "warns"),
+    "LateRank": VerdictInfo(
+        "countoff is off on some rank, or has not started there yet",
+        'warns; raises with `uneven_train` or `uneven_eval="stop"`',
+    ),
 }
 """All verdicts, the most severe first. README and docs list them from here, and a test compares the two."""
 
@@ -202,7 +211,7 @@ class Verdict:
         counted = max(self.counted, len(self.rows))
         silent = len(self.ranks) if self.gone else 0  # no row is due from those
         ranks = self.world_size or counted + silent
-        label = "lost" if self.kind == "LostRank" else self.standing
+        label = {"LostRank": "lost", "LateRank": "missing"}.get(self.kind, self.standing)
         named = self.ranks[:1] if label == "ran out first" else self.ranks
         if label == "differ":  # no side comes first
             named = sorted(named)

@@ -71,7 +71,8 @@ Prints what a kind of verdict means: a message, the cause, an example and the fi
 Exit code: 0, or 2 if there is no such kind, with one line that names the nearest one.
 """
 _DEMO = """\
-Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then fixed.
+Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
+data fixed, then with uneven_train="stop".
 
     countoff demo --ranks 4
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
+from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.truncation import UnusedBatches
 
 _HASH_PRIME = 1_000_003
@@ -30,6 +31,8 @@ class SpanCounters:
         loader_seconds: Seconds that this rank's training thread has waited for its loader.
         compared: Whether the span is compared with that of other ranks, and so has marks in the log.
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
+        repeated: Batches of this rank's loader that it gave more than once, so that the span had as many as elsewhere.
+        credits: Its credits, where ranks that differ take the same number of batches.
     """
 
     name: str
@@ -43,6 +46,8 @@ class SpanCounters:
     loader_seconds: float = 0.0
     compared: bool = True
     unused: UnusedBatches | None = None
+    repeated: int = 0
+    credits: Credits | None = None
 
     @property
     def fetched(self) -> int:

@@ -12,9 +12,9 @@ from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Remedies, Verdict, count_of
 
-DECISION, EVALUATION, WHO_EVALUATES = "decision", "evaluation", "who evaluates"
-"""Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates. The
-subject of any other one, about train loaders of different lengths, is empty."""
+DECISION, EVALUATION, WHO_EVALUATES, REPEAT = "decision", "evaluation", "who evaluates", "repeat"
+"""Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates, a rank
+has nothing to repeat. The subject of any other one, about train loaders of different lengths, is empty."""
 DIED, STOPPED, EXITED = "died", "stopped", "exited"
 """Subjects of a `LostRank`: the process is gone, does not run, or has left by `sys.exit()`. The subject of any other
 one is empty."""
@@ -199,6 +199,66 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subjec
     """
     sentence = f"rank {rank} {event}."
     return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)
+
+
+def unprotected(rank: int, reason: str) -> Verdict:
+    """Returns the verdict that a rank can no longer agree with the others on the number of their batches.
+
+    Args:
+        rank: The rank that has found that.
+        reason: What has happened, as one clause.
+    """
+    return Verdict(
+        "LostRank",
+        f"rank {rank} has lost contact with the other ranks: {reason}.",
+        (rank,),
+        why=(
+            "With uneven_train='stop' or 'repeat', or uneven_eval='stop', the ranks agree through the job's store on "
+            "which batches to start. Without it, this rank could start a batch that another rank does not have."
+        ),
+        remedy=(
+            "look at the host of the job's store (the one in MASTER_ADDR), at rank 0, and at the network between this "
+            "host and that one. If they only start slowly, raise deadline_seconds."
+        ),
+        time=time.time(),
+    )
+
+
+def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
+    """Returns the verdict that a rank's loader has no batch to repeat, where other ranks have more batches.
+
+    Args:
+        rank: The rank.
+        span: The span's name.
+        batches: Batches that its loader gave before it ended for the first time.
+    """
+    if batches:
+        sentence = (
+            f"the loader of rank {rank} ended after {count_of(batches, 'batch')} of {span}, and cannot repeat them."
+        )
+        why = "With uneven_train='repeat', its loader was begun again, and it gave no batch the second time."
+        remedy = (
+            "use a loader that starts from its first batch each time a loop begins it (iter(loader)), as a DataLoader "
+            "does. A generator, an iterator and a function give their batches only once; with these, "
+            "uneven_train='stop' ends the epoch on every rank with the shortest one."
+        )
+    else:
+        sentence = f"rank {rank} has no data in {span}, so it has no batch to repeat, and other ranks have batches."
+        why = "With uneven_train='repeat', a short rank repeats its own batches, and the loader of this rank is empty."
+        remedy = (
+            "give every rank data for at least one batch: look at how files or samples are divided among the ranks, "
+            "and at drop_last=True, which drops a rank's only batch if it is not full."
+        )
+    return Verdict(
+        "UnevenBatches",
+        sentence,
+        (rank,),
+        why=why,
+        remedy=remedy,
+        time=time.time(),
+        subject=REPEAT,
+        standing="ran out first",
+    )
 
 
 def remedy_for(verdict: Verdict, remedies: Remedies) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from countoff.core.settings import Settings
 from countoff.core.verdict import Standing, Verdict, count_of, names_of
 
 PROOF_FIELDS = (
@@ -42,7 +43,17 @@ _CAUSES = {
     ),
     "dp_degree": "The ranks would divide the data into different numbers of shares.",
 }
+_EVEN_CAUSE = (
+    "Ranks that are to take the same number of batches tell one another which batches they have. A rank with another "
+    "setting tells nothing, or something else, and the others would wait for it."
+)
+_EVEN_REMEDY = (
+    "give every rank the same uneven_train, uneven_eval and lookahead, in the code or in the environment of all hosts."
+)
 _REMEDIES = {
+    "uneven_train": _EVEN_REMEDY,
+    "uneven_eval": _EVEN_REMEDY,
+    "lookahead": _EVEN_REMEDY,
     "batch_size": "use the same batch_size on every rank.",
     "gradient_accumulation_steps": "give every rank the same number of batches per optimizer step.",
     "max_epochs": "give every rank the same number of epochs.",
@@ -154,6 +165,54 @@ def _plan_mismatch(
         subject=field,
         standing=standing,
     )
+
+
+def even_record(settings: Settings, proven: int | None) -> dict[str, Any]:
+    """Returns what a rank reports where ranks with different numbers of batches are to take the same number.
+
+    Args:
+        settings: The rank's settings.
+        proven: Batches per epoch that are proven of its train loader; None if none are.
+    """
+    if not settings.keeps_even:
+        return {}
+    return {
+        "uneven_train": settings.uneven_train,
+        "uneven_eval": settings.uneven_eval,
+        "lookahead": settings.lookahead,
+        "length": proven,
+    }
+
+
+def judge_even_settings(records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Returns a `PlanMismatch` if ranks differ in what makes them take the same number of batches.
+
+    A rank on which nothing does that reports nothing of `even_record`.
+
+    >>> on = {"uneven_train": "stop", "uneven_eval": "warn", "lookahead": 4}
+    >>> judge_even_settings({0: on, 1: {}}).sentence
+    "before the first batch, uneven_train is 'stop' on rank 0, 'raise' on rank 1."
+    """
+    reported = {rank: record for rank, record in records.items() if "uneven_train" in record}
+    train = {rank: {"uneven_train": repr(record.get("uneven_train", "raise"))} for rank, record in records.items()}
+    evaluation = {rank: {"uneven_eval": repr(each["uneven_eval"])} for rank, each in reported.items()}
+    if reported:
+        evaluation |= {rank: {"uneven_eval": "not 'stop'"} for rank in records if rank not in reported}
+    for name, compared in (("uneven_train", train), ("uneven_eval", evaluation), ("lookahead", reported)):
+        difference = first_difference(compared, [name])
+        if difference is not None:
+            return _plan_mismatch(name, *difference, why=_EVEN_CAUSE)
+    return None
+
+
+def shortest_and_longest(lengths: Sequence[int | None]) -> list[int]:
+    """Returns the fewest and the most batches of any rank; nothing if those of some rank are not proven.
+
+    >>> shortest_and_longest([4, 5, 4]), shortest_and_longest([4, None])
+    ([4, 5], [])
+    """
+    known = [length for length in lengths if length is not None]
+    return [min(known), max(known)] if known and len(known) == len(lengths) else []
 
 
 def judge_tick_batches(tick_batches: Mapping[int, Any]) -> Verdict | None:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.protocol.actions import Outbox, PrintWarning, WriteEntry
+from countoff.core.protocol.actions import Action, CountRank, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
-from countoff.core.protocol.judgement import judge, remedy_for, row
+from countoff.core.protocol.credits import Credits
+from countoff.core.protocol.judgement import judge, nothing_to_repeat, remedy_for, row
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.records import (
     Mark,
@@ -35,6 +36,8 @@ from countoff.core.settings import Settings
 from countoff.core.verdict import Remedies, Verdict
 
 NEVER = sys.maxsize
+_EARLY_SPANS = 64
+"""Entries about spans that this rank has not opened are kept for so many marks ahead."""
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
 """What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
 
@@ -52,6 +55,7 @@ class State:
             the order of everything this rank writes is kept.
         log: This rank's view of the shared log.
         lock: Held while anything below changes.
+        changed: Notified, under the lock, of every event that a training thread may wait for.
         spans: Open spans, outermost first.
         steps: Optimizer steps applied since the fit began.
         step_hash: Hash of the batches after which they were applied.
@@ -81,6 +85,7 @@ class State:
     outbox: Outbox = field(default_factory=Outbox)
     log: LogView = field(default_factory=LogView)
     lock: Any = field(default_factory=threading.RLock)
+    changed: threading.Condition = field(init=False)
     spans: list[SpanCounters] = field(default_factory=list[SpanCounters])
     steps: int = 0
     step_hash: int = 0
@@ -104,6 +109,10 @@ class State:
     _last_step: tuple[int, int] = (-1, -1)
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
+    _early: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict[int, Any])
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(self.lock)
 
     # Events of the training thread.
 
@@ -157,7 +166,13 @@ class State:
 
     def close_span(self, reason: Reason) -> None:
         """Closes the innermost span, and keeps its counts for the table of a later verdict."""
-        self._last_row = row(self.rank, self.spans.pop(), self.steps, _CLOSED.get(reason, "stopped"))
+        with self.lock:
+            span = self.spans.pop()
+            span.credits = None
+            self.changed.notify_all()
+        self._last_row = row(self.rank, span, self.steps, _CLOSED.get(reason, "stopped"))
+        for opened in [each for each in self._early if each <= span.opened]:
+            del self._early[opened]
 
     def step(self) -> None:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
@@ -178,6 +193,30 @@ class State:
             if last and self.spans:
                 self.spans[-1].ends = True
             self._consider(self.log.prove(self.spans))
+
+    def begin_credits(self, span: SpanCounters, credits: Credits) -> None:
+        """Gives an open span its credits, and lets them receive what the log has held for them already."""
+        with self.lock:
+            span.credits = credits
+            for index, entry in self._early.pop(span.opened, ()):
+                self._act(credits, credits.receive(entry, index, time.monotonic()))
+
+    def end_credits(self) -> None:
+        """Lets passes that are still open go on alone: from here on, nobody hears of the other ranks."""
+        with self.lock:
+            for span in self.spans:
+                span.credits = None
+            self.changed.notify_all()
+
+    def fetched(self, credits: Credits) -> None:
+        """This rank's loader has delivered another batch of a span that has credits."""
+        with self.lock:
+            self._act(credits, credits.fetched(time.monotonic()))
+
+    def loader_ended(self, credits: Credits) -> None:
+        """This rank's loader has ended for the first time in a span that has credits."""
+        with self.lock:
+            self._act(credits, credits.ended(time.monotonic()))
 
     def announcement(self, counters: SpanCounters) -> dict[str, Any]:
         """The log's entry that announces with which batch this rank will close a span."""
@@ -204,8 +243,12 @@ class State:
 
     # Events from other ranks.
 
-    def receive(self, entry: Mapping[str, Any]) -> None:
+    def receive(self, entry: Mapping[str, Any], index: int = -1) -> None:
         """Receives the next entry of the log; after a verdict it changes nothing.
+
+        Args:
+            entry: The entry.
+            index: Its index in the log.
 
         Raises:
             KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
@@ -213,14 +256,29 @@ class State:
         with self.lock:
             if self.end is not None:
                 return
-            apply = self._parse(entry)
+            apply = self._parse(entry, index)
             # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
             armed, self.alarm = self.alarm, 0
             apply()
             if not (self.log.is_behind(self.spans) or self.proposed or self.end):
                 self.alarm = armed
+            self.changed.notify_all()
 
-    def _parse(self, entry: Mapping[str, Any]) -> Callable[[], None]:
+    def counted(self, action: CountRank, *, last: bool, seconds: float) -> None:
+        """This rank has been counted.
+
+        Args:
+            action: The action by which it was.
+            last: Whether it has completed the count.
+            seconds: How long the store took to answer.
+        """
+        with self.lock:
+            for span in self.spans:
+                if span.opened == action.opened and (credits := span.credits) is not None:
+                    self._act(credits, credits.counted(action, last=last, seconds=seconds, now=time.monotonic()))
+            self.changed.notify_all()
+
+    def _parse(self, entry: Mapping[str, Any], index: int) -> Callable[[], None]:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
         match entry["type"]:
             case "mark":
@@ -235,6 +293,9 @@ class State:
             case "notice":
                 notice = self._parse_verdict(entry)
                 return lambda: self._receive_notice(notice)
+            case "grant" | "ends" | "stop":
+                opened = parse_count(entry["opened"])
+                return lambda: self._receive_credits(opened, entry, index)
             case "goodbye" if entry["rank"] in range(self.world_size):
                 return lambda: self._receive_goodbye(entry["rank"])
             case _:
@@ -253,6 +314,20 @@ class State:
         if mark.kind == "fit_end":
             self._finish()
         self._consider(self.log.receive_mark(index, mark, self.spans))
+
+    def _receive_credits(self, opened: int, entry: Mapping[str, Any], index: int) -> None:
+        span = next((span for span in self.spans if span.opened == opened), None)
+        if span is not None and span.credits is not None:
+            self._act(span.credits, span.credits.receive(entry, index, time.monotonic()))
+        elif span is not None or self.log.next <= opened < self.log.next + _EARLY_SPANS:
+            self._early.setdefault(opened, []).append((index, entry))
+
+    def _act(self, credits: Credits, actions: list[Action]) -> None:
+        for action in actions:
+            self.outbox.put(action)
+        for span in self.spans:
+            if span.credits is credits and credits.empty is not None:
+                self.propose(nothing_to_repeat(credits.empty, span.name))
 
     def _receive_notice(self, notice: Verdict) -> None:
         self._noted.add((notice.kind, notice.subject))
@@ -278,7 +353,8 @@ class State:
             return
         verdict = judge(divergence, self.rank)
         policy = self.settings.uneven_eval
-        if not divergence.evaluation or policy == "raise":
+        # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
+        if not divergence.evaluation or policy in ("raise", "stop"):
             self.propose(verdict)
             return
         self.log.accept_uneven(self.spans)
@@ -303,6 +379,7 @@ class State:
                 self.proposed = replace(verdict, remedy=remedy_for(verdict, self.remedies))
                 self.alarm = 0
                 self.outbox.put(WriteEntry(verdict_entry("end", verdict)))  # other ranks have the same adapter
+                self.changed.notify_all()
 
     def adopt(self, verdict: Verdict) -> None:
         """Accepts a verdict as the one that ended the fit; later ones change nothing."""
@@ -312,11 +389,18 @@ class State:
                 self.known_at = time.time()
                 self.alarm = 0
                 self.ended.set()
+                self.changed.notify_all()
 
     # What the runtime reads.
 
     def is_written(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the log is known to hold the content of an entry: a warning of the same kind and subject."""
+        """Whether the log is known to hold the content of an entry.
+
+        That is a warning of the same kind and subject, or an end of the same span that is as small.
+        """
+        if entry["type"] == "ends":
+            found = next((span.credits for span in self.spans if span.opened == entry["opened"]), None)
+            return found is not None and found.is_written(entry["at"])
         return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
 
     def _is_known(self, kind: str, subject: str) -> bool:

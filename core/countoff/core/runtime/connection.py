@@ -176,13 +176,15 @@ class Connection:
             while self._receive(channel):
                 pass
         except Exception as error:  # torch names a lost store by several exceptions
+            self._line.arrived()
             self._lose(error)
+        else:
+            self._line.arrived()
 
     def _receive(self, channel: Channel) -> bool:
         """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
         line = self._line
-        with line.lock:  # the effects of all entries before this one are there
-            index = line.read
+        index = line.await_next()  # the effects of all entries before this one are there
         members = self._all()
         for member in members:
             if member.state.end is not None:
@@ -192,9 +194,12 @@ class Connection:
             return False
         # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
         if all(state.finished for state in waiting) and not (waiting and channel.has(f"log/{index}")):
+            line.arrived()
             self._closing.wait(_FINISHED_POLL_SECONDS)
         else:
-            line.receive(index, channel.wait(f"log/{index}"))
+            entry = channel.wait(f"log/{index}")
+            line.arrived()
+            line.receive(index, entry)
         return not self._closing.is_set()
 
     # The speaker.

@@ -39,12 +39,35 @@ class Line:
         self.heartbeats = Heartbeats(rank, world_size)
         self.read = 0
         self.lock = threading.RLock()
+        self._arrival = threading.Condition(self.lock)
+        self._awaited: int | None = None
         self.connected = False
         self.busy_since = 0.0
         self.last_turn_seconds = 0.0
         self._states: dict[int, State] = {}
         self._newest = -1
-        self._early: dict[int, list[Mapping[str, Any]]] = {}
+        self._early: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+
+    def await_next(self) -> int:
+        """Returns the index of the next entry, for which the listener is about to wait."""
+        with self.lock:
+            self._awaited = self.read
+            return self.read
+
+    def arrived(self) -> None:
+        """The listener waits for no entry any more: it has one, or has lost the store."""
+        with self._arrival:
+            self._awaited = None
+            self._arrival.notify_all()
+
+    def settle(self) -> None:
+        """Waits until the listener waits for no entry that this rank has received already, by its speaker.
+
+        To be called before a rank tells the others that it has received an entry, where they may delete it then: a
+        listener that waited for it would wait for ever. The entry is still there, so it arrives at once.
+        """
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._awaited is None or self._awaited >= self.read)
 
     def register(self, number: int, state: State) -> None:
         """Adds a guard. It receives its entries of the log, those too that came before it began.
@@ -56,8 +79,8 @@ class Line:
         with self.lock:
             self._states[number] = state
             self._newest = max(self._newest, number)
-            for entry in self._early.pop(number, ()):
-                state.receive(entry)
+            for index, entry in self._early.pop(number, ()):
+                state.receive(entry, index)
 
     def remove(self, number: int) -> None:
         """Removes a guard that has closed: its entries are skipped from here on."""
@@ -76,9 +99,9 @@ class Line:
             self.read += 1
             number = parse_count(entry["guard"])
             if number in self._states:
-                self._states[number].receive(entry)
+                self._states[number].receive(entry, index)
             elif number > self._newest:  # of a guard that other ranks have begun before this one
-                self._early.setdefault(number, []).append(entry)
+                self._early.setdefault(number, []).append((index, entry))
 
     @property
     def prompt(self) -> bool:

@@ -92,6 +92,8 @@ class Monitor:
         decided = answered.is_set() or ended.is_set() or session.failure
         if not (decided or (line.connected and line.prompt)):
             session.stop_comparing("the job's store does not answer")
+        elif not decided and self.state.settings.keeps_even:
+            session.stop_comparing("rank 0 has not answered")
 
     def close(self) -> None:
         """Says goodbye and leaves the connection within a second or so, from any thread, any number of times."""

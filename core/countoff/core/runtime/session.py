@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field, replace
 
-from countoff.core.protocol.judgement import remedy_for
+from countoff.core.protocol.judgement import remedy_for, unprotected
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.verdict import Verdict
@@ -34,6 +34,9 @@ class Session:
 
     def stop_comparing(self, reason: str) -> None:
         """Lets this rank train on without comparing, and prints that once."""
+        if self.state.settings.keeps_even and not self.closing.is_set():
+            self.conclude_alone(unprotected(self.state.rank, reason))
+            return
         with self.state.lock:
             if self.failure:
                 return

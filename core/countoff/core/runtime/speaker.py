@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.protocol.actions import PrintWarning, WriteEntry
+from countoff.core.protocol.actions import CountRank, PrintWarning, WriteEntry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.agreement import Agreement
@@ -184,8 +184,36 @@ class Speaker:
                     self.append(entry, lambda: state.is_written(entry))(channel)
             case PrintWarning(verdict):
                 shutdown.print_to_stderr(verdict, state.rank)
+            case CountRank():
+                if state.comparing and state.end is None:
+                    self._count(job, channel)
             case _:
                 job(channel)
+
+    def _count(self, action: CountRank, channel: Channel) -> None:
+        state, key = self._state, action.key
+        self.line.settle()
+        if action.batches is not None:
+            channel.set(f"{key}/{state.rank}", {"batches": action.batches})
+        began, left = time.monotonic(), [key]
+        last = channel.add(key, 1) == state.world_size
+        if last:
+            entry = action.entry
+            if action.batches is not None:
+                numbers = [f"{key}/{rank}" for rank in range(state.world_size)]
+                entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
+                left += numbers
+            self.append(entry)(channel)  # first: all ranks may be waiting for it
+        state.counted(action, last=last, seconds=time.monotonic() - began)
+
+        def forget(channel: Channel) -> None:
+            for each in left:
+                channel.delete(each)
+            if action.forget is not None:
+                channel.whole.delete(f"log/{action.forget}")
+
+        if last:
+            self.hand(forget)  # behind the counts that wait by now
 
 
 def announce_stopped(channel: Channel, rank: int) -> None:

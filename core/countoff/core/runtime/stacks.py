@@ -12,7 +12,13 @@ _TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/",
 _COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
 _loaders: list[str] = ["/torch/utils/data/"]
-_WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
+_WAITS = (
+    "/torch/distributed/",
+    "/torch/autograd/graph.py",
+    "/torch/autograd/__init__.py",
+    "/torch/nn/parallel/",
+)
+_EVEN_PASS = "/countoff/core/runtime/even_pass.py"
 
 
 def register_loader_file(path: str) -> None:
@@ -56,12 +62,18 @@ def main_thread() -> Place:
     own = [line for line, file in zip(summary, files, strict=True) if is_users_file(file)]
     if any(part in file for part in _loaders for file in files):
         state = "loader"
-    elif any(part in file for part in _WAITS for file in files[:4]):
+    elif any(part in file for part in _WAITS for file in files[:4]) or _waits_for_ranks(files):
         state = "collective"
     else:
         state = "code"
     frames = tuple(f"{line.filename.rsplit('/', 1)[-1]}:{line.lineno} in {line.name}" for line in own[:3])
     return Place(state, frames, token)
+
+
+def _waits_for_ranks(files: list[str]) -> bool:
+    """Whether a thread waits in an even pass for the other ranks, as it would in a collective."""
+    innermost = next((file for file in files if not file.startswith(_STANDARD_LIBRARY)), "")
+    return innermost.endswith(_EVEN_PASS)
 
 
 def is_users_file(file: str) -> bool:

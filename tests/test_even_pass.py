@@ -1,0 +1,130 @@
+"""One rank's even pass, whose state is moved by hand: errors, ends, and what a run resumes from."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from countoff.core import Settings
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.credits import Credits
+from countoff.core.protocol.state import State
+from countoff.core.runtime.even_pass import EvenPass
+from countoff.core.verdict import UnevenBatches, Verdict
+
+
+class Pass:
+    """An even pass of rank 0 of 2, with its state and its credits."""
+
+    def __init__(self, batches: Iterator[Any], policy: Any = "stop", lookahead: int = 4, **more: Any) -> None:
+        self.state = State(0, 2, Settings(uneven_train="stop"), {})
+        self.state.printed.set()
+        self.span = SpanCounters("train epoch 0")
+        self.state.spans.append(self.span)
+        self.credits = Credits(0, policy, lookahead, 0)
+        self.state.begin_credits(self.span, self.credits)
+        self.even = EvenPass(self.state, self.span, self.credits, batches, lambda: iter("again"), **more)
+
+    def receive(self, **entry: Any) -> None:
+        self.state.receive({"opened": 0, **entry})
+
+    def grant(self, *blocks: int) -> None:
+        for block in blocks:
+            self.receive(type="grant", block=block, size=2)
+
+
+def failing() -> Iterator[int]:
+    yield from range(3)
+    raise ValueError("torn shard")
+
+
+def test_an_error_is_raised_where_the_loop_comes_to_its_batch():
+    """The batches before a bad one are given first, though the loader has failed already."""
+    this = Pass(failing())
+    assert not this.even.is_ready()
+    assert this.credits.ready == 3
+    this.grant(0)
+    assert [next(this.even), next(this.even)] == [0, 1]
+    this.receive(type="stop", at=3)
+    assert next(this.even) == 2
+    with pytest.raises(StopIteration):
+        next(this.even)
+    failed = Pass(failing())
+    failed.grant(0)
+    assert not failed.even.is_ready()
+    failed.grant(0)
+    assert [next(failed.even), next(failed.even)] == [0, 1]
+    failed.credits.granted = 3
+    assert next(failed.even) == 2
+    with pytest.raises(ValueError, match="torn shard"):
+        next(failed.even)
+
+
+def test_a_verdict_ends_the_wait():
+    """A rank that waits for another one raises the verdict as soon as it is known."""
+    this = Pass(iter(range(9)))
+    verdict = Verdict("UnevenBatches", "rank 1 stopped after 0 batches.", (1,))
+    threading.Timer(0.05, this.state.adopt, [verdict]).start()
+    with pytest.raises(UnevenBatches):
+        next(this.even)
+
+
+def test_a_loader_that_ends_with_the_others_is_let_run_to_its_end():
+    """What stands behind a generator's last `yield` is run, as in any loop; what is left is counted."""
+    ran: list[str] = []
+
+    def batches() -> Iterator[int]:
+        yield from range(2)
+        ran.append("to the end")
+
+    this = Pass(batches(), lookahead=2)
+    assert not this.even.is_ready()
+    this.receive(type="stop", at=2)
+    assert list(this.even) == [0, 1]
+    assert ran == ["to the end"]
+    assert (this.span.unused and this.span.unused.batches, this.span.unused and this.span.unused.exact) == (0, True)
+    longer = Pass(iter(range(9)))
+    longer.receive(type="stop", at=2)
+    assert list(longer.even) == [0, 1]
+    assert longer.span.unused is not None
+    assert longer.span.unused.batches >= 1
+    assert not longer.span.unused.exact
+
+
+def test_a_pass_goes_on_alone_once_its_span_is_closed():
+    """An iterator that outlives its span waits for nobody."""
+    this = Pass(iter(range(9)))
+    this.grant(0)
+    this.even.is_ready()
+    this.grant(0)
+    assert next(this.even) == 0
+    this.state.close_span("stopped")
+    assert list(this.even) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_the_state_to_resume_from_is_that_of_the_loop():
+    """It counts the batches that the loop has got, not those that were fetched ahead."""
+    fetched: list[int] = []
+
+    def batches() -> Iterator[int]:
+        for number in range(9):
+            fetched.append(number)
+            yield number
+
+    this = Pass(batches(), snapshot=lambda: len(fetched))
+    assert this.even.resumable is not None
+    assert not this.even.is_ready()
+    this.grant(0, 1)
+    for number in range(3):
+        assert next(this.even) == number
+        assert this.even.resumable.state == number + 1
+    assert len(fetched) == 6
+    assert not this.even.resumable.over
+
+
+def test_a_pass_goes_on_alone_once_the_guard_is_closed() -> None:
+    """Nobody hears of the other ranks any more, so nothing may wait for them."""
+    this = Pass(iter(range(5)))
+    threading.Timer(0.05, this.state.end_credits).start()
+    assert list(this.even) == [0, 1, 2, 3, 4]

@@ -223,14 +223,19 @@ def evaluate(accelerator: Accelerator, model: Any, loader: Any, loop: Loop, outc
     return batches
 
 
-def with_and_without(loops: Sequence[Loop]) -> list[tuple[Outcome, Outcome]]:
-    """Each loop without countoff and with it, one after the other in one process."""
-    found: list[tuple[Outcome, Outcome]] = []
+def run_all(loops: Sequence[Loop]) -> list[Outcome]:
+    """The loops, one after the other in one process."""
+    found: list[Outcome] = []
     for loop in loops:
         AcceleratorState._reset_state()  # else a second Accelerator refuses another configuration
         GradientState._reset_state()
-        found.append((run(replace(loop, options=None)), run(loop)))
+        found.append(run(loop))
     return found
+
+
+def with_and_without(loops: Sequence[Loop]) -> list[tuple[Outcome, Outcome]]:
+    """Each loop without countoff and with it, one after the other in one process."""
+    return list(zip(run_all([replace(loop, options=None) for loop in loops]), run_all(loops), strict=True))
 
 
 def trained(output: str) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ import importlib
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -247,6 +247,17 @@ Job = tuple[Callable[[Any], dict[str, Any]], Any]
 def without_and_with(jobs: Mapping[str, Job]) -> dict[str, list[dict[str, Any]]]:
     """Runs each script without countoff and with it, by the flag, one after the other in one process."""
     return {name: [flagged(value, *job) for value in ("0", "1")] for name, job in jobs.items()}
+
+
+def cut_and_even(jobs: Mapping[str, Job]) -> dict[str, list[dict[str, Any]]]:
+    """Runs each script with loaders cut to the shortest rank's, without countoff, and then as it is, with countoff."""
+    return {
+        name: [
+            flagged("0", function, replace(script, train=(min(script.train),) * 2, val=(min(script.val),) * 2)),
+            flagged("1", function, script),
+        ]
+        for name, (function, script) in jobs.items()
+    }
 
 
 def flagged(value: str, function: Callable[[Any], dict[str, Any]], argument: Any) -> dict[str, Any]:

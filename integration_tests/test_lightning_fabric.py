@@ -37,6 +37,26 @@ def test_healthy_scripts_train_to_the_same_bits_and_are_counted(run_ranks):
             assert tuple(counted["counted"].values()) == expected, name
 
 
+EVEN: dict[str, tuple[Any, Script]] = {
+    "pretraining": (fabric_jobs.pretrain, Script(train=(5, 4), val=(2, 3))),
+    "pretraining with accumulation": (fabric_jobs.pretrain, Script(train=(5, 7), accumulate=3)),
+    "fine-tuning": (fabric_jobs.finetune, Script(train=(4, 6), val=(3, 2))),
+    "a new loader for each epoch": (fabric_jobs.train_on_new_loaders, Script(train=(4, 5))),
+}
+
+
+def test_uneven_ranks_of_unchanged_scripts_stop_together(run_ranks):
+    """With `stop` from the environment, every rank trains to the bits of the script whose loaders were cut."""
+    env = {"COUNTOFF_UNEVEN_TRAIN": "stop", "COUNTOFF_UNEVEN_EVAL": "stop"}
+    results = run_ranks(fabric_jobs.cut_and_even, 2, EVEN, env=env, deadline_seconds=120)
+    for name in EVEN:
+        assert len({outcome["weights"] for result in results for outcome in result.value[name]}) == 1, name
+    said = "\n".join(verdict_lines(results[0]))
+    assert "Truncated: train epoch 0 stopped on every rank after 4 batches, where rank 1 ran out of data" in said
+    assert "Truncated: evaluation stopped on every rank after 2 batches, where rank 0 ran out of data" in said
+    assert verdict_lines(results[1]) == []
+
+
 UNEVEN: dict[str, tuple[Any, Script, str]] = {
     "pretraining": (fabric_jobs.pretrain, Script(train=(5, 4)), "rank 1 ran out of data after 4 batches"),
     "accumulation": (fabric_jobs.pretrain, Script(train=(5, 4), accumulate=2), "rank 1 ran out of data after 4"),

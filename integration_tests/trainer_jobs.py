@@ -245,6 +245,11 @@ def train(job: Job) -> Outcome:
     )
 
 
+def train_all(jobs: Sequence[Job]) -> list[Outcome]:
+    """Each job as it is, one after the other in one process."""
+    return [train(job) for job in jobs]
+
+
 def with_and_without(jobs: Sequence[Job]) -> list[tuple[Outcome, Outcome]]:
     """Each job without countoff and with it, one after the other in one process."""
     return [(train(replace(job, options=None)), train(job)) for job in jobs]

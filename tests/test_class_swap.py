@@ -105,3 +105,22 @@ def test_copies_of_an_observed_loader_are_those_of_the_loader(kind: Callable[[],
         each()
     assert type(loader) is original
     assert [pickle.dumps(loader, protocol) for protocol in protocols] == before
+
+
+class WithState(Pairs):
+    """A loader that can report its state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"own": 1}
+
+
+def test_a_method_of_the_loader_is_replaced_where_it_has_one() -> None:
+    """The substitute gets the loader's own method; a loader without it gets none."""
+    loader, other = WithState(), Pairs()
+    methods: Any = {"state_dict": lambda this, own: {**own(), "seen": 2}}
+    give_back = [swap_class(each, lambda this, iterator: iterator, methods=methods) for each in (loader, other)]
+    assert loader.state_dict() == {"own": 1, "seen": 2}
+    assert not hasattr(other, "state_dict")
+    for each in give_back:
+        each()
+    assert loader.state_dict() == {"own": 1}

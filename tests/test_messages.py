@@ -184,17 +184,30 @@ SIGNS = {
     "WrongHorizon": "WrongHorizon|wrong_horizon",
     "WrongTotal": '"WrongTotal"',
     "NotDistributed": "not_distributed",
-    "Truncated": "report_unused",
+    "Repeated": r"observe_loaders|even_prepared|even_inside|\.even\(",
     "UnseenLoader": r"expects_train|UNSEEN_STEPS",
     "DuplicateData": r"passes\.follow|observe_loaders|fingerprint_b",
 }
 """What the sources of an adapter that can give a kind must have, and those of another must not."""
 
 
+def sources(adapter: str) -> str:
+    """The sources of an adapter."""
+    files = [file for each in SOURCES[adapter] for file in sorted((ROOT / "plugins" / "countoff").glob(each))]
+    assert files
+    return "\n".join(file.read_text() for file in files)
+
+
 @pytest.mark.parametrize("adapter", ALL)
 @pytest.mark.parametrize("kind", SIGNS)
 def test_an_adapter_declares_what_its_sources_show(adapter: str, kind: str) -> None:
-    files = [file for each in SOURCES[adapter] for file in sorted((ROOT / "plugins" / "countoff").glob(each))]
-    text = "\n".join(file.read_text() for file in files)
-    assert files
+    text = sources(adapter)
     assert bool(re.search(SIGNS[kind], text)) == (kind in CHECKS[adapter])
+
+
+@pytest.mark.parametrize("adapter", ALL)
+def test_an_adapter_declares_truncated_where_its_sources_show_who_ends_an_epoch(adapter: str) -> None:
+    """Composer always ends epochs with the shortest rank; elsewhere countoff does, if it can repeat batches too."""
+    found = CHECKS[adapter].get("Truncated")
+    assert (found == "yes") == ("report_unused" in sources(adapter))
+    assert (found == "with `uneven_train`") == ("Repeated" in CHECKS[adapter])

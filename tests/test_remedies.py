@@ -35,7 +35,8 @@ def test_data_remedies_say_how_to_turn_the_check_off() -> None:
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     remedies = uneven_remedies(train="shard.", option="attach({})")
-    assert remedies[""] == "shard."
+    assert remedies[""].startswith("shard. Or let the job go on: with attach(uneven_train='stop'), ")
+    assert uneven_remedies(train="shard.", option="attach({})", goes_on=False)[""] == "shard."
     assert "attach(uneven_eval='allow')" in remedies[EVALUATION]
     assert "attach(eval_ranks=[0])" in remedies[WHO_EVALUATES]
 

@@ -12,7 +12,7 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
-    from countoff._adapter.guards import new_guard
+    from countoff._adapter.guards import cannot_make_even, new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
     from countoff._fabric.loaders import FabricLoaders, watch_fabric
 from countoff._adapter.options import Options
@@ -162,6 +162,11 @@ class Countoff(Options):
             watch_fabric(self, self._loaders)
 
     def _begin(self) -> Guard:
+        cannot_make_even(
+            self.settings,
+            "hooks that a script calls",
+            "call none, and iterate the loaders that fabric.setup_dataloaders returns",
+        )
         self._loaders.leave_to_others()
         rank, world_size = rank_and_world_size()
         self._guard = guard = new_guard(

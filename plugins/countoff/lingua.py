@@ -21,7 +21,7 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
-    from countoff._adapter.guards import new_guard
+    from countoff._adapter.guards import cannot_make_even, new_guard
     from countoff._adapter.handle import Attached
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
@@ -84,6 +84,7 @@ def watch(
         ValueError: If dp_degree is not that of the mesh.
     """
     settings = Settings.resolve(*own_arguments(watch), **options)
+    cannot_make_even(settings, "lingua")
     if not settings.enabled:
         yield data_loader
         return

@@ -15,6 +15,7 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
+    from countoff._adapter.even_loaders import keeps_length
     from countoff._adapter.guards import new_guard
     from countoff._adapter.handle import Attached, evaluation_loaders
     from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
@@ -91,7 +92,8 @@ def attach(
 ) -> Attached:
     """Watches a plain training loop. Collective: every rank must call it, after `init_process_group`.
 
-    It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms.
+    It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms, but for the
+    next batch where `uneven_train` or `uneven_eval` makes ranks take the same number.
 
     Args:
         train: The loader of the training loop: a DataLoader, or any object whose class is written in Python. None for a
@@ -148,7 +150,10 @@ def attach(
         return attached
     plan = FitPlan(
         batches_per_epoch=facts.reported_batches,
-        proven_batches_per_epoch=totals.plan.batches_per_epoch,
+        # Where it tells how many batches every epoch has, it must hold for every pass.
+        proven_batches_per_epoch=(
+            totals.plan.batches_per_epoch if settings.uneven_train == "raise" or keeps_length(train) else None
+        ),
         batch_size=facts.batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps,
         position=[start_epoch, 0, start_step],

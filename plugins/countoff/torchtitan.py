@@ -19,7 +19,7 @@ from countoff._adapter.requirements import needs
 
 with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
-from countoff._adapter.guards import new_guard
+from countoff._adapter.guards import cannot_make_even, new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.options import own_arguments
 from countoff._adapter.remedies import data_remedies
@@ -69,6 +69,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
+    cannot_make_even(settings, "TorchTitan")
     rank, world_size = rank_and_world_size()
     job = _job(trainer)
     facts = _facts(trainer, job)

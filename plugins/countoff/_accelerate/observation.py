@@ -12,7 +12,14 @@ from accelerate import Accelerator
 from countoff._accelerate.facts import horizon_at_epoch
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
-from countoff._adapter.prepared_loaders import Follower, follow, same_source, skipped_batches, watch_local_sgd
+from countoff._adapter.prepared_loaders import (
+    Follower,
+    even_prepared,
+    follow,
+    same_source,
+    skipped_batches,
+    watch_local_sgd,
+)
 from countoff._adapter.watched_methods import WatchedMethods
 from countoff.core import FitPlan
 
@@ -68,6 +75,7 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
             position=skipped_batches(loader),
             ahead=loader,  # it has fetched one batch more than it handed out
             loader=loader,
+            even=even_prepared(loader, proven=name is None),
         )
 
     return follower

@@ -20,9 +20,12 @@ _EVERYWHERE: Mapping[Kind, str] = {
     "LateRank": _ALWAYS,
 }
 
+_EVEN: Mapping[Kind, str] = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
+
 CHECKS: Mapping[str, Mapping[Kind, str]] = {
     "torch": {
         **_EVERYWHERE,
+        **_EVEN,
         "LearningRateMismatch": "with `optimizer=`",
         "RankMapError": "with `mesh=`",
         "WrongLength": _ALWAYS,
@@ -33,6 +36,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
     },
     "accelerate": {
         **_EVERYWHERE,
+        **_EVEN,
         "LearningRateMismatch": _ALWAYS,
         "RankMapError": _ALWAYS,
         "WrongLength": _ALWAYS,
@@ -45,6 +49,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
     },
     "transformers": {
         **_EVERYWHERE,
+        **_EVEN,
         "LearningRateMismatch": _ALWAYS,
         "WrongLength": _ALWAYS,
         "DuplicateData": "loaders that are not sharded",
@@ -55,6 +60,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
     },
     "lightning": {
         **_EVERYWHERE,
+        **_EVEN,
         "LearningRateMismatch": _ALWAYS,
         "RankMapError": _ALWAYS,
         "WrongLength": _ALWAYS,
@@ -64,6 +70,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
     },
     "fabric": {
         **_EVERYWHERE,
+        **_EVEN,
         "LearningRateMismatch": _ALWAYS,
         "RankMapError": "with a mesh",
         "WrongLength": _ALWAYS,

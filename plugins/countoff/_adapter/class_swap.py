@@ -6,20 +6,27 @@ the user's loop sees what it saw before. Only `__iter__` differs. A copy or a pi
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["Observe", "handle_of", "swap_class"]
+__all__ = ["Observe", "handle_of", "own_class", "swap_class"]
 
 _HANDLE = "countoff_handle"
 _ORIGINAL = "countoff_original"
+_GIVEN_BACK = "countoff_given_back"
 
 Observe = Callable[[Any, Iterator[Any]], Iterator[Any]]
 """Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead."""
 
 
-def swap_class(loader: Any, observe: Observe, *, handle: Any = None) -> Callable[[], None]:
+def swap_class(
+    loader: Any,
+    observe: Observe,
+    *,
+    handle: Any = None,
+    methods: Mapping[str, Callable[..., Any]] | None = None,
+) -> Callable[[], None]:
     """Observes a loader from here on; returns a function that gives its own class back, once.
 
     To observe several loaders or none, put the returned functions on a `contextlib.ExitStack`: where one loader is
@@ -29,26 +36,41 @@ def swap_class(loader: Any, observe: Observe, *, handle: Any = None) -> Callable
         loader: Any iterable.
         observe: Called for every pass over the loader.
         handle: What `handle_of` returns for this loader until its class is given back.
+        methods: What stands in for methods that the loader's own class has, by name. Each is called with the loader,
+            the loader's own method, and the arguments.
 
     Raises:
         TypeError: If the loader has no `__iter__`, or its class cannot be exchanged, as that of a list or a generator.
     """
     original: Any = type(loader)
+    given_back: list[bool] = []
 
     def iterate(this: Any) -> Iterator[Any]:
-        return observe(this, original.__iter__(this))
+        batches = original.__iter__(this)
+        return batches if given_back else observe(this, batches)
 
     def reduce(this: Any, protocol: Any) -> Any:
         return _of_own_class(original.__reduce_ex__(this, protocol))
 
+    def substitute(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(this: Any, *arguments: Any) -> Any:
+            mine = functools.partial(own, this)
+            return mine(*arguments) if given_back else method(this, mine, *arguments)
+
+        return call
+
     members: dict[str, Any] = {
         "__iter__": iterate,
         "__reduce_ex__": reduce,
-        "__class__": property(lambda this: _own_class(original)),  # pickle compares it with the class that it writes
+        "__class__": property(lambda this: own_class(original)),  # pickle compares it with the class that it writes
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         _ORIGINAL: original,
+        _GIVEN_BACK: given_back,
     }
+    for name, method in (methods or {}).items():
+        if callable(own := getattr(original, name, None)):
+            members[name] = substitute(method, own)
     if handle is not None:
         members[_HANDLE] = handle
     try:
@@ -60,9 +82,14 @@ def swap_class(loader: Any, observe: Observe, *, handle: Any = None) -> Callable
             f"cannot observe a loader of type {original.__name__}: expected a DataLoader or an iterable object whose "
             "class is written in Python"
         ) from None
-    with contextlib.ExitStack() as stack:
-        stack.callback(_set_class, loader, original)
-        return stack.pop_all().close
+
+    def give_back() -> None:
+        given_back[:] = [True]
+        # Observers may leave in any order: the class of one that has left stays below that of one that has not.
+        while vars(type(loader)).get(_GIVEN_BACK):
+            _set_class(loader, vars(type(loader))[_ORIGINAL])
+
+    return give_back
 
 
 def handle_of(loader: Any) -> Any:
@@ -75,7 +102,7 @@ def _set_class(loader: Any, new: type) -> None:
     vars(object)["__class__"].__set__(loader, new)
 
 
-def _own_class(value: Any) -> Any:
+def own_class(value: Any) -> Any:
     """Returns the class from which a subclass that observes was made, also in several steps; any other value as is."""
     while isinstance(value, type) and _ORIGINAL in vars(value):
         value = vars(value)[_ORIGINAL]
@@ -87,4 +114,4 @@ def _of_own_class(reduced: Any) -> Any:
     if not isinstance(reduced, tuple):
         return reduced
     make, arguments, *rest = reduced
-    return (_own_class(make), tuple(map(_own_class, arguments)), *rest)
+    return (own_class(make), tuple(map(own_class, arguments)), *rest)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.torch_facts import learning_rates
-from countoff.core import Guard, Settings
+from countoff.core import Guard, Settings, SettingsError
 from countoff.core.verdict import Remedies
 
-__all__ = ["new_guard"]
+__all__ = ["cannot_make_even", "new_guard", "with_common_end"]
 
 
 def new_guard(
@@ -35,4 +36,41 @@ def new_guard(
         world_size=world_size,
         remedies=remedies,
         learning_rates=lambda: learning_rates(optimizers()),
+    )
+
+
+def cannot_make_even(settings: Settings, framework: str, instead: str = "give every rank as many batches") -> None:
+    """Refuses what makes uneven ranks take the same number of batches, for a framework in which nothing does that.
+
+    Args:
+        settings: The user's choices.
+        framework: Its name.
+        instead: What to do.
+
+    Raises:
+        SettingsError: If the settings ask for it.
+    """
+    if settings.keeps_even:
+        raise SettingsError(
+            f"uneven_train='stop' or 'repeat' and uneven_eval='stop' do not work with {framework}: {instead}"
+        )
+
+
+def with_common_end(settings: Settings, framework: str) -> Settings:
+    """Returns the settings of a guard for a framework that itself ends each pass on all ranks with the shortest one.
+
+    Args:
+        settings: The user's choices; ``stop`` is what the framework does.
+        framework: Its name.
+
+    Raises:
+        SettingsError: If short ranks are to repeat batches.
+    """
+    if settings.uneven_train == "repeat":
+        raise SettingsError(
+            f"uneven_train='repeat' does not work with {framework}, which ends every epoch on all ranks with the "
+            "shortest one ('stop')"
+        )
+    return replace(
+        settings, uneven_train="raise", uneven_eval="warn" if settings.uneven_eval == "stop" else settings.uneven_eval
     )

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from countoff._adapter.class_swap import handle_of, swap_class
+from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
@@ -62,6 +63,7 @@ class Attached:
         self._exit_hooks: ExitHooks | None = None
         self._detached = True
         self._failed = False
+        self._covered: list[Any] = []
         self.passes = LoaderPasses(
             make_guard(), epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
         )
@@ -96,11 +98,24 @@ class Attached:
             )
         if not self._settings.enabled:
             return source
+        self.cover_state(source)
         if isinstance(source, Iterator):
-            return self.passes.follow(cast("Iterator[Any]", source), None)
+            batches = cast("Iterator[Any]", source)
+            return self.passes.follow(batches, None, even=functools.partial(even_pass, loader=source, again=_nothing))
         if isinstance(source, Iterable):
             return _CountedPasses(self.passes, source)
-        return self.passes.follow(_Calls(source), None, position=self.batches_before).__next__
+        calls = _Calls(source)
+        even = functools.partial(even_pass, loader=calls, again=_nothing)
+        return self.passes.follow(calls, None, position=self.batches_before, even=even).__next__
+
+    def cover_state(self, loader: Any) -> None:
+        """Lets a loader that can save its state report the one where the loop is, until the handle ends.
+
+        It matters where ranks take the same number of batches, because they fetch ahead then.
+        """
+        if self._settings.keeps_even and all(each is not loader for each in self._covered):
+            self._covered.append(loader)
+            self._release.callback(cover_state(loader))
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -143,7 +158,9 @@ class Attached:
         with contextlib.ExitStack() as stack:
             for name, loader in loaders.items():
                 try:
-                    stack.callback(swap_class(loader, functools.partial(self._follow, name), handle=self))
+                    stack.callback(
+                        swap_class(loader, functools.partial(self._follow, name), handle=self, methods=STATE_METHODS)
+                    )
                 except TypeError as error:
                     raise TypeError(f"attach({argument_of(name)}=…) {error}") from None
             return stack.pop_all().close
@@ -208,7 +225,8 @@ class Attached:
             self.abandon()
 
     def _follow(self, name: str | None, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        return self.passes.follow(batches, name, loader=loader)
+        even = functools.partial(even_pass, loader=loader, proven=name is None)
+        return self.passes.follow(batches, name, loader=loader, even=even)
 
     def _give_back_if_diverged(self) -> None:
         """Gives back the loaders where a verdict leaves the loop; the handle stays until the program ends with it."""
@@ -243,6 +261,8 @@ class Attached:
             self.passes.step_unseen()
 
     def _learn_length(self) -> Verdict | None:
+        if self.guard.makes_even:  # the epoch may have had the length of another rank's loader
+            return None
         self.totals.observe(self.guard.batches)
         return self.totals.wrong_length()
 
@@ -272,6 +292,11 @@ class Attached:
         self.guard.close()
 
 
+def _nothing() -> Iterator[Any]:
+    """What an iterator gives that is begun again."""
+    return iter(())
+
+
 class _Calls:
     """An iterator over what a function returns."""
 
@@ -293,7 +318,8 @@ class _CountedPasses:
         self._source = source
 
     def __iter__(self) -> Iterator[Any]:
-        return self._passes.follow(iter(self._source), None, loader=self._source)
+        even = functools.partial(even_pass, loader=self._source)
+        return self._passes.follow(iter(self._source), None, loader=self._source, even=even)
 
     def __len__(self) -> int:
         return len(self._source)

@@ -6,18 +6,21 @@ iterator to `LoaderPasses.follow` and hands the returned iterator to the loop.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any, Literal
 
+from countoff._adapter.even_loaders import forget_state
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
 
-__all__ = ["UNSEEN_STEPS", "LoaderPasses"]
+__all__ = ["UNSEEN_STEPS", "Even", "LoaderPasses"]
 
 Reason = Literal["exhausted", "stopped"]
+Even = Callable[[Guard, Iterator[Any]], contextlib.AbstractContextManager[Iterator[Any]]]
 UNSEEN_STEPS = 64
 """Optimizer steps without a batch after which the attached loader is taken not to be the one that the loop iterates."""
 
@@ -97,6 +100,7 @@ class LoaderPasses:
         position: int = 0,
         ahead: Any = None,
         loader: Any = None,
+        even: Even | None = None,
     ) -> Iterator[Any]:
         """Returns the generator of one pass, which the loop's `for` iterates.
 
@@ -107,14 +111,20 @@ class LoaderPasses:
             ahead: Given where the loader fetches one batch ahead: an object whose attribute `end_of_dataloader` tells
                 whether the batch that it handed out last is its last one.
             loader: The loader, whose sampler tells about the data.
+            even: Makes the pass even where the settings ask for that; None where ranks cannot be uneven.
         """
         guard = self.guard
         # After a training step, little of what a batch needs is in the processor's caches, so the time of this loop is
         # that of the objects it touches. It calls nothing of countoff's for most batches.
-        source = batches if isinstance(batches, GeneratorType) else map(next, itertools.repeat(batches))
         now, more = time.perf_counter, False  # more: the next batch is known to be fetched, so to ask for it begins it
+        stack = contextlib.ExitStack()
         try:
             span = self._begin(name, position, ahead)
+            if even is not None and guard.makes_even:
+                batches = stack.enter_context(even(guard, batches))
+            else:
+                forget_state(loader)
+            source = batches if isinstance(batches, GeneratorType) else map(next, itertools.repeat(batches))
             counters, state = guard.counting()
             fingerprints_due = name is None and guard.data.fingerprints_due
             try:
@@ -151,6 +161,8 @@ class LoaderPasses:
         except DivergenceError:
             self._diverged()
             raise
+        finally:
+            stack.close()
 
     def step_unseen(self) -> None:
         """Counts an optimizer step before the first pass over the train loader; warns at `UNSEEN_STEPS` of them."""

@@ -29,7 +29,12 @@ class Options:
         on_divergence: `raise` ends the job with the verdict, `warn` prints it once and continues training.
         totals: `log` logs the true totals, `fix` also sets the framework's own length where the true one is proven to
                 be shorter.
-        uneven_eval: What to do about evaluations of different lengths: `warn`, `raise` or `allow`.
+        uneven_train: What to do about train loaders of different lengths: `raise` ends the job, `stop` ends each epoch
+                on every rank with the shortest one, `repeat` lets short ranks repeat batches until the longest ends.
+        uneven_eval: What to do about evaluations of different lengths: `warn`, `raise`, `allow`, or `stop`, which ends
+                each evaluation on every rank with the shortest one.
+        lookahead: Batches that each rank fetches ahead of the one it trains on, with `uneven_train` or `uneven_eval`
+                `stop` or `repeat`; at least 1, and equal on all ranks.
         eval_ranks: The ranks that evaluate, if not all of them do; evaluations are then not compared.
         stall_seconds: Seconds without progress of any rank after which their stacks are reported.
         grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
@@ -52,7 +57,9 @@ class Options:
         enabled: bool | None = None,
         on_divergence: Literal["raise", "warn"] | None = None,
         totals: Literal["log", "fix"] | None = None,
-        uneven_eval: Literal["warn", "raise", "allow"] | None = None,
+        uneven_train: Literal["raise", "stop", "repeat"] | None = None,
+        uneven_eval: Literal["warn", "raise", "allow", "stop"] | None = None,
+        lookahead: int | None = None,
         eval_ranks: list[int] | None = None,
         stall_seconds: float | None = None,
         grace_seconds: float | None = None,

@@ -16,11 +16,14 @@ from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBa
 from accelerate.local_sgd import LocalSGD
 from torch.utils.data import BatchSampler, IterableDataset
 
+from countoff._adapter.even_loaders import even_inside
+from countoff._adapter.loader_passes import Even
 from countoff._adapter.torch_facts import reported_length
 from countoff._adapter.watched_methods import WatchedMethods
 
 __all__ = [
     "Follower",
+    "even_prepared",
     "follow",
     "holds_prepared",
     "is_prepared",
@@ -125,6 +128,19 @@ def source_of(loader: Any) -> Any:
 def skipped_batches(loader: Any) -> int:
     """Returns the batches that a prepared loader skips at its start, as one made by `skip_first_batches` does."""
     return _source(loader)[1] + int(getattr(loader, "skip_batches", 0))
+
+
+def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:
+    """Returns what makes a pass over a prepared loader even; None for one that one rank reads for all.
+
+    Args:
+        loader: The loader.
+        proven: Whether this is the loader whose length the fit's plan proves.
+    """
+    if not isinstance(loader, DataLoaderShard):
+        return None
+    # The shard looks one batch ahead, and sets the end of the pass from that, so what it iterates is made even.
+    return functools.partial(even_inside, inner=loader.base_dataloader, ahead=True, proven=proven)
 
 
 def source_length(loader: Any) -> int | None:

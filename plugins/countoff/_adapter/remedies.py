@@ -13,19 +13,30 @@ from countoff.core.verdict import Kind
 __all__ = ["data_remedies", "uneven_remedies"]
 
 
-def uneven_remedies(*, train: str, option: str) -> Mapping[str, str]:
+_STOP = "uneven_train='stop'"
+_STOP_EVAL = "uneven_eval='stop'"
+
+
+def uneven_remedies(*, train: str, option: str, goes_on: bool = True) -> Mapping[str, str]:
     """Returns the remedies for `UnevenBatches`, by the verdict's subject.
 
     Args:
         train: How train loaders get as many batches on every rank, in the framework's terms.
         option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
+        goes_on: Whether countoff can let a job with such loaders go on there, by ``uneven_train="stop"``.
     """
+    if goes_on:
+        train = (
+            f"{train} Or let the job go on: with {option.format(_STOP)}, every epoch ends on all ranks "
+            "with the shortest one, and the rest of the others' data is not used."
+        )
+    stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
     allowed, declared = option.format("uneven_eval='allow'"), option.format("eval_ranks=[0]")
     return {
         "": train,
         "evaluation": (
             f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}. If it does, give "
-            "every rank as many evaluation batches."
+            f"every rank as many evaluation batches{stops}."
         ),
         "who evaluates": (
             f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise let all ranks "

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from countoff._adapter.exit_hooks import ExitHooks
-from countoff._adapter.guards import new_guard
+from countoff._adapter.guards import new_guard, with_common_end
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.evaluations import Evaluations
@@ -35,7 +35,7 @@ class WatchedFit:
     """
 
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
-        self._settings = settings
+        self._settings = settings = with_common_end(settings, "Composer")
         self._corrected = corrected
         self._rank, self._world_size = rank_and_world_size()
         self._data_position = position_of(state, rank=self._rank, world_size=self._world_size)

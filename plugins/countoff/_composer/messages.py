@@ -17,7 +17,7 @@ _EQUAL_LENGTHS = (
     "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
 REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(train=f"{_EQUAL_LENGTHS}.", option="Countoff({})"),
+    "UnevenBatches": uneven_remedies(train=f"{_EQUAL_LENGTHS}.", option="Countoff({})", goes_on=False),
     "Truncated": (
         f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
         "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."

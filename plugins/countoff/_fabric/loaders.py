@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from countoff._adapter.class_swap import handle_of
+from countoff._adapter.even_loaders import even_inside, keeps_length
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.loader_passes import UNSEEN_STEPS
@@ -46,7 +47,7 @@ class FabricLoaders:
 
     Fabric does not know which loader a script trains on. So a pass with gradients disabled is an evaluation, and the
     first other pass is a train epoch. From then on, a pass over another loader is taken for an evaluation until the
-    script makes an optimizer step in it.
+    script makes an optimizer step in it. With `uneven_train`, a pass outside of any other is always a train epoch.
 
     Args:
         settings: The user's choices.
@@ -69,9 +70,11 @@ class FabricLoaders:
         self._steps_unseen = 0
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trained_last: weakref.ref[Any] | None = None
+        self._planned: weakref.ref[Any] | None = None  # the loader whose length the fit's plan has
         self._beside: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated together with a loader that is counted
         self._assumed: _Assumed | None = None
-        self._new_loaders_evaluate = True
+        # A train epoch that is taken for an evaluation would not be made even.
+        self._new_loaders_evaluate = settings.uneven_train == "raise"
 
     def add(self, fabric: Any, loaders: Sequence[Any]) -> None:
         """Counts the passes over loaders from here on.
@@ -101,7 +104,11 @@ class FabricLoaders:
             return
         name = None if kind == "train" else kind
         try:
-            yield from self.attached.passes.follow(batches, name, loader=_source(loader))
+            source, planned = _source(loader), self._planned and self._planned()
+            self.attached.cover_state(source)
+            # Made even inside of Fabric's loader, which moves each batch to the device.
+            even = functools.partial(even_inside, inner=source, ahead=False, proven=planned is loader)
+            yield from self.attached.passes.follow(batches, name, loader=source, even=even)
         finally:
             if self._assumed is not None and self._assumed.loader is loader:
                 self._assumed = None
@@ -187,6 +194,7 @@ class FabricLoaders:
             earlier.abandon()
         _fits.clear()
         facts = _facts(loader)
+        self._planned = weakref.ref(loader)
         totals = self._totals(facts)
         rank, world_size = rank_and_world_size()
         dp_rank, dp_degree = self._position()
@@ -198,9 +206,11 @@ class FabricLoaders:
             remedies=self._remedies,
             optimizers=self.optimizers,
         )
+        # Where it tells how many batches every epoch has, it must hold for every pass.
+        fixed = self._settings.uneven_train == "raise" or keeps_length(_source(loader))
         plan = FitPlan(
             batches_per_epoch=facts.reported_batches,
-            proven_batches_per_epoch=totals.plan.batches_per_epoch,
+            proven_batches_per_epoch=totals.plan.batches_per_epoch if fixed else None,
             batch_size=facts.batch_size,
             dp_rank=dp_rank,
             dp_degree=dp_degree,

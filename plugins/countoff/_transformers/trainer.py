@@ -12,7 +12,14 @@ from typing import Any
 from countoff._adapter import torch_facts
 from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_facts import loader_facts
-from countoff._adapter.prepared_loaders import follow, holds_prepared, is_prepared, same_source, skipped_batches
+from countoff._adapter.prepared_loaders import (
+    even_prepared,
+    follow,
+    holds_prepared,
+    is_prepared,
+    same_source,
+    skipped_batches,
+)
 from countoff._adapter.prepared_process import PROCESS_REMEDIES
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
@@ -49,6 +56,12 @@ REMEDIES: Remedies = {
         off="Countoff(fingerprint_batches=0)",
     ),
 }
+
+
+_BY_LENGTH = (
+    "Each rank's Trainer steps, and ends its epochs, by the length that its own loader reports; uneven_train does not "
+    "change that."
+)
 
 
 def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
@@ -94,7 +107,8 @@ def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[
         skipped = skipped_batches(iterated)
         train = prepared and (iterated is loader or (skipped > 0 and same_source(loader, iterated)))
         name = None if train else "evaluation"
-        return handle.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated)
+        even = even_prepared(iterated)
+        return handle.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 
     stack.callback(follow(follower))
     # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
@@ -128,10 +142,11 @@ def plan_of(facts: LoaderFacts, args: Any, state: Any) -> FitPlan:
     """
     return FitPlan(
         batches_per_epoch=facts.reported_batches,
+        why_equal_lengths=_BY_LENGTH,
         batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         max_epochs=facts.max_epochs,
-        max_steps=facts.max_steps,
+        max_steps=state.max_steps,  # its own, which it computes from the loader's length where there is no limit
         position=[int(state.epoch or 0), state.global_step],
     )
 

@@ -1,0 +1,217 @@
+"""Plain PyTorch loops over uneven loaders that are made even, each with a twin whose loader was cut by hand."""
+
+import collections
+import contextlib
+import gc
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from countoff.torch import attach
+from integration_tests.harness import tell
+from integration_tests.jobs import digits, own_rank
+from integration_tests.loops import weights
+
+Pair = collections.namedtuple("Pair", ["images", "labels"])
+
+
+class Shards(IterableDataset[Any]):
+    """One rank's batches of two digits: as many as the list says for this rank, in each epoch.
+
+    It is given whole batches, so that a loader with several workers has as many as without.
+    """
+
+    def __init__(self, epochs: Sequence[Sequence[int]], kind: str = "tuple") -> None:
+        self.epochs = epochs
+        self.kind = kind
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number in range(first, self.epochs[self.epoch][own_rank()], step):
+            place = (number * 7 + own_rank() * 31 + self.epoch * 101) % (len(images) - 2)
+            yield batch_of(self.kind, images[place : place + 2], labels[place : place + 2])
+
+
+def batch_of(kind: str, images: torch.Tensor, labels: torch.Tensor) -> Any:
+    """A batch as people have them."""
+    if kind == "dict":
+        return {"images": images, "labels": labels}
+    if kind == "encoding":
+        from transformers import BatchEncoding
+
+        return BatchEncoding({"images": images, "labels": labels})
+    return Pair(images, labels) if kind == "namedtuple" else (images, labels)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, with and without countoff.
+
+    Attributes:
+        epochs: For each epoch, the batches of each rank.
+        policy: The option `uneven_train`.
+        accumulate: Batches per optimizer step.
+        leave_after: Batches of an epoch after which all ranks leave the loop; None: they do not.
+        evaluate_after: The batch of an epoch after which all ranks evaluate; None: they do not.
+        kind: What a batch is.
+        loader: Arguments of the DataLoader.
+        sharded: Whether the model is FSDP2's instead of DDP's.
+        options: More options of countoff.
+    """
+
+    epochs: Sequence[Sequence[int]]
+    policy: str = "stop"
+    accumulate: int = 1
+    leave_after: int | None = None
+    evaluate_after: int | None = None
+    kind: str = "tuple"
+    loader: dict[str, Any] = field(default_factory=dict)
+    sharded: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def cut_by_hand(case: Case, loader: Any) -> Iterator[Any]:
+    """The batches of one epoch as every rank must take them."""
+    each = case.epochs[loader.dataset.epoch]
+    total = min(each) if case.policy == "stop" else max(each)
+    batches = itertools.chain.from_iterable(itertools.repeat(loader)) if case.policy == "repeat" else iter(loader)
+    return itertools.islice(batches, total)
+
+
+def run(case: Case, watched: bool) -> dict[str, Any]:
+    """Trains on one rank and returns the weights and the number of batches of each epoch."""
+    torch.manual_seed(7)
+    model: Any = torch.nn.Linear(64, 10)
+    model = fully_shard(model) if case.sharded else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dataset = Shards(case.epochs, case.kind)
+    loader = DataLoader(dataset, batch_size=None, **case.loader)
+    evals = DataLoader(Shards([[3] * dist.get_world_size()]), batch_size=None)
+    taken: list[int] = []
+    handle = None
+    with contextlib.ExitStack() as stack:
+        if watched:
+            handle = attach(train=loader, eval=evals, optimizer=optimizer, uneven_train=case.policy, **case.options)
+            stack.enter_context(handle)
+        for epoch in range(len(case.epochs)):
+            dataset.epoch = epoch
+            taken.append(0)
+            for batch in loader if watched else cut_by_hand(case, loader):
+                taken[-1] += 1
+                train_on(case, model, optimizer, batch, taken[-1])
+                if taken[-1] == case.evaluate_after:
+                    for images, _ in evals:
+                        model(images)
+                if taken[-1] == case.leave_after:
+                    break
+            optimizer.step()  # what an epoch's end leaves, as people write it
+            optimizer.zero_grad()
+    del loader, handle, stack
+    gc.collect()
+    workers = len(multiprocessing.active_children())
+    full = model.weight.full_tensor() if case.sharded else None
+    return {
+        "taken": taken,
+        "workers": workers,
+        "weights": weights(model) if full is None else full.detach().numpy().tobytes().hex(),
+    }
+
+
+def train_on(case: Case, model: Any, optimizer: Any, batch: Any, number: int) -> None:
+    images, labels = batch if isinstance(batch, (tuple, list)) else (batch["images"], batch["labels"])
+    synchronises = number % case.accumulate == 0
+    waits = contextlib.nullcontext() if synchronises or case.sharded else model.no_sync()
+    with waits:
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+    if synchronises:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def with_twins(cases: Sequence[Case]) -> list[Any]:
+    """Runs each case cut by hand and made even, all in one process group."""
+    dist.init_process_group("gloo")
+    return [(run(case, watched=False), run(case, watched=True)) for case in cases]
+
+
+def two_loaders() -> list[int]:
+    """Trains on two loaders in turn, each with a handle of its own, and evaluates with a collective per batch."""
+    dist.init_process_group("gloo")
+    first, second = (DataLoader(Shards([lengths]), batch_size=None) for lengths in ([5, 7], [4, 2]))
+    evals = DataLoader(Shards([[6, 3]]), batch_size=None)
+    counts: list[int] = []
+    with (
+        attach(train=first, eval=evals, uneven_train="stop", uneven_eval="stop"),
+        attach(train=second, uneven_train="stop"),
+    ):
+        for loader in (first, second, first, evals):
+            counts.append(0)
+            for _ in loader:
+                dist.barrier()
+                counts[-1] += 1
+    return counts
+
+
+class Troubled(Shards):
+    """Shards with trouble on rank 1 before one of its batches."""
+
+    def __init__(self, batches: int, at: int, trouble: Callable[[], None]) -> None:
+        super().__init__([[batches] * 2])
+        self.at = at
+        self.trouble = trouble
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(super().__iter__()):
+            tell("fetches")
+            if own_rank() == 1 and number == self.at:
+                self.trouble()
+            yield batch
+
+
+def raise_error() -> None:
+    raise ValueError("torn shard")
+
+
+def wait_for_the_end() -> None:
+    """Waits to be killed or stopped by the test."""
+    tell("in the loader")
+    while True:
+        time.sleep(0.05)
+
+
+def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
+    """Trains where rank 1 has trouble in its loader at one batch, counted from 0."""
+    dist.init_process_group("gloo")
+    loader = DataLoader(Troubled(9, at, trouble), batch_size=None)
+    taken: list[int] = []
+    with attach(train=loader, uneven_train="stop"):
+        for _ in loader:
+            dist.barrier()
+            taken.append(len(taken))
+            print(f"trained on {len(taken)}", flush=True)
+    return taken
+
+
+def leave_alone(policy: str) -> None:
+    """Rank 1 leaves the loop alone, after its third batch."""
+    dist.init_process_group("gloo")
+    loader = DataLoader(Shards([[9, 9]]), batch_size=None)
+    with attach(train=loader, uneven_train=policy):
+        for number, _ in enumerate(loader):
+            dist.barrier()
+            if own_rank() == 1 and number == 2:
+                break
+        dist.barrier()

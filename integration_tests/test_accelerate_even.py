@@ -1,0 +1,114 @@
+"""Loops of Accelerate and the transformers Trainer whose ranks are uneven, and all take the same number of batches."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
+from integration_tests.accelerate_jobs import Loop
+from integration_tests.jobs import verdict_lines
+
+UNSHARED = {"dispatch_batches": False}
+CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+STOP = {"uneven_train": "stop", "uneven_eval": "stop"}
+LOOPS = [
+    Loop(batches=[9, 7]),
+    Loop(batches=[5, 8], accumulation=2),
+    Loop(batches=[7, 9], accumulation=3, epochs=3),
+    Loop(batches=[9, 7], accumulation=4),
+    Loop(batches=[4, 6], eval_batches=[5, 3], gather=True),
+    Loop(batches=[6, 4], eval_batches=[3, 5], gather=True, eval_inside=2),
+    Loop(batches=[6, 8], break_at={0: 5, 1: 5}),
+    Loop(batches=[5, 7], shuffle=True),
+    Loop(samples=70),  # Accelerate makes these even by itself
+]
+
+
+def cut(loop):
+    """The same loop with streams that end where the shortest one does, without countoff."""
+    evals = [min(loop.eval_batches)] * 2 if loop.eval_batches else ()
+    return replace(loop, batches=[min(loop.batches)] * 2 if loop.batches else (), eval_batches=evals, options=None)
+
+
+def with_twins(loops):
+    return [loop for each in loops for loop in (cut(each), replace(each, options=STOP))]
+
+
+def test_all_ranks_of_accelerate_take_the_same_batches(run_ranks):
+    """Weights, steps and counts are those of the loop whose streams were cut, also where the last batch syncs."""
+    loops = [replace(each, loader={} if each.samples else UNSHARED) for each in LOOPS]
+    results = run_ranks(accelerate_jobs.run_all, 2, with_twins(loops), deadline_seconds=120)
+    for result in results:
+        for place, loop in enumerate(loops):
+            by_hand, made_even = result.value[2 * place : 2 * place + 2]
+            assert made_even.batches == by_hand.batches == made_even.counted_batches, (loop, result)
+            assert made_even.evals == by_hand.evals, loop
+            assert (made_even.weights, made_even.steps) == (by_hand.weights, by_hand.steps), loop
+            assert made_even.counted_steps == made_even.steps, loop
+    said = [line for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
+    assert said[0].startswith(
+        "countoff: Truncated: train epoch 0 stopped on every rank after 7 batches, where rank 1 ran"
+    )
+    assert all(line.startswith("countoff: Truncated: ") for line in said)
+    assert any("evaluation" in line or "stream" in line for line in said)
+    assert verdict_lines(results[1]) == []
+
+
+def test_short_ranks_of_accelerate_repeat_their_streams(run_ranks):
+    """With `repeat` every epoch has the most batches of any rank, on all ranks."""
+    loop = Loop(batches=[9, 4], loader=UNSHARED, accumulation=2, options={"uneven_train": "repeat"})
+    results = run_ranks(accelerate_jobs.run_all, 2, [loop])
+    outcomes = [result.value[0] for result in results]
+    assert [each.batches for each in outcomes] == [[9, 9]] * 2
+    assert [each.steps for each in outcomes] == [10] * 2
+    assert outcomes[0].weights == outcomes[1].weights
+    assert "Repeated: train epoch 0 went on to 9 batches on every rank: rank 1 repeated 5 batches." in results[0].output
+
+
+TRAINED = [
+    trainer_jobs.Job(batches=[6, 4], args={"max_steps": 10}),
+    trainer_jobs.Job(batches=[4, 6], args={"max_steps": 4, "gradient_accumulation_steps": 2}),
+    trainer_jobs.Job(batches=[7, 5], args={"max_steps": 4, "gradient_accumulation_steps": 3}),
+    trainer_jobs.Job(batches=[5, 6], args={"max_steps": 5}),
+    trainer_jobs.Job(batches=[6, 7], args={"max_steps": 5}),
+    trainer_jobs.Job(
+        batches=[4, 5], eval_batches=[4, 3], args={"max_steps": 8, "eval_strategy": "steps", "eval_steps": 3}
+    ),
+]
+
+
+def test_all_ranks_of_the_trainer_take_the_same_batches(run_ranks):
+    """Weights and steps are those of the training whose streams were cut, `max_steps` before, at and after the end."""
+    jobs = []
+    for each in TRAINED:
+        job = replace(each, args={**each.args, "accelerator_config": UNSHARED}, options=STOP)
+        evals = [min(job.eval_batches)] * 2 if job.eval_batches else ()
+        jobs += [replace(job, batches=[min(job.batches)] * 2, eval_batches=evals, options=None), job]
+    results = run_ranks(trainer_jobs.train_all, 2, jobs, env=CPU, deadline_seconds=150)
+    for result in results:
+        for place in range(0, len(jobs), 2):
+            by_hand, made_even = result.value[place : place + 2]
+            assert (made_even.weights, made_even.steps) == (by_hand.weights, by_hand.steps), (jobs[place + 1], result)
+            assert made_even.evaluations == by_hand.evaluations
+    assert "Truncated: train epoch 0 stopped on every rank after 4 batches" in results[0].output
+    assert verdict_lines(results[1]) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_with_a_state_resumes_where_the_loop_was(run_ranks, workers):
+    """A run resumed in mid-epoch reads batch for batch what an uninterrupted one reads, in this epoch and the next."""
+    results = run_ranks(stateful_loaders.resumed, 2, [9, 7], 4, workers)
+    for rank, result in enumerate(results):
+        whole, parts = result.value
+        assert whole == [1000.0 * rank + number for number in (*range(7), *range(7))]
+        assert parts == whole
+
+
+def test_a_loader_with_a_state_resumes_in_accelerate(run_ranks):
+    """The same with Accelerate's `use_stateful_dataloader`."""
+    results = run_ranks(stateful_loaders.resumed_with_accelerate, 2, [9, 7], 4)
+    for result in results:
+        whole, parts = result.value
+        assert parts == whole

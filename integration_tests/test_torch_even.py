@@ -1,0 +1,125 @@
+"""Plain PyTorch loops whose ranks have different numbers of batches, and all take the same number."""
+
+import signal
+
+import pytest
+
+from integration_tests import even_loops
+from integration_tests.even_loops import Case
+from integration_tests.jobs import assert_named, verdict_lines
+
+TWO = [
+    Case([[5, 7], [7, 5], [6, 6]]),
+    Case([[5, 7], [7, 5], [6, 6]], "repeat"),
+    Case([[1, 100], [100, 1]]),
+    Case([[2, 40], [40, 3]], "repeat"),
+    Case([[0, 5], [4, 3]]),
+    Case([[0, 0], [2, 1]], "repeat"),
+    *(Case([[9, 7], [5, 8]], policy, accumulate=count) for policy in ("stop", "repeat") for count in (2, 3, 4)),
+    *(Case([[9, 7]], policy, leave_after=count) for policy in ("stop", "repeat") for count in (5, 7)),
+    Case([[9, 7], [3, 4]], evaluate_after=2),
+    *(Case([[6, 5], [4, 5]], policy, sharded=True) for policy in ("stop", "repeat")),
+    *(Case([[4, 5]], kind=kind) for kind in ("dict", "encoding", "namedtuple")),
+    *(Case([[9, 7]], "stop", options={"lookahead": ahead}) for ahead in (1, 2, 3, 16)),
+]
+LEFT = Case([[9, 7]], leave_after=3, loader={"num_workers": 2, "multiprocessing_context": "fork"})
+WORKERS = [  # persistent workers keep the first epoch's numbers
+    Case(
+        [[9, 7], [9, 7]],
+        policy,
+        loader={"num_workers": 2, "persistent_workers": kept, "multiprocessing_context": "fork"},
+    )
+    for policy, kept in (("stop", True), ("repeat", False))
+]
+FOUR = [Case([[13, 9, 11, 10], [9, 13, 10, 11], [13, 11, 10, 9]], policy) for policy in ("stop", "repeat")] + [
+    Case([[8, 8, 8, 8]], policy) for policy in ("stop", "repeat")
+]
+
+
+def assert_even(results, cases):
+    """Every rank took the common number of batches, and has the weights of the job that was cut by hand."""
+    for number, case in enumerate(cases):
+        for result in results:
+            by_hand, made_even = result.value[number]
+            assert made_even == by_hand, (case, result)
+            assert made_even["workers"] == 0, case
+            common = [min(each) if case.policy == "stop" else max(each) for each in case.epochs]
+            assert made_even["taken"] == [min(total, case.leave_after or total) for total in common], case
+    assert len({result.value[0][1]["weights"] for result in results}) == 1
+
+
+@pytest.mark.ranks(2, 4)
+def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
+    """Weights are those of the same job whose loaders were cut by hand, to the bit; rank 0 says what was left."""
+    cases = FOUR if ranks == 4 else [*TWO, *WORKERS, LEFT]
+    results = run_ranks(even_loops.with_twins, ranks, cases, deadline_seconds=150)
+    assert_even(results, cases)
+    assert [verdict_lines(result) for result in results[1:]] == [[]] * (ranks - 1)
+    said = "\n".join(verdict_lines(results[0]))
+    short = 1 if ranks == 4 else 0
+    stopped = f"Truncated: train epoch 0 stopped on every rank after {min(cases[0].epochs[0])} batches"
+    assert f"countoff: {stopped}, where rank {short} ran out of data: " in said
+    assert ("ranks 0, " if ranks == 4 else "rank 1 left") in said
+    assert "countoff: Repeated: train epoch 0 went on to " in said
+
+
+def test_two_loaders_in_turn_and_an_evaluation_are_even(run_ranks):
+    """Each loader of two handles ends everywhere at its shortest, and so does an evaluation with a collective each."""
+    results = run_ranks(even_loops.two_loaders, 2)
+    assert [result.value for result in results] == [[5, 2, 5, 3]] * 2
+    assert "Truncated: evaluation stopped on every rank after 3 batches" in results[0].output
+
+
+def test_an_error_in_a_loader_comes_at_its_batch_and_is_named(run_ranks):
+    """The batches fetched before it are trained on, and every rank names the rank that raised."""
+    results = run_ranks(even_loops.troubled, 2, even_loops.raise_error, expect=None)
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: torn shard")
+    assert "trained on 4" in results[1].output
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_while_others_wait_for_it_is_named(run_ranks, number):
+    """A rank that is killed or stopped in its loader is named by the ranks that wait for its credit."""
+
+    def lose(watch):
+        watch.wait_for(1, "in the loader")
+        watch.kill(1, number)
+        watch.wait_for_end(0)
+        if number == signal.SIGSTOP:
+            watch.kill(1)
+
+    results = run_ranks(
+        even_loops.troubled, 2, even_loops.wait_for_the_end, expect=None, while_running=lose, deadline_seconds=40
+    )
+    text = "\n".join(verdict_lines(results[0]))
+    assert "countoff: LostRank: rank 1 is " in text, results
+    assert results[0].exit_code != 0
+
+
+def test_a_rank_that_is_interrupted_while_it_waits_is_named(run_ranks):
+    """Ctrl-C ends the wait for another rank's batch, and the other rank hears of it."""
+
+    def interrupt(watch):
+        watch.wait_for(1, "in the loader")
+        watch.wait_for(0, "fetches")
+        watch.kill(0, signal.SIGINT)
+
+    results = run_ranks(
+        even_loops.troubled,
+        2,
+        even_loops.wait_for_the_end,
+        0,
+        expect=None,
+        while_running=interrupt,
+        deadline_seconds=40,
+    )
+    for result in results:
+        assert "countoff: LostRank: rank 0 raised KeyboardInterrupt" in "\n".join(verdict_lines(result)), results
+        assert result.exit_code != 0
+
+
+@pytest.mark.parametrize("policy", ["stop", "repeat"])
+def test_a_rank_that_leaves_its_loop_alone_is_named(run_ranks, policy):
+    """Different control flow stays a verdict."""
+    results = run_ranks(even_loops.leave_alone, 2, policy, expect=None)
+    assert_named(results, "UnevenBatches", [0, 1], "rank 1 stopped after 3 batches of train epoch 0")

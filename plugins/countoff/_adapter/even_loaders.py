@@ -1,0 +1,147 @@
+"""Loaders whose passes give the same number of batches on every rank (`uneven_train`, `uneven_eval`).
+
+A rank fetches ahead, so a loader that can report its state reports the one after the last batch that the loop got.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._adapter.class_swap import own_class, swap_class
+from countoff._adapter.loader_observer import samples_in
+from countoff.core import Guard
+
+__all__ = ["STATE_METHODS", "cover_state", "even_inside", "even_pass", "forget_state", "keeps_length", "saves_state"]
+
+_FINISHED = "_iterator_finished"
+"""A key of torchdata's state: the next pass begins with another epoch."""
+_resumable: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""By loader: where the loop is in the last even pass over it."""
+
+
+def saves_state(loader: Any) -> bool:
+    """Returns whether a loader can report its state, from which a run resumes in mid-epoch."""
+    own = own_class(type(loader))
+    return callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None))
+
+
+def keeps_length(loader: Any) -> bool:
+    """Returns whether every pass over a loader has as many batches as the first one.
+
+    A DistributedSampler fixes its number of samples when it is made. Any other sampler follows a data set that grows,
+    and a loader that resumes in mid-epoch has less in that pass.
+    """
+    return isinstance(getattr(loader, "sampler", None), DistributedSampler) and not saves_state(loader)
+
+
+@contextlib.contextmanager
+def even_pass(
+    guard: Guard,
+    batches: Iterator[Any],
+    *,
+    loader: Any,
+    again: Callable[[], Iterator[Any]] | None = None,
+    proven: bool = False,
+) -> Iterator[Iterator[Any]]:
+    """A context with the batches of one pass, made even. Its span must be open.
+
+    Args:
+        guard: The guard.
+        batches: The loader's own iterator.
+        loader: The loader, or any other source of batches.
+        again: Returns another iterator over it; None: the loader's own one.
+        proven: Whether this is the loader whose length the fit's plan proves.
+    """
+    yield _even(guard, batches, loader, again=again, ahead=False, proven=proven)
+
+
+@contextlib.contextmanager
+def even_inside(
+    guard: Guard, batches: Iterator[Any], *, inner: Any, ahead: bool, proven: bool = False
+) -> Iterator[Iterator[Any]]:
+    """A context with the batches of one pass, which is made even where a loader inside of the loop's one is iterated.
+
+    Args:
+        guard: The guard.
+        batches: The iterator of the loop's loader, which has not begun to iterate the other one.
+        inner: The loader that it iterates.
+        ahead: Whether it fetches one batch ahead of the one that it hands out.
+        proven: Whether it is the loader whose length the fit's plan proves.
+    """
+
+    def observe(loader: Any, own: Iterator[Any]) -> Iterator[Any]:
+        return _even(guard, own, loader, again=None, ahead=ahead, proven=proven)
+
+    give_back = swap_class(inner, observe, methods=STATE_METHODS)
+    try:
+        yield batches
+    finally:
+        give_back()
+
+
+def _even(
+    guard: Guard,
+    batches: Iterator[Any],
+    loader: Any,
+    *,
+    again: Callable[[], Iterator[Any]] | None,
+    ahead: bool,
+    proven: bool,
+) -> Iterator[Any]:
+    own = own_class(type(loader))
+    snapshot = functools.partial(own.state_dict, loader) if saves_state(loader) else None
+    even = guard.even(
+        batches,
+        again or functools.partial(own.__iter__, loader),
+        samples=samples_in,
+        snapshot=snapshot,
+        ahead=ahead,
+        proven=proven,
+    )
+    resumable = getattr(even, "resumable", None)
+    if resumable is not None:
+        _resumable[loader] = resumable
+    return even
+
+
+def cover_state(loader: Any) -> Callable[[], None]:
+    """Lets a loader report the state where the loop is from here on; returns a function that ends that.
+
+    It does nothing for a loader that cannot report its state, or whose class cannot be exchanged.
+    """
+    if saves_state(loader):
+        with contextlib.suppress(TypeError):
+            return swap_class(loader, lambda _, batches: batches, methods=STATE_METHODS)
+    return lambda: None
+
+
+def forget_state(loader: Any) -> None:
+    """Lets a loader report its own state again, where a pass over it begins that is not made even."""
+    if saves_state(loader):
+        _resumable.pop(loader, None)
+
+
+def _state_dict(loader: Any, own: Callable[[], Any]) -> Any:
+    resumable = _resumable.get(loader)
+    if resumable is None:
+        return own()
+    state = copy.deepcopy(resumable.state)  # Accelerate changes what it gets
+    if resumable.over and isinstance(state, dict) and _FINISHED in state:
+        state[_FINISHED] = True  # what a longer rank has left is not taken in the next epoch
+    return state
+
+
+def _load_state_dict(loader: Any, own: Callable[..., Any], state: Any) -> Any:
+    _resumable.pop(loader, None)
+    return own(state)
+
+
+STATE_METHODS: Mapping[str, Callable[..., Any]] = {"state_dict": _state_dict, "load_state_dict": _load_state_dict}
+"""What `swap_class` puts over the methods of a loader that can report its state."""

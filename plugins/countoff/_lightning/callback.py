@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.guards import new_guard
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
 from countoff._adapter.torch_facts import on_optimizer_step, versions
+from countoff._lightning.even_fetches import EvenFetches, EvenLimits, EvenLoaders
+from countoff._lightning.method_hook import MethodHook
 from countoff._lightning.trainer import (
     REMEDIES,
     after_teardown,
@@ -23,6 +26,7 @@ from countoff._lightning.trainer import (
     eval_loop,
     fetcher_of,
     fingerprint_before_transfer,
+    has_loaders_in_a_row,
     last_step,
     log,
     plan_of,
@@ -54,6 +58,9 @@ class CountoffCallback(Options):
     _active = False
     _epoch_begins = True
     _fetcher: Any = None
+    _limits: EvenLimits | None = None
+    _train_pass: EvenFetches | None = None
+    _eval_pass: EvenFetches | EvenLoaders | None = None
     _last_step: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,16 +86,26 @@ class CountoffCallback(Options):
         mesh = getattr(trainer.strategy, "device_mesh", None)
         dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
         self._totals = Totals(facts, dp_degree=dp_degree, framework="Lightning")
-        self._begin(trainer, plan_of(trainer, facts, self._totals.plan.batches_per_epoch, (dp_rank, dp_degree)))
+        proven = self._totals.plan.batches_per_epoch
+        makes_even = self._makes_even(trainer)
+        if makes_even and not _holds_all_fit(trainer, proven):
+            proven = None
+        self._begin(trainer, plan_of(trainer, facts, proven, (dp_rank, dp_degree)))
+        if makes_even and self._guard is not None:
+            self._limits = EvenLimits(trainer, self.settings.uneven_train == "repeat", self._guard.common_batches)
+            hook = MethodHook(trainer.fit_loop.epoch_loop, "on_run_start", after=lambda: self._begin_even(trainer))
+            self._hooks = (*self._hooks, hook, self._limits)
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
         self._report(trainer)
+        self._set_limits()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens the epoch's span."""
         if self._guard is not None:
             self._epoch_begins = True
+            self._set_limits()  # Lightning may have loaded the train loader again
             self._guard.train_start(trainer.current_epoch)
             self._hook_into_epoch(fingerprint_before_transfer(trainer, self._guard.data))
 
@@ -102,7 +119,8 @@ class CountoffCallback(Options):
             if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
                 ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
                 guard.train_start(trainer.current_epoch, ready - 1)
-            self._hook_into_epoch(time_fetches(guard, trainer.fit_loop))
+            if self._train_pass is None:
+                self._hook_into_epoch(time_fetches(guard, trainer.fit_loop))
             self._fetcher, self._last_step = countable_fetcher(trainer.fit_loop), last_step(trainer)
         if (fetcher := self._fetcher) is None:
             guard.batch()
@@ -120,12 +138,14 @@ class CountoffCallback(Options):
             return
         self._leave_epoch()
         reason = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
-        totals = self._totals if reason == "exhausted" else None
+        totals = None if reason == "stopped" or guard.makes_even else self._totals  # else it ended with another rank's
         if totals is not None:
             totals.observe(guard.batches)
         guard.train_end(reason, notice=None if totals is None else totals.wrong_length())
         if totals is not None:
             self._report(trainer)
+        elif guard.makes_even:
+            self._log_news(trainer, {}, guard.metrics)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens an evaluation, in a fit or alone."""
@@ -135,9 +155,7 @@ class CountoffCallback(Options):
             self._begin(trainer, FitPlan())
         guard = self._guard
         if guard is not None:
-            inside = guard.open_span is not None
-            name = "test" if trainer.testing else "validation"
-            guard.eval_start(name, train_exhausted=inside and seen_exhausted(trainer.fit_loop))
+            self._begin_evaluation(trainer, guard)
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -145,6 +163,9 @@ class CountoffCallback(Options):
         """Counts an evaluation's batch."""
         guard = self._guard
         if guard is None or trainer.sanity_checking:
+            return
+        if isinstance(self._eval_pass, EvenLoaders):
+            guard.batch()
             return
         if dataloader_idx:
             guard.eval_loader(dataloader_idx)
@@ -155,7 +176,9 @@ class CountoffCallback(Options):
         guard = self._guard
         if guard is None or trainer.sanity_checking:
             return
-        guard.eval_end("exhausted" if fetcher_of(eval_loop(trainer), "done") else "stopped")
+        done = fetcher_of(eval_loop(trainer), "done")
+        self._leave_evaluation()
+        guard.eval_end("exhausted" if done else "stopped")
         if trainer.state.fn != "fit":
             guard.fit_end()
 
@@ -198,6 +221,56 @@ class CountoffCallback(Options):
         self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
 
+    def _makes_even(self, trainer: Any) -> bool:
+        """Whether every rank's train epochs are to have the same number of batches."""
+        return self.settings.uneven_train != "raise" and trainer.world_size > 1
+
+    def _set_limits(self) -> None:
+        if self._limits is not None:
+            self._limits.set()
+
+    def _begin_even(self, trainer: Any) -> None:
+        """Makes the train epoch even that is about to begin: Lightning has made its iterator, and used no batch."""
+        guard, epoch_loop = self._guard, trainer.fit_loop.epoch_loop
+        if guard is None or epoch_loop.done:
+            return
+        if guard.open_span is None:  # resumed in mid-epoch
+            guard.train_start(trainer.current_epoch, epoch_loop.batch_progress.current.ready)
+        if guard.makes_even:
+            self._leave_train_pass()
+            proven = guard.common_batches is not None
+            self._train_pass = EvenFetches(guard, trainer.fit_loop._data_fetcher, proven=proven, saved=True)
+
+    def _begin_evaluation(self, trainer: Any, guard: Guard) -> None:
+        """Opens an evaluation's span, or that of its first loader, and makes it even where ranks are to end alike."""
+        loop, name = eval_loop(trainer), "test" if trainer.testing else "validation"
+        inside = guard.open_span is not None
+
+        def start(name: str) -> None:
+            guard.eval_start(name, train_exhausted=inside and seen_exhausted(trainer.fit_loop))
+
+        def next_loader(index: int) -> None:
+            guard.eval_end("exhausted")
+            start(f"{name} loader {index}")
+
+        several = self.settings.uneven_eval == "stop" and trainer.world_size > 1 and has_loaders_in_a_row(loop)
+        start(f"{name} loader 0" if several else name)
+        if guard.makes_even:
+            if several:
+                self._eval_pass = EvenLoaders(guard, loop, next_loader)
+            else:
+                self._eval_pass = EvenFetches(guard, loop._data_fetcher)
+
+    def _leave_evaluation(self) -> None:
+        if self._eval_pass is not None:
+            self._eval_pass.remove()
+            self._eval_pass = None
+
+    def _leave_train_pass(self) -> None:
+        if self._train_pass is not None:
+            self._train_pass.remove()
+            self._train_pass = None
+
     def _close(self) -> None:
         self._stop_counting()
         if self._guard is not None:
@@ -215,6 +288,9 @@ class CountoffCallback(Options):
 
     def _stop_counting(self) -> None:
         self._leave_epoch()
+        self._leave_evaluation()
+        self._leave_train_pass()
+        self._limits = None
         for hook in self._hooks:
             hook.remove()
         self._hooks = ()
@@ -237,6 +313,12 @@ class CountoffCallback(Options):
             news |= measured
         self._logged = {**self._logged, **news}
         log(trainer, news)
+
+
+def _holds_all_fit(trainer: Any, batches: int | None) -> bool:
+    """Whether the number of batches that is proven now is that of every epoch, and Lightning counts on it too."""
+    fixed = batches == trainer.num_training_batches and not trainer.reload_dataloaders_every_n_epochs
+    return fixed and not saves_state(trainer.train_dataloader)  # a pass that resumes in mid-epoch has less
 
 
 def _placed(*hooks: Any) -> tuple[Any, ...]:

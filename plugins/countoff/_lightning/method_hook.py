@@ -19,6 +19,7 @@ class MethodHook:
         name: The method's name.
         before: Called with the method's arguments before each call.
         after: Called without arguments after each call that raised nothing.
+        instead: Called in the place of the method.
 
     Raises:
         AttributeError: If the object has no such method.
@@ -31,6 +32,7 @@ class MethodHook:
         *,
         before: Callable[..., object] | None = None,
         after: Callable[[], object] | None = None,
+        instead: Callable[..., Any] | None = None,
     ) -> None:
         self._owner = owner
         self._name = name
@@ -38,12 +40,13 @@ class MethodHook:
         self._was_attribute = name in vars(owner)
         self._before = before
         self._after = after
+        self._call = instead or self._method
         setattr(owner, name, self)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if self._before is not None:
             self._before(*arguments, **options)
-        result = self._method(*arguments, **options)
+        result = self._call(*arguments, **options)
         if self._after is not None:
             self._after()
         return result
@@ -58,6 +61,7 @@ class MethodHook:
         than the method.
         """
         self._before = self._after = None
+        self._call = self._method
         if vars(self._owner).get(self._name) is not self:
             return
         if self._was_attribute:

@@ -191,6 +191,12 @@ def eval_loop(trainer: Any) -> Any:
     )
 
 
+def has_loaders_in_a_row(loop: Any) -> bool:
+    """Returns whether an evaluation loop takes several loaders, one after the other, and fetches by itself."""
+    loader = loop._data_fetcher.combined_loader
+    return loader._mode == "sequential" and len(loader.flattened) > 1 and not _module_fetches(loop)
+
+
 def log(trainer: Any, metrics: Mapping[str, float]) -> None:
     """Logs metrics, if there are any, to all loggers, on rank 0; `self.log` is not allowed in some of the hooks."""
     if not (metrics and trainer.is_global_zero):

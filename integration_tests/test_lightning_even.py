@@ -1,0 +1,493 @@
+"""Lightning, ranks of different lengths that take the same number of batches (`uneven_train`, `uneven_eval`)."""
+
+import contextlib
+import copy
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from countoff.core import DivergenceError
+from countoff.lightning import Countoff
+from integration_tests.jobs import (
+    BATCH_SIZE,
+    Classifier,
+    Job,
+    assert_named,
+    digits,
+    outcome,
+    own_rank,
+    quiet,
+    share_loader,
+    verdict_lines,
+)
+
+
+class Part(IterableDataset[Any]):
+    """One rank's part of the digits, which begins again after its last batch until it has given `total` batches."""
+
+    def __init__(self, batches: int, total: int) -> None:
+        self._batches = batches
+        self._total = total
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for number in range(self._total * BATCH_SIZE):
+            index = (number % (self._batches * BATCH_SIZE) * 7 + own_rank() * 31) % len(images)
+            yield images[index], labels[index]
+
+
+class SizedPart(Part):
+    """A part that reports its own length, in samples."""
+
+    def __len__(self) -> int:
+        return self._total * BATCH_SIZE
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job with uneven ranks.
+
+    Attributes:
+        train: Batches of each rank's train loader, for each epoch; the last ones hold for later epochs too.
+        common: Batches that every rank takes, for each epoch.
+        repeats: Whether that is more than a short rank has.
+        sized: Whether the loaders report their lengths.
+        mapped: Whether the loaders are map-style: their lengths are proven.
+        val: Batches of each rank's validation loaders.
+        common_val: Batches of them that every rank takes.
+        trainer: Arguments of the Trainer.
+        model: Arguments of the Classifier.
+    """
+
+    train: Sequence[Sequence[int]]
+    common: Sequence[int]
+    repeats: bool = False
+    sized: bool = False
+    mapped: bool = False
+    val: Sequence[Sequence[int]] = ()
+    common_val: Sequence[int] = ()
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    def loader(self, epoch: int, by_hand: bool) -> Any:
+        """This rank's train loader."""
+        own, common = (
+            self.train[min(epoch, len(self.train) - 1)][own_rank()],
+            self.common[min(epoch, len(self.common) - 1)],
+        )
+        part: Any = (SizedPart if self.sized else Part)(own, common if by_hand else own)
+        data: Any = list(part) if self.mapped else part
+        return DataLoader(data, batch_size=BATCH_SIZE)
+
+    def val_loaders(self, by_hand: bool) -> Any:
+        """This rank's validation loaders."""
+        own = self.val[own_rank()] if self.val else ()
+        counts = self.common_val if by_hand else own
+        return [DataLoader(Part(mine, count), batch_size=BATCH_SIZE) for mine, count in zip(own, counts, strict=True)]
+
+
+class Seen(Classifier):
+    """Has loaders of its own, and keeps what it has seen."""
+
+    def __init__(self, case: Case, by_hand: bool) -> None:
+        super().__init__(**case.model)
+        self._case = case
+        self._by_hand = by_hand
+        self.seen: list[Any] = []
+
+    def train_dataloader(self) -> Any:
+        return self._case.loader(self.current_epoch, self._by_hand)
+
+    def val_dataloader(self) -> Any:
+        return self._case.val_loaders(self._by_hand)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(("train", self.current_epoch, float(batch[0].sum())))
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seen.append(("steps", self.trainer.global_step))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen.append(("validation", dataloader_idx, float(batch[0].sum())))
+        super().validation_step(batch, batch_idx, dataloader_idx)
+
+
+def train(case: Case, by_hand: bool, **options: Any) -> dict[str, Any]:
+    """Trains with loaders that are made even, or that were cut (or lengthened) by hand, without countoff."""
+    if not by_hand:
+        options = {"uneven_train": "repeat" if case.repeats else "stop", "uneven_eval": "stop", **options}
+    job = Job(trainer=case.trainer, options=None if by_hand else options)
+    trainer, model = job.make_trainer(use_distributed_sampler=False), Seen(case, by_hand)
+    trainer.fit(model)
+    return {**outcome(trainer, model), "seen": model.seen}
+
+
+def train_both(cases: Mapping[str, Case]) -> dict[str, Any]:
+    quiet()
+    return {name: [train(case, by_hand=True), train(case, by_hand=False)] for name, case in cases.items()}
+
+
+def same(length: int) -> list[list[int]]:
+    return [[length, length]]
+
+
+def accumulate(batches: int) -> dict[str, Any]:
+    return {"accumulate_grad_batches": batches}
+
+
+RELOAD = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 3}
+THREE_EPOCHS = [[7, 5], [3, 6], [4, 4]]
+VAL = {"val": [[2], [3]], "common_val": [2]}
+TWO_VAL = {"val": [[2, 4], [3, 1]], "common_val": [2, 1], "model": {"eval_sync": "step"}}
+# Of two ranks. The second number is what every rank takes.
+STOP = {
+    "short last": Case([[7, 5]], [5]),
+    "short first": Case([[5, 7]], [5]),
+    "one and four": Case([[1, 4]], [1]),
+    "none": Case([[0, 5]], [0]),
+    "equal": Case(same(5), [5]),
+    "equal, sized": Case(same(5), [5], sized=True, **VAL),
+    "accumulation of 2": Case([[7, 5]], [5], trainer=accumulate(2)),
+    "accumulation of 3": Case([[4, 9]], [4], trainer=accumulate(3)),
+    "three epochs": Case(THREE_EPOCHS, [5, 3, 4], trainer={**RELOAD, **accumulate(2)}, **VAL),
+    "three epochs, sized": Case(THREE_EPOCHS, [5, 3, 4], sized=True, trainer={**RELOAD, **accumulate(2)}, **VAL),
+    "validation": Case([[7, 5]], [5], **VAL),
+    "validation in mid-epoch": Case([[7, 5]], [5], trainer={"val_check_interval": 2}, **VAL),
+    "validation in mid-epoch, proven": Case([[13, 9]], [9], mapped=True, trainer={"val_check_interval": 0.5}, **VAL),
+    "sized": Case([[5, 7]], [5], sized=True, trainer=accumulate(2), **VAL),
+    "sized, short last": Case([[13, 9]], [9], sized=True, trainer=accumulate(2), **VAL),
+    "proven": Case([[13, 9]], [9], mapped=True, trainer=accumulate(2), **VAL),
+    "max_steps before the end": Case([[7, 5]], [5], trainer={"max_steps": 4, "max_epochs": -1}, **VAL),
+    "max_steps at the end": Case([[7, 5]], [5], trainer={"max_steps": 5, "max_epochs": -1}, **VAL),
+    "max_steps after the end": Case([[7, 5]], [5], trainer={"max_steps": 6, "max_epochs": -1}, **VAL),
+    "max_steps, accumulated": Case([[5, 7]], [5], trainer={"max_steps": 5, "max_epochs": -1, **accumulate(2)}, **VAL),
+    "a limit below the end": Case([[7, 5]], [5], trainer={"limit_train_batches": 3}, **VAL),
+    "a limit below the end, sized": Case([[7, 5]], [5], sized=True, trainer={"limit_train_batches": 3}, **VAL),
+    "early stopping": Case([[7, 5]], [5], model={"stop_at": 3}, **VAL),
+    "evaluations synchronised": Case([[7, 5]], [5], val=[[2], [5]], common_val=[2], model={"eval_sync": "step"}),
+    "several evaluations": Case([[5, 7]], [5], trainer={"val_check_interval": 2}, **TWO_VAL),
+    "a limit of evaluations": Case([[5, 7]], [5], trainer={"limit_val_batches": 2}, **TWO_VAL),
+}
+REPEAT = {
+    name: replace(case, common=common, repeats=True)
+    for name, common, case in (
+        ("short last", [7], STOP["short last"]),
+        ("short first", [7], STOP["short first"]),
+        ("one and four", [4], STOP["one and four"]),
+        ("equal", [5], STOP["equal"]),
+        ("accumulation of 2", [7], STOP["accumulation of 2"]),
+        ("accumulation of 3", [9], STOP["accumulation of 3"]),
+        ("three epochs", [7, 6, 4], STOP["three epochs"]),
+        ("three epochs, sized", [7, 6, 4], STOP["three epochs, sized"]),
+        ("validation in mid-epoch", [7], STOP["validation in mid-epoch"]),
+        ("validation in mid-epoch, proven", [13], STOP["validation in mid-epoch, proven"]),
+        ("sized", [7], STOP["sized"]),
+        ("proven", [13], STOP["proven"]),
+        ("max_steps after the end", [7], STOP["max_steps after the end"]),
+        ("a limit below the end", [7], STOP["a limit below the end"]),
+    )
+}
+
+
+def assert_as_by_hand(results: Sequence[Any]) -> None:
+    """Every rank took the batches, the steps and the validations of the job whose loaders were cut by hand."""
+    everything = "\n".join(map(str, results))
+    for name in results[0].value:
+        for result in results:
+            by_hand, even = result.value[name]
+            assert even == by_hand, (name, result.rank, everything)
+        assert len({result.value[name][1]["weights"] for result in results}) == 1, name
+
+
+@pytest.mark.parametrize("cases", [STOP, REPEAT], ids=["stop", "repeat"])
+def test_uneven_ranks_train_as_if_cut_by_hand(run_ranks, cases):
+    """Ranks of different lengths train to the bits of the job whose loaders were cut, or repeated, by hand."""
+    assert_as_by_hand(run_ranks(train_both, 2, cases, deadline_seconds=300))
+
+
+FOUR_STOP = {
+    "unsized": Case([[13, 9, 11, 10]], [9], trainer=accumulate(2), val=[[2], [3], [1], [2]], common_val=[1]),
+    "proven": Case([[13, 9, 11, 10]], [9], mapped=True, trainer=accumulate(4)),
+}
+FOUR_REPEAT = {name: replace(case, common=[13], repeats=True) for name, case in FOUR_STOP.items()}
+
+
+def test_four_uneven_ranks_train_as_if_cut_by_hand(run_ranks):
+    """So do four ranks of four lengths."""
+    cases = {**FOUR_STOP, **{f"{name}, repeated": case for name, case in FOUR_REPEAT.items()}}
+    results = run_ranks(train_both, 4, cases, deadline_seconds=200)
+    assert_as_by_hand(results)
+    said = [line for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
+    assert [line.split(" on every rank")[0] for line in said] == [
+        "countoff: Truncated: validation stopped",
+        "countoff: Truncated: train epoch 0 stopped",
+        "countoff: Truncated: train epoch 0 stopped",
+        "countoff: Truncated: validation stopped",
+        "countoff: Repeated: train epoch 0 went on to 13 batches",
+        "countoff: Repeated: train epoch 0 went on to 13 batches",
+    ]
+    assert [verdict_lines(result) for result in results[1:]] == [[], [], []]
+
+
+class Fetching(Classifier):
+    """Fetches by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def training_step(self, dataloader_iter: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        batch, _, _ = next(dataloader_iter)
+        self.seen.append(float(batch[0].sum()))
+        return super().training_step(batch, 0)
+
+
+class OfTwo(Classifier):
+    """Trains on two batches at once, the shorter loader of which begins again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen += [float(batch["a"][0].sum()), float(batch["b"][0].sum())]
+        return super().training_step(batch["a"], batch_idx)
+
+
+def fit_itself(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
+    common = 7 if uneven == "repeat" else 5
+    case = Case([[7, 5]], [common], sized=sized, mapped=sized)
+    options = None if by_hand else {"uneven_train": uneven}
+    trainer, model = Job(options=options).make_trainer(use_distributed_sampler=False), Fetching()
+    trainer.fit(model, case.loader(0, by_hand))
+    return {**outcome(trainer, model), "seen": model.seen}
+
+
+def fit_two_loaders(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
+    common = 7 if uneven == "repeat" else 5
+    case, other = Case([[7, 5]], [common], sized=sized), Case([[2, 2]], [2], sized=sized)
+    options = None if by_hand else {"uneven_train": uneven}
+    trainer, model = Job(options=options).make_trainer(), OfTwo()
+    trainer.fit(model, {"a": case.loader(0, by_hand), "b": other.loader(0, by_hand)})
+    return {**outcome(trainer, model), "seen": model.seen}
+
+
+def evaluate_alone(by_hand: bool, uneven: str, sized: bool) -> dict[str, Any]:
+    case = Case([[5, 5]], [5], val=[[4, 2], [3, 5]], common_val=[3, 2], model={"eval_sync": "step"})
+    trainer = Job(options=None if by_hand else {"uneven_eval": "stop"}).make_trainer()
+    model = Seen(case, by_hand)
+    found = trainer.validate(model, verbose=False), trainer.test(model, case.val_loaders(by_hand), verbose=False)
+    return {"weights": "", "seen": model.seen, "found": found}
+
+
+def fit_all(_: int) -> dict[str, Any]:
+    quiet()
+    return {
+        f"{function.__name__}, {uneven}, {sized}": [function(by_hand, uneven, sized) for by_hand in (True, False)]
+        for function in (fit_itself, fit_two_loaders, evaluate_alone)
+        for uneven in ("stop", "repeat")
+        for sized in (False, True)
+        if not (function is fit_two_loaders and uneven == "repeat") and not (function is evaluate_alone and sized)
+    }
+
+
+def test_more_ways_to_take_batches(run_ranks):
+    """So they do where the module fetches by itself, with several train loaders, and in evaluations alone."""
+    assert_as_by_hand(run_ranks(fit_all, 2, 0, deadline_seconds=200))
+
+
+def stop_alone(uneven: str) -> None:
+    """One rank alone sets `should_stop` in its second batch."""
+    model = Classifier(stop_at=2 if own_rank() == 1 else None)
+    trainer = Job(options={"uneven_train": uneven}).make_trainer()
+    quiet()
+    trainer.fit(model, Case([[9, 7]], [7]).loader(0, by_hand=False))
+
+
+def validate_apart() -> None:
+    """Half of an epoch is another number of batches on each rank, and nothing proves how many the other one has."""
+    quiet()
+    case = Case([[5, 9]], [5], sized=True, **VAL)
+    job = Job(trainer={"val_check_interval": 0.5}, options={"uneven_train": "stop", "uneven_eval": "stop"})
+    job.make_trainer().fit(Seen(case, by_hand=False))
+
+
+def test_ranks_that_validate_at_different_batches_are_out_of_step(run_ranks):
+    """A fraction of lengths that are not proven is another batch on each rank: a verdict, and no rank hangs."""
+    results = run_ranks(validate_apart, 2, expect=None, deadline_seconds=40)
+    assert_named(results, "UnevenBatches", [0, 1])
+
+
+def torn(number: int) -> None:
+    if own_rank() == 1 and number == 3 * BATCH_SIZE:
+        raise ValueError("shard 3 is torn")
+
+
+def fail_in_the_loader(options: Mapping[str, Any], val: bool) -> None:
+    quiet()
+    job = Job(train=[9, 7], val=[3, 2], options=options, before=None if val else torn)
+    model, loader = Classifier(eval_sync="step"), share_loader(5, before=torn)
+    job.make_trainer().fit(model, job.train_loader(), loader if val else None)
+
+
+@pytest.mark.parametrize("uneven", ["stop", "repeat"])
+def test_a_rank_that_stops_alone_is_still_named(run_ranks, uneven):
+    """A rank that leaves an epoch by itself is out of step, whatever its loader has."""
+    results = run_ranks(stop_alone, 2, uneven, expect=None, deadline_seconds=40)
+    assert all(any("countoff: UnevenBatches: " in line for line in verdict_lines(result)) for result in results), (
+        results
+    )
+    assert all(result.exit_code for result in results)
+
+
+@pytest.mark.parametrize("val", [False, True], ids=["train", "validation"])
+def test_a_rank_that_raises_while_others_wait_for_it_is_named(run_ranks, val):
+    """An exception in one rank's loader ends the wait of the others, and the verdict names that rank."""
+    options = {"uneven_train": "stop", "uneven_eval": "stop"}
+    results = run_ranks(fail_in_the_loader, 2, options, val, expect=None, deadline_seconds=40)
+    assert_named(results, "LostRank", [1], "rank 1 raised ValueError: shard 3 is torn")
+
+
+class Ended(Exception):
+    """What a fit ends with."""
+
+
+class End(pl.Callback):
+    """Ends a fit in its third batch of the second epoch, or not at all."""
+
+    def __init__(self, ends: bool) -> None:
+        self._ends = ends
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        fetcher = trainer.fit_loop._data_fetcher
+        for each in (copy.deepcopy(fetcher), pickle.loads(pickle.dumps(fetcher))):
+            assert each.iterator is each.combined_loader
+        if self._ends and trainer.current_epoch == 1 and batch_idx == 2:
+            raise Ended
+
+
+class Listed:
+    """A train loader that can be pickled, with a length or without one."""
+
+    def __init__(self, batches: int) -> None:
+        images, labels = digits()
+        self._batches = [(images[start : start + 4], labels[start : start + 4]) for start in range(0, 4 * batches, 4)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class SizedList(Listed):
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def look_at_a_fit(uneven: str, sized: bool, ends: str) -> list[Any]:
+    """What is left of a fit on Lightning's objects that was not there before, and the threads that are left."""
+    quiet()
+    end = End(ends == "exception")
+    model = Classifier(stop_at=2 if ends == "verdict" and own_rank() == 1 else None)
+    options = {"uneven_train": uneven, "uneven_eval": "stop", "grace_seconds": 0.5}
+    trainer = Job(options=options).make_trainer(callbacks=[end])
+    own = (7, 5)[own_rank()]
+    loop: Any = trainer.fit_loop
+    callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+    names = {name: sorted(vars(each)) for name, each in (("loop", loop), ("epoch loop", loop.epoch_loop))}
+    with contextlib.suppress(Ended, DivergenceError, RuntimeError):
+        trainer.fit(model, (SizedList if sized else Listed)(own), share_loader(2 + own_rank()))
+    after = {name: sorted(vars(each)) for name, each in (("loop", loop), ("epoch loop", loop.epoch_loop))}
+    expected = own if sized else math.inf
+    return [
+        names == after,
+        "_state_dicts" in vars(loop._combined_loader),
+        trainer.val_check_batch == expected,
+        loop.max_batches == expected,
+        loop._data_fetcher is None or loop._data_fetcher.iterator in (None, loop._combined_loader),
+        [type(each.guard).__name__ for each in callbacks if isinstance(each, Countoff)],
+    ]
+
+
+def look_at_fits(cases: Sequence[tuple[str, bool, str]]) -> list[list[Any]]:
+    return [look_at_a_fit(*case) for case in cases]
+
+
+FITS = [(uneven, sized, ends) for uneven in ("stop", "repeat") for sized in (True, False) for ends in ("", "exception")]
+
+
+def test_lightnings_objects_are_as_before(run_ranks):
+    """Lightning's numbers, loops and fetchers are its own again after a fit, and copies of a fetcher hold nothing."""
+    for result in run_ranks(look_at_fits, 2, FITS, deadline_seconds=120):
+        for case, found in zip(FITS, result.value, strict=True):
+            assert found == [True, False, True, True, True, ["NoneType"]], (case, result)
+
+
+def test_lightnings_objects_are_as_before_after_a_verdict(run_ranks):
+    """So they are after a verdict."""
+    for result in run_ranks(look_at_fits, 2, [("repeat", True, "verdict")], expect=None, deadline_seconds=60):
+        assert "UnevenBatches" in result.output, result
+        assert result.value == [[True, False, True, True, True, ["NoneType"]]], result
+
+
+def numbers(by: str) -> Any:
+    """This rank's StatefulDataLoader: of 7 or 5 batches, with a length or without one, or from a worker."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    part: Any = Part((7, 5)[own_rank()], (7, 5)[own_rank()])
+    data: Any = list(part) if by == "sized" else part
+    workers = by == "workers"
+    return StatefulDataLoader(
+        data,
+        batch_size=BATCH_SIZE,
+        num_workers=int(workers),
+        multiprocessing_context="fork" if workers else None,  # a new interpreter for each pass takes seconds
+    )
+
+
+class Resumed(Seen):
+    """Has a loader that can be resumed."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(Case([[7, 5]], [5]), by_hand=False)
+        self._by = by
+
+    def train_dataloader(self) -> Any:
+        return numbers(self._by)
+
+
+def resume(by: str) -> dict[int, list[Any]]:
+    """What is left of an uninterrupted run after each step, and what a run takes that is resumed there."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    found: dict[int, list[Any]] = {}
+    job = Job(trainer={"enable_checkpointing": True}, options={"uneven_train": "stop"})
+
+    def run(steps: int | None) -> tuple[list[Any], dict[str, Any]]:
+        saves = ModelCheckpoint(dirpath=f"{by}-{steps}", filename="{step}", save_top_k=-1, every_n_train_steps=1)
+        trainer, model = job.make_trainer(use_distributed_sampler=False, callbacks=[saves]), Resumed(by)
+        trainer.fit(model, ckpt_path=None if steps is None else f"{by}-None/step={steps}.ckpt")
+        return [each for each in model.seen if each[0] == "train"], outcome(trainer, model)
+
+    whole, ending = run(None)
+    for steps in (2, 4, 7):
+        found[steps] = [(whole[steps:], ending), run(steps)]
+    return found
+
+
+def resume_all(_: int) -> dict[str, dict[int, list[Any]]]:
+    quiet()
+    return {by: resume(by) for by in ("sized", "unsized", "workers")}
+
+
+def test_a_resumed_run_takes_the_batches_that_were_left(run_ranks):
+    """A run resumed in mid-epoch with torchdata's loader takes, batch for batch, what the whole run took from there."""
+    for result in run_ranks(resume_all, 2, 0, deadline_seconds=200):
+        for by, found in result.value.items():
+            for steps, (expected, resumed) in found.items():
+                assert resumed == expected, (by, steps, result)

@@ -65,8 +65,8 @@ def assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_the_demo_drifts_is_named_and_trains_when_corrected(tmp_path):
-    """The demo shows the drift, the verdict and the corrected training, and leaves nothing."""
+def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path):
+    """The demo shows the drift, the verdict, the corrected training and the uneven one, and leaves nothing."""
     with running(tmp_path, "--ranks", "2", "--seconds-before-cut", "2") as demo:
         output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
     assert demo.returncode == 0, output
@@ -80,6 +80,11 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected(tmp_path):
     assert accuracy is not None, output
     assert float(accuracy[1]) >= 90
     assert re.search(r"batches_per_epoch +unknown \(inf\) +23\b", output), output
+    assert output.count("countoff: Truncated: train epoch 0 stopped on every rank after 20 batches") == 1, output
+    assert "120 all-reduces, each of the same batch on every rank." in output
+    finished = re.search(r"finished, with 6 of 26 batches left on every other rank, and ([\d.]+)% correct", output)
+    assert finished is not None, output
+    assert float(finished[1]) >= 90
     assert_nothing_left(tmp_path)
 
 

@@ -34,6 +34,7 @@ class JobSpec:
         directory: Where the files of all ranks go.
         even: Whether every rank gets the same number of samples.
         with_countoff: Whether the Trainer has countoff's callback.
+        stops: Whether the callback ends every epoch on all ranks with the shortest one.
         deadline_seconds: Seconds after which a rank ends itself, if nothing has ended it before.
     """
 
@@ -42,6 +43,7 @@ class JobSpec:
     even: bool
     with_countoff: bool
     deadline_seconds: float
+    stops: bool = False
 
 
 def main(descriptor: int) -> None:
@@ -112,7 +114,7 @@ def _run_rank(spec: JobSpec, rank: int, port_in: int) -> NoReturn:
     os.environ.update(_torchrun_environment(spec, rank, port.strip()))
     from countoff.demo.job import train
 
-    train(spec.data, spec.directory, even=spec.even, with_countoff=spec.with_countoff)
+    train(spec.data, spec.directory, even=spec.even, with_countoff=spec.with_countoff, stops=spec.stops)
     sys.exit(0)
 
 

@@ -77,7 +77,7 @@ class Classifier(pl.LightningModule):
             return (guesses == torch.from_numpy(held_out["labels"])).double().mean().item()
 
 
-def train(data: Data, directory: Path, *, even: bool, with_countoff: bool) -> None:
+def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops: bool) -> None:
     """Trains on this rank and writes the results to files.
 
     Args:
@@ -85,6 +85,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool) -> No
         directory: Where the files go: the logger's, the checkpoints, and the results of each rank.
         even: Whether every rank gets the same number of samples.
         with_countoff: Whether the Trainer has countoff's callback.
+        stops: Whether the callback ends every epoch on all ranks with the shortest one.
 
     Raises:
         DivergenceError: If countoff's callback finds a divergence.
@@ -104,7 +105,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool) -> No
         callbacks=[
             ModelCheckpoint(directory / "checkpoints", every_n_epochs=CHECKPOINT_EPOCHS),
             AllReduceRecorder(directory),
-            *([Countoff()] if with_countoff else []),
+            *([Countoff(uneven_train="stop" if stops else None)] if with_countoff else []),
         ],
         enable_progress_bar=False,
         enable_model_summary=False,

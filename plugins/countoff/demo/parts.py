@@ -1,4 +1,4 @@
-"""The three parts of the demo: without countoff, with countoff, and fixed. Each part checks its own result."""
+"""The four parts of the demo: without countoff, with countoff, fixed, and stopped. Each part checks its own result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from countoff.core.verdict import count_of, names_of
@@ -87,18 +87,59 @@ def fixed(run: Run, show: Show) -> str:
         raise run.failure("the fixed job was expected to exit with code 0 on every rank")
     if any("countoff: " in run.file(rank, "log").read_text(errors="replace") for rank in ranks):
         raise run.failure("countoff was expected to find nothing in the fixed job")
-    results = [json.loads(run.file(rank, "json").read_text()) for rank in ranks]
+    result, recorded = _trained(run)
+    show.paragraph(f"{recorded}, each of the same batch on every rank; no verdict. {_exit_codes(run)}")
+    show.table(["total", "Lightning", "countoff"], _totals(run, result))
+    accuracy = f"{result['accuracy']:.1%}"
+    show.paragraph(f"Accuracy on held-out digits, the same on all {len(ranks)} ranks: {accuracy}.", style="bold")
+    return f"no verdict, and {accuracy} of the held-out digits are classified correctly"
+
+
+def stopped(run: Run, show: Show, fixed: Run) -> str:
+    """Shows that the uneven job trains to its end. Returns the line for the summary.
+
+    Args:
+        run: The run.
+        show: Where it is shown.
+        fixed: The run of the fixed job, which has ended, for comparison.
+
+    Raises:
+        DemoFailed: If countoff does not report what was left, a rank fails, or the accuracy is too low.
+    """
+    with show.status('training with callbacks=[Countoff(uneven_train="stop")]') as change:
+        _wait(run, change)
+    data = run.spec.data
+    if any(run.exit_codes.values()):
+        raise run.failure('with uneven_train="stop", every rank was expected to exit with code 0')
+    shortest, longest = data.batches(data.short_rank), data.batches(0)
+    found = f"countoff: Truncated: train epoch 0 stopped on every rank after {count_of(shortest, 'batch')}, where "
+    if not (text := _printed(run, 0)).startswith(found) or any(_printed(run, rank) for rank in range(1, data.ranks)):
+        raise run.failure(f"rank 0 alone was expected to print '{found}', and it printed '{text}'")
+    result, recorded = _trained(run)
+    show.verbatim("\n".join(f"[rank 0] {line}" for line in text.splitlines()))
+    show.paragraph(f"{recorded}, each of the same batch on every rank. {_exit_codes(run)}")
+    left = f"{longest - shortest} of {longest} batches"
+    accuracy, whole = (f"{each['accuracy']:.1%}" for each in (result, _trained(fixed)[0]))
+    show.paragraph(
+        f"Each epoch leaves {left} of every other rank. Accuracy on held-out digits: {accuracy}; fixed: {whole}.",
+        style="bold",
+    )
+    return f"finished, with {left} left on every other rank, and {accuracy} correct"
+
+
+def _trained(run: Run) -> tuple[dict[str, float], str]:
+    """Returns what rank 0 has written at the end of its training, and the number of all-reduces in words.
+
+    Raises:
+        DemoFailed: If an all-reduce was of different batches, ranks differ, or the accuracy is too low.
+    """
+    results = [json.loads(run.file(rank, "json").read_text()) for rank in range(run.spec.data.ranks)]
     recorded, accuracy = all_reduces(run), results[0]["accuracy"]
     if any(one.mixed for one in recorded):
-        raise run.failure("in the fixed job, every all-reduce was expected to be of the same batch on every rank")
+        raise run.failure("every all-reduce was expected to be of the same batch on every rank")
     if accuracy < GOOD_ACCURACY or any(result["accuracy"] != accuracy for result in results):
         raise run.failure(f"every rank was expected to reach {GOOD_ACCURACY:.0%}: {results}")
-    show.paragraph(
-        f"{count_of(len(recorded), 'all-reduce')}, each of the same batch on every rank; no verdict. {_exit_codes(run)}"
-    )
-    show.table(["total", "Lightning", "countoff"], _totals(run, results[0]))
-    show.paragraph(f"Accuracy on held-out digits, the same on all {len(results)} ranks: {accuracy:.1%}.", style="bold")
-    return f"no verdict, and {accuracy:.1%} of the held-out digits are classified correctly"
+    return results[0], count_of(len(recorded), "all-reduce")
 
 
 def _wait_or_kill(run: Run, seconds: float, change: Callable[[str], None]) -> list[int]:
@@ -199,7 +240,7 @@ def _exit_codes(run: Run) -> str:
     return f"Exit codes by rank: {', '.join(f'{rank}: {code}' for rank, code in sorted(run.exit_codes.items()))}."
 
 
-def _totals(run: Run, result: dict[str, object]) -> list[tuple[str, str, str]]:
+def _totals(run: Run, result: Mapping[str, object]) -> list[tuple[str, str, str]]:
     logged = _logged(run.spec.directory / "log" / "metrics.csv")
     names = ("batches_per_epoch", "steps_per_epoch", "total_steps", "global_batch_size", "samples_per_epoch")
     missing = [name for name in names[:4] if f"countoff/{name}" not in logged]

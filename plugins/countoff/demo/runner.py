@@ -1,4 +1,4 @@
-"""Runs the whole demo: data, fork server, three parts, summary. Leaves no process and no file behind."""
+"""Runs the whole demo: data, fork server, four parts, summary. Leaves no process and no file behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NoReturn
 from countoff.demo.data import Data, write
 from countoff.demo.forkserver import JobSpec
 from countoff.demo.launcher import DemoFailed, ForkServer, Run, fork_server
-from countoff.demo.parts import fixed, with_countoff, without_countoff
+from countoff.demo.parts import fixed, stopped, with_countoff, without_countoff
 from countoff.demo.show import Show
 
 _NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
@@ -42,7 +42,7 @@ def run_demo(*, ranks: int, seconds_before_cut: float) -> None:
         directory = Path(temporary)
         with fork_server(directory) as server:
             data = _prepare(server, directory, ranks, show)
-            lines = _three_parts(server, data, directory, show, seconds_before_cut)
+            lines = _four_parts(server, data, directory, show, seconds_before_cut)
     show.part(f"Summary, after {time.monotonic() - began:.0f} s", "\n".join(lines))
 
 
@@ -71,11 +71,12 @@ def _prepare(server: ForkServer, directory: Path, ranks: int, show: Show) -> Dat
     return data
 
 
-def _three_parts(server: ForkServer, data: Data, directory: Path, show: Show, seconds_before_cut: float) -> list[str]:
+def _four_parts(server: ForkServer, data: Data, directory: Path, show: Show, seconds_before_cut: float) -> list[str]:
     short = data.short_rank
 
-    def start(name: str, *, even: bool, with_countoff: bool) -> Run:
-        return server.start(JobSpec(data, directory / name, even, with_countoff, _PART_SECONDS + seconds_before_cut))
+    def start(name: str, *, even: bool = False, with_countoff: bool = True, stops: bool = False) -> Run:
+        deadline = _PART_SECONDS + seconds_before_cut
+        return server.start(JobSpec(data, directory / name, even, with_countoff, deadline, stops))
 
     show.part(
         "1. The job without countoff",
@@ -83,15 +84,26 @@ def _three_parts(server: ForkServer, data: Data, directory: Path, show: Show, se
         f"{data.batches(0)}. Each rank sends its epoch and batch along with its gradients, so the demo can show which "
         "batches were averaged together.",
     )
-    drifted = without_countoff(start("without", even=False, with_countoff=False), show, seconds_before_cut)
+    drifted = without_countoff(start("without", with_countoff=False), show, seconds_before_cut)
     show.part("2. The same job with callbacks=[Countoff()]", "Nothing else is changed.")
-    named = with_countoff(start("with", even=False, with_countoff=True), show)
+    named = with_countoff(start("with"), show)
     show.part(
         "3. The fixed job, with callbacks=[Countoff()]",
         f"Every rank reads all shards and keeps 1 of {data.ranks} samples. An incomplete last round is dropped.",
     )
-    trained = fixed(start("fixed", even=True, with_countoff=True), show)
-    return [f"without countoff: {drifted}.", f"with countoff:    {named}.", f"fixed:            {trained}."]
+    mended = start("fixed", even=True)
+    trained = fixed(mended, show)
+    show.part(
+        '4. The job of part 1, with callbacks=[Countoff(uneven_train="stop")]',
+        "The data is uneven again. Every epoch ends on all ranks with the shortest one.",
+    )
+    finished = stopped(start("stopped", stops=True), show, mended)
+    return [
+        f"without countoff:    {drifted}.",
+        f"with countoff:       {named}.",
+        f"fixed:               {trained}.",
+        f'uneven_train="stop": {finished}.',
+    ]
 
 
 @contextlib.contextmanager

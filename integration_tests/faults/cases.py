@@ -38,7 +38,7 @@ class Case:
     """One fault.
 
     Attributes:
-        name: F1, F2, …
+        name: F1, F2, …; with ``-stop`` where ranks are to stop with the shortest one.
         title: What happens.
         kind: The verdict that is due; "" for silence.
         ending: What becomes of the ranks: nothing, nothing but a warning on rank 0, an end on every rank, or they are
@@ -75,13 +75,18 @@ class Case:
     said_first: str = ""
     words: str = ""
 
+    @property
+    def fault(self) -> str:
+        """The fault, as the training scripts know it."""
+        return self.name.partition("-")[0]
+
     def job(self, ranks: int) -> RankBehavior:
         """The job of so many ranks, one or more of which have the fault."""
         from integration_tests.faults.rank_behavior import (
             RankBehavior,  # which takes torch, and seconds: not for a help text
         )
 
-        return RankBehavior(self.name, self.culprits(ranks), options=self.options, **self.behavior)
+        return RankBehavior(self.fault, self.culprits(ranks), options=self.options, **self.behavior)
 
     def due(self, adapter: str) -> tuple[str, Ending]:
         """The verdict and the ending that are due in a framework."""
@@ -100,6 +105,7 @@ class Case:
 _EPOCH_IS_SET = "it sets the sampler's epoch itself"
 _STEPS_ARE_ITS_OWN = "it steps the optimizer itself"
 _DEALS = "Accelerate shards whatever it is given"
+_STOPS = "it stops at the shortest rank itself"
 CANNOT: dict[str, dict[str, str]] = {
     "torch": {},
     "accelerate": {"F9": _DEALS, "F15": _EPOCH_IS_SET},
@@ -110,10 +116,12 @@ CANNOT: dict[str, dict[str, str]] = {
         "F12": _STEPS_ARE_ITS_OWN,
         "F12b": _STEPS_ARE_ITS_OWN,
         "F15": _EPOCH_IS_SET,
+        **dict.fromkeys(("F1-stop", "F2-stop", "F3-stop", "F5-stop", "F6-stop", "F16-stop", "F17-stop"), _STOPS),
     },
 }
 """By framework, the faults that it leaves no room for, and why."""
 
+_STOP = {"uneven_train": "stop", "uneven_eval": "stop"}
 _CUT: Mapping[str, tuple[str, Ending]] = {"composer": ("Truncated", "warning")}
 
 CASES = {
@@ -251,6 +259,61 @@ CASES = {
             kinds=_CUT,
             least_ranks=4,
             positional=True,
+        ),
+        Case("F1-stop", "a rank is one batch short, and all stop there", "Truncated", "warning", options=_STOP),
+        Case(
+            "F2-stop",
+            "a rank is one batch short in an evaluation, and all stop there",
+            "Truncated",
+            "warning",
+            behavior={"eval_batches": 3},
+            options=_STOP,
+        ),
+        Case(
+            "F3-stop",
+            "a rank's loader never returns where others wait for its batches",
+            "Stalled",
+            "held",
+            options={**_STOP, "stall_seconds": 2.0},
+            said_first="stall_seconds, here 2",
+            words="in its loader",
+        ),
+        Case(
+            "F5-stop",
+            "a rank is killed where others wait for its batches",
+            "LostRank",
+            "raised",
+            behavior={"workers": 1, **_LONG},
+            options=_STOP,
+            words="is gone (pid",
+        ),
+        Case(
+            "F6-stop",
+            "a rank is stopped where others wait for its batches",
+            "LostRank",
+            "raised",
+            behavior=_LONG,
+            options=_STOP,
+            said_first="2 s, in case it goes on",
+            words="is stopped",
+        ),
+        Case(
+            "F16-stop",
+            "a rank breaks out of an epoch in which ranks are made even",
+            "UnevenBatches",
+            "raised",
+            two_sided=True,
+            options=_STOP,
+        ),
+        Case(
+            "F17-stop",
+            "two ranks are many batches short from epoch 1 on, and all stop there",
+            "Truncated",
+            "warning",
+            culprits=one_and_last,
+            behavior={"batches": 12, "epochs": 3},
+            options=_STOP,
+            least_ranks=4,
         ),
         Case("F18", "long pauses: download, compilation, collection, checkpoint", "", "silence"),
     )

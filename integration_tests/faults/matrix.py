@@ -82,7 +82,7 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
             if host is not None:
                 watch.wait_for(0, "training", _DEADLINE_SECONDS)
                 host.kill()
-            elif case.name == "F6":
+            elif case.fault == "F6":
                 for rank in set(range(ranks)) - set(culprits):
                     watch.wait_for_end(rank, _DEADLINE_SECONDS)
                 watch.kill(culprits[0])
@@ -135,7 +135,7 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
     texts = [_verdict(result) for result in results]
     row.exit_codes = [result.exit_code for result in results]
     everybody = tuple(range(row.ranks))
-    killed = everybody if ending == "held" else case.culprits(row.ranks) if case.name in ("F5", "F6") else ()
+    killed = everybody if ending == "held" else case.culprits(row.ranks) if case.fault in ("F5", "F6") else ()
     ended = case.culprits(row.ranks) if row.adapter in case.ended_in else ()
     survivors = tuple(rank for rank in everybody if rank not in (*killed, *ended))
     speakers = {"silence": (), "warning": (0,), "held": (0,), "raised": survivors}[ending]

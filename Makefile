@@ -27,7 +27,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## a job with uneven ranks: without countoff, then with it, then fixed
+demo: .venv/.installed ## a job with uneven ranks: without countoff, then with it, then fixed, then with uneven_train="stop"
 	.venv/bin/countoff demo
 
 unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, about a minute

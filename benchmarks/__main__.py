@@ -18,10 +18,12 @@ PARTS = {
     "accelerate": ("cost", "accelerate_cost", "tables"),
     "tools": ("cost", "tools", "tables"),
     "passes": ("cost", "pass_cost", "tables"),
+    "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
     "scale": ("scale", "scale", "tables"),
+    "credits": ("scale", "credits_scale", "tables"),
 }
 EPILOG = """\
 parts:
@@ -31,10 +33,12 @@ parts:
     transformers  the Trainer's events                        accelerate    a prepared loader
     tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
     passes        a whole pass of 16, 64 and 512 batches in a plain DDP loop
+    even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
-  scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks
+  scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:
+    credits       those of even passes (uneven_train), with 64 to 4,096 simulated ranks
 
 examples:
   python -m benchmarks --only scale --quick               two minutes or less

@@ -59,10 +59,14 @@ class Simulation:
 
     Args:
         world_size: Number of ranks.
+
+    Attributes:
+        port: The store's port.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
+        self.port = 0
         self.costs: dict[str, Cost] = {}
         self.latencies: list[float] = []
         self._context: Any = _forkserver()
@@ -71,7 +75,7 @@ class Simulation:
 
     def __enter__(self) -> "Simulation":
         self._store = self._start(simulated.store_process)
-        port = self._store.recv()
+        self.port = port = self._store.recv()
         shares = [range(0, 1), *(range(1 + group, self.world_size, _GROUPS) for group in range(_GROUPS))]
         self._groups = [
             self._start(simulated.group_process, list(share), self.world_size, port) for share in shares if len(share)

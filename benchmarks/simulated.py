@@ -17,13 +17,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core import FitPlan, Guard, Settings
+from countoff.core.protocol import credits as credits_of_protocol
+from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import goodbye_entry
 from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.even_pass import EvenPass
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
 
@@ -41,6 +44,7 @@ _KINDS = {
     "heartbeat": "heartbeat",
     "host": "host",
     "data": "data identity",
+    "even": "credits",
 }
 Counts = dict[str, list[int]]
 """Operations, bytes sent and bytes received (keys and values, without framing), by kind and operation."""
@@ -70,11 +74,16 @@ def plan_of(rank: int, world_size: int) -> FitPlan:
 
 
 class CountingStore:
-    """A client of the store that counts its operations, by the first part of the key."""
+    """A client of the store that counts its operations, by the first part of the key.
+
+    Attributes:
+        credit_keys: All keys of credits that were in use.
+    """
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self.counts: Counts = defaultdict(lambda: [0, 0, 0])
+        self.credit_keys: set[str] = set()
 
     def take(self) -> Counts:
         """Returns the counts since the last call."""
@@ -84,6 +93,8 @@ class CountingStore:
     def _count(self, operation: str, keys: Sequence[str], sent: int = 0, received: int = 0) -> None:
         name = keys[0][len(PREFIX) :].removeprefix(GUARD).partition("/")[0] if keys else ""
         kind = _KINDS.get(name, "other")
+        if name == "even":
+            self.credit_keys.update(keys)
         entry = self.counts[f"{kind}: {operation}"]
         entry[0] += 1
         entry[1] += sum(map(len, keys)) + sent
@@ -158,6 +169,29 @@ class SimulatedRank:
         self.guard._monitor = ThreadlessMonitor(self.speaker)
         self.guard._roll_call = RollCall(self.state, self.speaker)
         self.answered = threading.Event()
+        self.even: EvenPass | None = None
+
+    def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
+        """Makes the open train epoch an even pass over a loader with so many batches. Its blocks do not grow."""
+        credits_of_protocol._GROWTH = 1  # pyright: ignore[reportPrivateUsage]  (a busy machine decides on it otherwise)
+        span = self.state.spans[-1]
+        credits = Credits(span.opened, policy, lookahead, self.state.rank)
+        self.state.begin_credits(span, credits)
+        self.even = EvenPass(self.state, span, credits, iter(range(batches)), lambda: iter(range(batches)))
+
+    def train(self, until: int) -> bool:
+        """Takes batches without waiting, until it has that many; returns whether it has, or the pass is over."""
+        even = self.even
+        while even is not None and self.guard.batches < until:
+            if not even.is_ready():
+                return False
+            try:
+                next(even)
+            except StopIteration:
+                self.even = None
+                return True
+            self.state.spans[-1].started += 1  # without a tick, which has a cost of its own
+        return True
 
     def count_off(self) -> None:
         """Reports a plan as Lightning's adapter makes it."""
@@ -273,6 +307,32 @@ class RankGroup:
             for _ in range(count):
                 rank.guard.batch()
             rank.turn(self.speaker_channel)
+
+    def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
+        """Every rank's open train epoch becomes an even pass."""
+        for rank in self.ranks:
+            rank.begin_even(policy, lookahead, batches)
+
+    def train(self, until: int) -> tuple[bool, int]:
+        """Every rank takes the batches that it is granted, up to that many, and writes what is due.
+
+        Returns:
+            Whether all have that many, or have ended; and the length of the log as far as one of them knows it.
+        """
+        done = [rank.train(until) for rank in self.ranks]
+        for rank in self.ranks:
+            rank.turn(self.speaker_channel)
+        return all(done), max(rank.line.read for rank in self.ranks)
+
+    def receive_until(self, length: int) -> None:
+        """Every rank receives the log up to that length, as its listener does."""
+        for rank in self.ranks:
+            while rank.line.read < length:
+                rank.receive(self.listener_channel, rank.line.read)
+
+    def credit_keys(self) -> set[str]:
+        """Returns all keys of credits that these ranks have used."""
+        return self._speaker_store.credit_keys
 
     def exit(self) -> None:
         """All ranks exit without having ended the fit, so each appends its goodbye to the log."""

@@ -1,8 +1,8 @@
-"""One small part of the benchmarks, run: eight simulated ranks on a real store."""
+"""Small parts of the benchmarks, run: eight simulated ranks on a real store, and two real ranks."""
 
 import json
 
-from benchmarks import scale
+from benchmarks import credits_scale, even_cost, scale
 from benchmarks.results import report
 
 
@@ -14,3 +14,25 @@ def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):
     assert costs["mark, one rank first"]["operations"] == 1 + 2 * 8  # the writer's, then each rank's wait and get
     assert len(json.loads((tmp_path / "found.json").read_text())["tables"]) == len(tables)
     assert "| tick | 8 |" in capsys.readouterr().out
+
+
+def test_credits_have_three_operations_per_block_and_leave_nothing():
+    """Each rank counts itself once per block, and receives one grant; after the pass, the store holds nothing of it."""
+    batches, ends = credits_scale.tables(quick=True, sizes=[8])
+    for row in batches.rows:
+        # One `add`, and the listener's `wait` and `get`; of all ranks together, the grant and what is deleted.
+        of_block = row["operations per rank and batch"] * row["batches of a block"]
+        assert 3 <= of_block <= 3.6
+    assert [row["keys and entries left"] for row in ends.rows] == [0] * len(credits_scale.EPOCHS)
+
+
+def test_even_passes_are_measured_beside_their_rivals(run_ranks):
+    """Every mode takes its batches in one process group; credits are waited for, proven lengths are not."""
+    case = even_cost.Case(even_cost.ALL, step_ms=1, batches=8, rounds=1)
+    found = run_ranks(even_cost.measure, 2, case)[0].value
+    rows = {row["mode"]: row for row in even_cost.rows_of(1, found, credits=True)}
+    assert set(rows) == set(even_cost.ALL)
+    assert found[even_cost.STOP].waits[0] >= 1
+    assert found[even_cost.STOP_PROVEN].waits == [0]
+    assert found[even_cost.STOP].lookahead[0] >= 4
+    assert "one wait" in rows[even_cost.REPEAT]["goal"]

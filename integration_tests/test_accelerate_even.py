@@ -67,6 +67,18 @@ def test_short_ranks_of_accelerate_repeat_their_streams(run_ranks):
     assert "Repeated: train epoch 0 went on to 9 batches on every rank: rank 1 repeated 5 batches." in results[0].output
 
 
+UNSPLIT = Loop(samples=33, evals=[33, 36], gather=True, loader={"even_batches": False}, epochs=1, options=STOP)
+UNEVEN_SHARDS = [UNSPLIT, replace(UNSPLIT, evals=[33, 34], loader={"even_batches": False, "split_batches": True})]
+
+
+def test_metrics_are_gathered_of_all_samples_that_ranks_have_in_common(run_ranks):
+    """`gather_for_metrics` cuts nothing from the last common batch, which is a full one on every rank."""
+    results = run_ranks(accelerate_jobs.run_all, 2, UNEVEN_SHARDS)
+    for result in results:
+        assert [outcome.evals for outcome in result.value] == [[4, 4], [8, 8]]
+        assert [outcome.gathered for outcome in result.value] == [[32, 32], [32, 32]]
+
+
 TRAINED = [
     trainer_jobs.Job(batches=[6, 4], args={"max_steps": 10}),
     trainer_jobs.Job(batches=[4, 6], args={"max_steps": 4, "gradient_accumulation_steps": 2}),

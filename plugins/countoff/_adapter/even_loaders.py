@@ -64,7 +64,13 @@ def even_pass(
 
 @contextlib.contextmanager
 def even_inside(
-    guard: Guard, batches: Iterator[Any], *, inner: Any, ahead: bool, proven: bool = False
+    guard: Guard,
+    batches: Iterator[Any],
+    *,
+    inner: Any,
+    ahead: bool,
+    proven: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> Iterator[Iterator[Any]]:
     """A context with the batches of one pass, which is made even where a loader inside of the loop's one is iterated.
 
@@ -74,9 +80,11 @@ def even_inside(
         inner: The loader that it iterates.
         ahead: Whether it fetches one batch ahead of the one that it hands out.
         proven: Whether it is the loader whose length the fit's plan proves.
+        begun: Called when the loop's loader has begun to iterate the other one.
     """
 
     def observe(loader: Any, own: Iterator[Any]) -> Iterator[Any]:
+        begun()
         return _even(guard, own, loader, again=None, ahead=ahead, proven=proven)
 
     give_back = swap_class(inner, observe, methods=STATE_METHODS)

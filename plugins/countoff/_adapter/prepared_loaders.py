@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 from accelerate.local_sgd import LocalSGD
 from torch.utils.data import BatchSampler, IterableDataset
 
@@ -139,8 +139,15 @@ def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:
     """
     if not isinstance(loader, DataLoaderShard):
         return None
+
+    def begun() -> None:
+        if _has_uneven_shards(loader):
+            # `gather_for_metrics` would cut the last batch to the samples that are left of the whole data set. The last
+            # batch that all ranks have is a full one.
+            loader.remainder = 0
+
     # The shard looks one batch ahead, and sets the end of the pass from that, so what it iterates is made even.
-    return functools.partial(even_inside, inner=loader.base_dataloader, ahead=True, proven=proven)
+    return functools.partial(even_inside, inner=loader.base_dataloader, ahead=True, proven=proven, begun=begun)
 
 
 def source_length(loader: Any) -> int | None:
@@ -148,6 +155,18 @@ def source_length(loader: Any) -> int | None:
     source = source_of(loader)
     undivided = getattr(source, "batch_sampler", source)  # a BatchSamplerShard takes every n-th batch of it
     return None if isinstance(undivided, IterableDataset) else reported_length(undivided)
+
+
+def _has_uneven_shards(loader: Any) -> bool:
+    """Whether Accelerate gives ranks different numbers of batches, as it does with `even_batches=False`."""
+    shard: Any = source_of(loader)
+    if not isinstance(shard, BatchSamplerShard) or shard.even_batches or shard.drop_last:
+        return False
+    if not shard.split_batches:
+        return len(shard.batch_sampler) % shard.num_processes != 0
+    batches: Any = shard.batch_sampler
+    last, share = len(batches.sampler) % batches.batch_size, batches.batch_size // shard.num_processes
+    return 0 < last <= share * (shard.num_processes - 1)
 
 
 def _source(loader: Any) -> tuple[Any, int]:

@@ -18,7 +18,16 @@ from countoff._adapter.class_swap import own_class, swap_class
 from countoff._adapter.loader_observer import samples_in
 from countoff.core import Guard
 
-__all__ = ["STATE_METHODS", "cover_state", "even_inside", "even_pass", "forget_state", "keeps_length", "saves_state"]
+__all__ = [
+    "STATE_METHODS",
+    "cover_state",
+    "even_inside",
+    "even_pass",
+    "finished",
+    "forget_state",
+    "keeps_length",
+    "saves_state",
+]
 
 _FINISHED = "_iterator_finished"
 """A key of torchdata's state: the next pass begins with another epoch."""
@@ -119,6 +128,11 @@ def _even(
     return even
 
 
+def finished(state: Any) -> Any:
+    """Returns the state of a loader at a common end: what a longer rank has left is not taken in the next epoch."""
+    return {**state, _FINISHED: True} if isinstance(state, dict) and _FINISHED in state else state
+
+
 def cover_state(loader: Any) -> Callable[[], None]:
     """Lets a loader report the state where the loop is from here on; returns a function that ends that.
 
@@ -141,9 +155,7 @@ def _state_dict(loader: Any, own: Callable[[], Any]) -> Any:
     if resumable is None:
         return own()
     state = copy.deepcopy(resumable.state)  # Accelerate changes what it gets
-    if resumable.over and isinstance(state, dict) and _FINISHED in state:
-        state[_FINISHED] = True  # what a longer rank has left is not taken in the next epoch
-    return state
+    return finished(state) if resumable.over else state
 
 
 def _load_state_dict(loader: Any, own: Callable[..., Any], state: Any) -> Any:

@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from countoff._adapter.even_loaders import finished
 from countoff._adapter.loader_observer import samples_in
 from countoff._lightning.method_hook import MethodHook
 from countoff.core import Guard
 
 __all__ = ["EvenFetches", "EvenLimits", "EvenLoaders"]
-
-_FINISHED = "_iterator_finished"
-"""A key of torchdata's state: the next pass begins with another epoch."""
 
 
 class EvenFetches:
@@ -101,12 +99,7 @@ class EvenFetches:
     def _states(self) -> list[Any]:
         """The states of the loaders where the loop is."""
         states = self._state if self._ahead else self._resumable.state
-        if not self._resumable.over:
-            return states
-        # What a longer rank has left is not taken in the next epoch.
-        return [
-            {**state, _FINISHED: True} if isinstance(state, dict) and _FINISHED in state else state for state in states
-        ]
+        return [finished(state) for state in states] if self._resumable.over else states
 
 
 class EvenLoaders:

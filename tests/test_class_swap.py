@@ -32,6 +32,17 @@ def test_a_refused_loader_leaves_the_others_as_they_were(refused: Callable[[], A
     assert type(train) is DataLoader
 
 
+@pytest.mark.parametrize("source", [batches(), [1, 2], iter([1, 2]), batches], ids=lambda source: type(source).__name__)
+def test_a_refused_source_of_batches_is_told_what_works(source: Any) -> None:
+    """What cannot be attached as the train loader is refused with the way to count it, and that way works."""
+    with pytest.raises(TypeError, match=r"^attach\(train=…\) cannot .* leave out train= .* handle\.counted\(source\)$"):
+        attach(train=source)
+    with attach() as handle:
+        counted = handle.counted(source)
+        taken = [counted()] if callable(counted) else list(counted)
+        assert len(taken) == handle.guard.train_batches
+
+
 def test_a_loader_in_two_places_gets_its_own_class_back() -> None:
     loader = DataLoader(DATA, batch_size=2)
     attach(train=loader, eval=loader).detach()

@@ -228,6 +228,17 @@ def test_an_adapters_own_arguments_are_listed(adapter: str, own: str) -> None:
         attach(**({"epochs": 3} if adapter == "torch" else {}))
 
 
+@pytest.mark.parametrize("adapter", ["lightning", "pytorch_lightning", "fabric", "transformers", "composer"])
+def test_a_misspelt_option_of_a_callback_is_refused_with_the_nearest_name(adapter: str) -> None:
+    """A callback refuses an option that it does not have as `attach` does."""
+    module = pytest.importorskip(f"countoff.{adapter}", exc_type=ImportError)
+    with pytest.raises(SettingsError) as refused:
+        module.Countoff(unevn_train="stop")
+    line = str(refused.value)
+    assert line.startswith("unknown argument `unevn_train`; did you mean uneven_train?; known: enabled, ")
+    assert len(line.splitlines()) == 1
+
+
 def test_an_argument_unlike_any_is_refused_without_a_guess() -> None:
     assert "did you mean" not in refusal(xyz=1)
 

@@ -25,6 +25,10 @@ __all__ = ["Attached", "argument_of", "evaluation_loaders"]
 
 _active: list[Attached] = []
 """The handles of this process whose fit has begun and has not ended, in the order of their begin."""
+_COUNTED = (
+    "; for a generator, an iterator, a list or a function, leave out train= and take the batches from "
+    "handle.counted(source)"
+)
 
 
 class Attached:
@@ -162,7 +166,8 @@ class Attached:
                         swap_class(loader, functools.partial(self._follow, name), handle=self, methods=STATE_METHODS)
                     )
                 except TypeError as error:
-                    raise TypeError(f"attach({argument_of(name)}=…) {error}") from None
+                    instead = _COUNTED if name is None else ""
+                    raise TypeError(f"attach({argument_of(name)}=…) {error}{instead}") from None
             return stack.pop_all().close
 
     def begin(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from countoff.core import Settings
 
@@ -46,7 +46,7 @@ class Options:
         settings: The settings in force.
 
     Raises:
-        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has an unknown name or a bad value.
     """
 
     _of_the_fit: ClassVar[tuple[str, ...]] = ()
@@ -66,9 +66,10 @@ class Options:
         deadline_seconds: float | None = None,
         tick_batches: int | None = None,
         fingerprint_batches: int | None = None,
+        **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.settings = Settings.resolve(**given)
+        given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}
+        self.settings = Settings.resolve(**given, **unknown)
 
     def __getstate__(self) -> dict[str, Any]:
         """The attributes of a copy: a callback is copied and pickled with its Trainer, at any time."""

@@ -7,6 +7,7 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
 from countoff.core.protocol.state import NEVER, State
 from tests.outbox import drain, written
@@ -108,6 +109,20 @@ def test_between_spans_the_row_is_of_the_closed_span() -> None:
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "in batch 4")
     state.reach(Mark("train_end", EPOCH, at=4, reason="exhausted"))
     assert (state.own_row()["batches"], state.own_row()["state"]) == (4, "ran out")
+
+
+def test_the_row_counts_the_batches_in_the_look_ahead() -> None:
+    """A rank that fetches ahead has fetched those batches too, also in a resumed pass and once it has left its loop."""
+    state, span = state_of(uneven_train="stop"), SpanCounters(EPOCH, started=3, prefetched=3)
+    state.reach(Mark("train_start", EPOCH, at=3), opens=span)
+    credits = Credits(span.opened, "stop", 4, 0)
+    state.begin_credits(span, credits)
+    for _ in range(4):
+        state.fetched(credits)
+    span.started += 2
+    assert (state.own_row()["batches"], state.own_row()["fetched"]) == (5, 7)
+    state.close_span("stopped")
+    assert (state.own_row()["batches"], state.own_row()["fetched"]) == (5, 7)
 
 
 def test_progress_changes_with_every_batch_step_and_mark() -> None:

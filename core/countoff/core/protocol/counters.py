@@ -33,6 +33,7 @@ class SpanCounters:
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
         repeated: Batches of this rank's loader that it gave more than once, so that the span had as many as elsewhere.
         credits: Its credits, where ranks that differ take the same number of batches.
+        resumed_at: Batches started before the pass to which the credits belong, where a run resumes in the span.
     """
 
     name: str
@@ -48,6 +49,7 @@ class SpanCounters:
     unused: UnusedBatches | None = None
     repeated: int = 0
     credits: Credits | None = None
+    resumed_at: int = 0
 
     @property
     def fetched(self) -> int:
@@ -57,6 +59,19 @@ class SpanCounters:
         5
         """
         return max(self.started, self.prefetched)
+
+    @property
+    def delivered(self) -> int:
+        """Batches that this rank's loader has delivered, those in the look-ahead included.
+
+        No rule compares it: ranks that take the same number of batches may differ in what they have fetched ahead.
+
+        >>> span = SpanCounters("train epoch 0", started=4, credits=Credits(0, "stop", 4, rank=0))
+        >>> span.credits.ready = 6
+        >>> span.fetched, span.delivered
+        (4, 6)
+        """
+        return max(self.fetched, self.resumed_at + self.credits.ready if self.credits is not None else 0)
 
 
 def hash_step(previous: int, batch: int) -> int:

@@ -290,7 +290,7 @@ def row(rank: int, span: SpanCounters | None, steps: int, state: str) -> dict[st
         steps: Its optimizer steps since the fit began.
         state: What it is doing, in words.
     """
-    where, started, fetched = ("no span", 0, 0) if span is None else (span.name, span.started, span.fetched)
+    where, started, fetched = ("no span", 0, 0) if span is None else (span.name, span.started, span.delivered)
     return {"rank": rank, "where": where, "batches": started, "fetched": fetched, "steps": steps, "state": state}
 
 

@@ -168,9 +168,9 @@ class State:
         """Closes the innermost span, and keeps its counts for the table of a later verdict."""
         with self.lock:
             span = self.spans.pop()
+            self._last_row = row(self.rank, span, self.steps, _CLOSED.get(reason, "stopped"))
             span.credits = None
             self.changed.notify_all()
-        self._last_row = row(self.rank, span, self.steps, _CLOSED.get(reason, "stopped"))
         for opened in [each for each in self._early if each <= span.opened]:
             del self._early[opened]
 
@@ -197,7 +197,7 @@ class State:
     def begin_credits(self, span: SpanCounters, credits: Credits) -> None:
         """Gives an open span its credits, and lets them receive what the log has held for them already."""
         with self.lock:
-            span.credits = credits
+            span.credits, span.resumed_at = credits, span.started
             for index, entry in self._early.pop(span.opened, ()):
                 self._act(credits, credits.receive(entry, index, time.monotonic()))
 

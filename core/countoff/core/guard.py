@@ -355,6 +355,14 @@ class Guard:
         return lengths[0] if self._settings.uneven_train == "stop" else lengths[1]
 
     @property
+    def own_length_holds(self) -> bool:
+        """Whether a train epoch has as many batches as this rank's own loader; with `uneven_train` it may not have."""
+        if self._monitor is None or self._settings.uneven_train == "raise":
+            return True
+        lengths = self._roll_call.lengths if self._roll_call is not None else ()
+        return len(set(lengths)) == 1
+
+    @property
     def metrics(self) -> dict[str, float]:
         """What the roll calls have measured, for the framework's loggers: ``countoff/spread_seconds``, …; on rank 0."""
         return dict(self._roll_call.metrics) if self._roll_call is not None else {}

@@ -20,7 +20,7 @@ class Totals:
         consequences: Returns what a wrong length does in this framework, as a sentence of the message.
 
     Attributes:
-        plan: The plan as far as it is known until now.
+        plan: The plan of the job, as far as it is known until now.
     """
 
     def __init__(
@@ -31,9 +31,11 @@ class Totals:
         framework: str,
         consequences: Callable[[BatchPlan], str] | None = None,
     ) -> None:
-        self.plan = BatchPlan.of(facts, dp_degree=dp_degree)
+        self.plan = self._own = BatchPlan.of(facts, dp_degree=dp_degree)
         self._facts: LoaderFacts = facts
         self._dp_degree = dp_degree
+        self._takes_common = False
+        self._common_batches: int | None = None
         self._framework = framework
         self._consequences = consequences or _consequences
 
@@ -43,12 +45,27 @@ class Totals:
         Args:
             batches: Batches of this epoch on this rank, at least 0.
         """
-        limited = self.plan.reported_batches_per_epoch
-        if batches == limited and limited != self.plan.reported_batches:
+        limited = self._own.reported_batches_per_epoch
+        if batches == limited and limited != self._own.reported_batches:
             return  # The epoch ended at the user's limit, so its length is not that of the loader.
-        if not self.plan.proven and batches:
+        if not self._own.proven and batches:
             self._facts = replace(self._facts, known_batches=batches)
-            self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
+            self._update()
+
+    def take_common(self, batches: int | None, *, proven: bool = False) -> None:
+        """Updates the plan where ranks take the same number of batches, which may not be that of this rank's loader.
+
+        Args:
+            batches: Batches of an epoch on every rank, limits included. None while they are not known: then the plan
+                has no number that depends on them.
+            proven: Whether they are those of every epoch. Otherwise they are those of the last one.
+        """
+        # What divides one dataset among the ranks gives each as many batches, so the plan holds until an epoch differs.
+        divided = self._facts.one_pass is not None or self._facts.sampling == "distributed"
+        if not proven and self._own.proven and divided and batches in (None, self._own.batches_per_epoch):
+            return
+        self._takes_common, self._common_batches = True, batches or None
+        self._update()
 
     @property
     def proven_batches(self) -> int | None:
@@ -57,14 +74,14 @@ class Totals:
         An epoch proves nothing about the next one, unless the reported length is exactly dp_degree times as long. Then
         the report is the size of the whole dataset, and the epoch was this rank's share.
         """
-        plan = self.plan
+        plan = self._own
         explained = plan.dp_degree > 1 and plan.wrong_length_factor == plan.dp_degree and plan.uneven_batches is None
         return plan.batches_per_epoch if plan.proven or explained else None
 
     @property
     def shorter_than_reported(self) -> int | None:
         """The proven batches per epoch if the framework expects more batches than that; else None."""
-        proven, reported = self.proven_batches, self.plan.reported_batches_per_epoch
+        proven, reported = self.proven_batches, self._own.reported_batches_per_epoch
         return proven if proven is not None and reported is not None and proven < reported else None
 
     def progress(self, batches: int) -> float | None:
@@ -75,11 +92,11 @@ class Totals:
     def corrected(self, batches: int) -> None:
         """Updates the plan after the framework's own length was set to the given batches per epoch."""
         self._facts = replace(self._facts, reported_batches=batches, limit_batches=None)
-        self.plan = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
+        self._update()
 
     def wrong_length(self) -> Verdict | None:
         """Returns a `WrongLength` warning if the loader reports another number of batches than it has; else None."""
-        plan = self.plan
+        plan = self._own
         true, reported, factor = plan.loader_batches, plan.reported_batches, plan.wrong_length_factor
         if true is None or reported is None or factor is None:
             return None
@@ -94,6 +111,26 @@ class Totals:
             f"{self._consequences(plan)}"
         )
         return Verdict("WrongLength", sentence, why=why, time=time.time())
+
+    def _update(self) -> None:
+        self.plan = self._own = BatchPlan.of(self._facts, dp_degree=self._dp_degree)
+        if self._takes_common:
+            self.plan = BatchPlan.of(self._common_facts(), dp_degree=self._dp_degree)
+
+    def _common_facts(self) -> LoaderFacts:
+        """The facts of this rank's loader without those that tell how many batches or samples it has."""
+        return replace(
+            self._facts,
+            reported_batches=self._own.reported_batches_per_epoch,
+            limit_batches=None,
+            samples_per_rank=None,
+            dataset_size=None,
+            one_pass=None,
+            known_batches=self._common_batches,
+            reported_is_cap=False,
+            # Lightning steps at a common end as at the end of a loader without a length.
+            partial_step="applied" if self._facts.partial_step == "at_reported_end" else self._facts.partial_step,
+        )
 
 
 def _consequences(plan: BatchPlan) -> str:

@@ -83,6 +83,16 @@ class Attached:
         done = self.totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
 
+    def change_totals(self, totals: Totals) -> None:
+        """Takes the totals of another train loader, which the next epochs have.
+
+        Args:
+            totals: Its totals.
+        """
+        self.totals = totals
+        if not self.guard.own_length_holds:
+            totals.take_common(None)
+
     def counted(self, source: Any) -> Any:
         """Returns a source of train batches that counts them as it hands them out, for a loop without a loader.
 
@@ -250,6 +260,7 @@ class Attached:
 
     def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
         self.guard.fit_start(plan, versions)
+        self._learn_common_length(None)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
 
@@ -267,9 +278,20 @@ class Attached:
 
     def _learn_length(self) -> Verdict | None:
         if self.guard.makes_even:  # the epoch may have had the length of another rank's loader
+            self._learn_common_length(self.guard.batches)
             return None
         self.totals.observe(self.guard.batches)
         return self.totals.wrong_length()
+
+    def _learn_common_length(self, batches: int | None) -> None:
+        """Updates the totals where ranks take the same number of batches.
+
+        Args:
+            batches: What the last epoch has shown; None if there is none.
+        """
+        if not self.guard.own_length_holds:
+            proven = self.guard.common_batches
+            self.totals.take_common(batches if proven is None else proven, proven=proven is not None)
 
     def _fail_uncaught(self, error: BaseException) -> None:
         """Reports the exception that ends the program, if it has ended the loop of this handle and not of another."""

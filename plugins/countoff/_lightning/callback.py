@@ -35,7 +35,7 @@ from countoff._lightning.trainer import (
     time_fetches,
     train_facts,
 )
-from countoff.core import FitPlan, Guard
+from countoff.core import FitPlan, Guard, Verdict
 from countoff.core.totals import Totals
 
 __all__ = ["CountoffCallback"]
@@ -98,6 +98,9 @@ class CountoffCallback(Options):
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
+        if self._guard is not None and not self._guard.own_length_holds:
+            common = self._guard.common_batches
+            self._totals.take_common(common, proven=common is not None)
         self._report(trainer)
         self._set_limits()
 
@@ -137,15 +140,13 @@ class CountoffCallback(Options):
         if guard is None or guard.open_span is None:
             return
         self._leave_epoch()
-        reason = "exhausted" if fetcher_of(trainer.fit_loop, "done") else "stopped"
-        totals = None if reason == "stopped" or guard.makes_even else self._totals  # else it ended with another rank's
-        if totals is not None:
-            totals.observe(guard.batches)
-        guard.train_end(reason, notice=None if totals is None else totals.wrong_length())
-        if totals is not None:
+        exhausted, makes_even = bool(fetcher_of(trainer.fit_loop, "done")), guard.makes_even
+        notice = self._learn_length(guard) if exhausted else None
+        guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
+        if makes_even and self._totals is not None:
+            self._log_news(trainer, self._totals.plan.metrics(), guard.metrics)
+        elif exhausted:
             self._report(trainer)
-        elif guard.makes_even:
-            self._log_news(trainer, {}, guard.metrics)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Opens an evaluation, in a fit or alone."""
@@ -224,6 +225,17 @@ class CountoffCallback(Options):
     def _makes_even(self, trainer: Any) -> bool:
         """Whether every rank's train epochs are to have the same number of batches."""
         return self.settings.uneven_train != "raise" and trainer.world_size > 1
+
+    def _learn_length(self, guard: Guard) -> Verdict | None:
+        """Updates the totals by the epoch that its loader's end has ended; returns a warning about its length."""
+        if self._totals is None:
+            return None
+        if guard.makes_even:  # the epoch may have had the length of another rank's loader
+            if not guard.own_length_holds and guard.common_batches is None:
+                self._totals.take_common(guard.batches)
+            return None
+        self._totals.observe(guard.batches)
+        return self._totals.wrong_length()
 
     def _set_limits(self) -> None:
         if self._limits is not None:

@@ -1,0 +1,107 @@
+"""The totals that a job reports whose uneven ranks take the same number of batches, on real ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff.torch import attach
+from integration_tests.even_loops import Shards
+from integration_tests.jobs import BATCH_SIZE, Classifier, Job, csv_logger, digits, logged, own_rank, quiet
+
+PER_EPOCH = (
+    "countoff/batches_per_epoch",
+    "countoff/steps_per_epoch",
+    "countoff/samples_per_epoch",
+    "countoff/epoch_progress",
+)
+
+
+def loader_of(kind: str, epoch: int) -> Any:
+    """Loaders of 7 and 5 batches: in the first epoch rank 1 has 5, in the second both have 7."""
+    images, labels = digits()
+    if kind == "unsized":
+        shards = Shards([[7, 5], [7, 7]])
+        shards.epoch = epoch
+        return DataLoader(shards, batch_size=None)
+    if kind == "divided":
+        data = TensorDataset(images[:27], labels[:27])
+        return DataLoader(data, batch_size=2, sampler=DistributedSampler(data))
+    share = 2 * (7, 5)[own_rank()]
+    data = TensorDataset(images[:share], labels[:share])
+    sampler = DistributedSampler(data, 1, 0) if kind == "proven" else None
+    return DataLoader(data, batch_size=2, sampler=sampler)
+
+
+def progress_of(kind: str, policy: str) -> list[tuple[float | None, ...]]:
+    """What is known per epoch: before the first one, within it, after it, and within the second."""
+    found: list[tuple[float | None, ...]] = []
+    loader = loader_of(kind, 0)
+
+    def note() -> None:
+        progress = handle.progress()
+        found.append(tuple(progress.get(name) for name in PER_EPOCH))
+
+    with attach(train=loader, uneven_train=policy, gradient_accumulation_steps=2) as handle:
+        note()
+        for epoch in range(2):
+            if kind == "unsized":
+                loader.dataset.epoch = epoch
+            for number, _ in enumerate(loader):
+                dist.all_reduce(torch.ones(1))
+                if number == 0:
+                    note()
+            if epoch == 0:
+                note()
+    return found
+
+
+KINDS = [(kind, policy) for kind in ("unsized", "mapped", "proven", "divided") for policy in ("stop", "repeat")]
+
+
+def all_progress(_: int) -> dict[tuple[str, str], list[tuple[float | None, ...]]]:
+    dist.init_process_group("gloo")
+    return {case: progress_of(*case) for case in KINDS}
+
+
+def test_the_totals_are_those_of_all_ranks(run_ranks):
+    """No rank reports its own loader's length as the job's: the common one, or none while it is not known."""
+    results = run_ranks(all_progress, 2, 0, deadline_seconds=90)
+    unknown = (None, None, None, None)
+    for (kind, policy), found in results[0].value.items():
+        common = 5 if policy == "stop" else 7
+        begun, ended = (common, common // 2, None, 1 / common), (common, common // 2, None, 1.0)
+        expected = [unknown, unknown, ended, begun]
+        if kind == "proven":
+            expected = [(*begun[:3], 0.0), begun, ended, begun]
+        if kind == "divided":
+            expected = [(7, 3, 28, 0.0), (7, 3, 28, 1 / 7), (7, 3, 28, 1.0), (7, 3, 28, 1 / 7)]
+        assert found == expected, (kind, policy, results[0])
+        assert results[1].value[kind, policy] == expected, (kind, policy, results[1])
+
+
+def fit_and_read_log(_: int) -> dict[str, dict[str, float]]:
+    quiet()
+    found: dict[str, dict[str, float]] = {}
+    for name, reported in (("unsized", None), ("sized", [7, 5])):
+        options = {"uneven_train": "stop", "totals": "fix"}
+        job = Job(train=[7, 5], reported=reported, trainer={"accumulate_grad_batches": 2}, options=options)
+        logger = csv_logger()
+        trainer = job.make_trainer(logger=logger)
+        trainer.fit(Classifier(), job.train_loader())
+        if own_rank() == 0:
+            found[name] = {**logged(Path(str(logger.log_dir))), "steps": trainer.global_step}
+    return found
+
+
+def test_lightning_logs_the_totals_of_all_ranks(run_ranks):
+    """Lightning's loggers get the totals of the common epoch once it has ended, and the run has as many steps."""
+    for found in run_ranks(fit_and_read_log, 2, 0, deadline_seconds=60)[0].value.values():
+        assert found["countoff/batches_per_epoch"] == 5
+        assert found["countoff/steps_per_epoch"] == 3
+        assert found["countoff/total_steps"] == found["steps"] == 6
+        assert found["countoff/global_batch_size"] == BATCH_SIZE * 2 * 2
+        assert "countoff/samples_per_epoch" not in found

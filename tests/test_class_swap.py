@@ -135,3 +135,28 @@ def test_a_method_of_the_loader_is_replaced_where_it_has_one() -> None:
     for each in give_back:
         each()
     assert loader.state_dict() == {"own": 1}
+
+
+def test_observers_may_leave_in_any_order() -> None:
+    """One that has left sees no pass, and nothing of it stays once all have left; one that has not sees every pass."""
+    loader, own = WithState(), WithState
+    seen: list[str] = []
+
+    def observer(name: str) -> Callable[[], None]:
+        def observe(_: Any, iterator: Iterator[int]) -> Iterator[int]:
+            seen.append(name)
+            return iterator
+
+        return swap_class(loader, observe, methods={"state_dict": lambda this, state: {**state(), name: 2}})
+
+    first, second = observer("first"), observer("second")
+    assert list(loader) == DATA
+    assert seen == ["first", "second"]
+    first()
+    assert list(loader) == DATA
+    assert seen == ["first", "second", "second"]
+    assert loader.state_dict() == {"own": 1, "second": 2}
+    second()
+    assert type(loader) is own
+    first()
+    assert type(loader) is own

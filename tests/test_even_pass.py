@@ -1,7 +1,9 @@
 """One rank's even pass, whose state is moved by hand: errors, ends, and what a run resumes from."""
 
+import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from countoff.core import Settings
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.state import State
+from countoff.core.runtime import stacks
 from countoff.core.runtime.even_pass import EvenPass
 from countoff.core.verdict import UnevenBatches, Verdict
 
@@ -128,3 +131,43 @@ def test_a_pass_goes_on_alone_once_the_guard_is_closed() -> None:
     this = Pass(iter(range(5)))
     threading.Timer(0.05, this.state.end_credits).start()
     assert list(this.even) == [0, 1, 2, 3, 4]
+
+
+class Watched:
+    """A thread that calls a function once the main thread is seen to be in a state, or after ten seconds."""
+
+    def __init__(self, state: str, then: Callable[[], object]) -> None:
+        self.seen: set[str] = set()
+        self._state = state
+        self._then = then
+        threading.Thread(target=self._watch).start()
+
+    def _watch(self) -> None:
+        patience = time.monotonic() + 10
+        while self._state not in self.seen and time.monotonic() < patience:
+            self.seen.add(stacks.main_thread().state)
+        self._then()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_a_wait_for_batches_is_in_the_loader(again: bool) -> None:
+    """A loader that waits in the standard library has no line of the user's. It does not wait for the other ranks."""
+    batches: queue.Queue[int] = queue.Queue()
+    waiting = iter(batches.get, 0)
+    this = Pass(iter([7]) if again else waiting, "repeat", lookahead=1)
+    if again:
+        this.even = EvenPass(this.state, this.span, this.credits, iter([7]), lambda: map(int, [next(waiting)]))
+        assert not this.even.is_ready()
+        this.receive(type="grant", block=0, size=1)
+        this.credits.may_repeat = True
+    watched = Watched("loader", lambda: batches.put(1))
+    assert this.even.is_ready() is again
+    assert "loader" in watched.seen
+
+
+def test_a_wait_for_other_ranks_is_as_a_collective() -> None:
+    """So a report of a stall names the rank in whose loader the others wait, and not these."""
+    this = Pass(iter(range(9)))
+    watched = Watched("collective", lambda: this.receive(type="stop", at=1))
+    assert next(this.even) == 0
+    assert "collective" in watched.seen

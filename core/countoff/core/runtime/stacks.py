@@ -19,6 +19,9 @@ _WAITS = (
     "/torch/nn/parallel/",
 )
 _EVEN_PASS = "/countoff/core/runtime/even_pass.py"
+_EVEN_FETCHES = ("_fetch", "_begin_again")
+_EVEN_WAIT = "_wait"
+"""What the functions of an even pass do: they ask this rank's loader for a batch, or wait for the other ranks."""
 
 
 def register_loader_file(path: str) -> None:
@@ -60,20 +63,15 @@ def main_thread() -> Place:
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # innermost first
     files = [line.filename.replace("\\", "/") for line in summary]
     own = [line for line, file in zip(summary, files, strict=True) if is_users_file(file)]
-    if any(part in file for part in _loaders for file in files):
+    even = next((line.name for line, file in zip(summary, files, strict=True) if file.endswith(_EVEN_PASS)), "")
+    if any(part in file for part in _loaders for file in files) or even in _EVEN_FETCHES:
         state = "loader"
-    elif any(part in file for part in _WAITS for file in files[:4]) or _waits_for_ranks(files):
+    elif any(part in file for part in _WAITS for file in files[:4]) or even == _EVEN_WAIT:
         state = "collective"
     else:
         state = "code"
     frames = tuple(f"{line.filename.rsplit('/', 1)[-1]}:{line.lineno} in {line.name}" for line in own[:3])
     return Place(state, frames, token)
-
-
-def _waits_for_ranks(files: list[str]) -> bool:
-    """Whether a thread waits in an even pass for the other ranks, as it would in a collective."""
-    innermost = next((file for file in files if not file.startswith(_STANDARD_LIBRARY)), "")
-    return innermost.endswith(_EVEN_PASS)
 
 
 def is_users_file(file: str) -> bool:

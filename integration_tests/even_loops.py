@@ -5,9 +5,12 @@ import contextlib
 import gc
 import itertools
 import multiprocessing
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -215,3 +218,104 @@ def leave_alone(policy: str) -> None:
             if own_rank() == 1 and number == 2:
                 break
         dist.barrier()
+
+
+def pairs(lengths: Sequence[int], policy: str) -> list[tuple[list[float], list[float]]]:
+    """Trains on pairs of batches from two passes over one loader that are open at the same time, for two epochs."""
+    dist.init_process_group("gloo")
+    loader = DataLoader(Shards([lengths]), batch_size=None)
+    found: list[tuple[list[float], list[float]]] = []
+    with attach(train=loader, uneven_train=policy):
+        for _ in range(2):
+            found.append(([], []))
+            for one, other in zip(loader, loader, strict=False):
+                dist.barrier()
+                for batch, sums in zip((one, other), found[-1], strict=True):
+                    sums.append(float(batch[0].sum()))
+    return found
+
+
+class Listed:
+    """A loader that is no DataLoader: five batches, before the third of which rank 1 sleeps until it is released."""
+
+    def __init__(self, release: str) -> None:
+        self.release = release
+        self.number = 0
+
+    def __iter__(self) -> "Listed":
+        return self
+
+    def __next__(self) -> int:
+        if self.number == 5:
+            raise StopIteration
+        if own_rank() == 1 and self.number == 2:
+            sleep_until(self.release)
+        self.number += 1
+        return self.number
+
+
+def sleep_until(release: str) -> None:
+    while not Path(release).exists():
+        time.sleep(0.05)
+
+
+def queued(release: str) -> Iterator[int | None]:
+    """The same batches out of a queue, which a thread fills: a wait for it has no frame of the user's."""
+    batches: queue.Queue[int | None] = queue.Queue()
+
+    def fill() -> None:
+        for number in range(5):
+            if own_rank() == 1 and number == 2:
+                sleep_until(release)
+            batches.put(number + 1)
+        batches.put(None)
+
+    threading.Thread(target=fill).start()
+    return iter(batches.get, None)
+
+
+STALLS = ("attached", "counted", "queued")
+
+
+def stall(seconds: float) -> dict[str, list[int]]:
+    """Takes the batches of loaders that stall on rank 1 until the test releases it, one handle after the other."""
+    dist.init_process_group("gloo")
+    found: dict[str, list[int]] = {}
+    for name in STALLS:
+        loader = Listed(name)
+        train = {"train": loader} if name == "attached" else {}
+        with attach(uneven_train="stop", stall_seconds=seconds, **train) as handle:
+            source: Any = loader if train else handle.counted(queued(name) if name == "queued" else loader)
+            found[name] = list(source)
+    return found
+
+
+class Paced(Shards):
+    """Nine batches of each rank. One rank has each only once the other rank can take no more batches without it."""
+
+    def __init__(self, slow: int, lookahead: int) -> None:
+        super().__init__([[9] * dist.get_world_size()])
+        self.slow = slow
+        self.lookahead = lookahead
+        self.store = dist.PrefixStore(f"paced/{slow}/{lookahead}", dist.distributed_c10d._get_default_store())
+
+    def __iter__(self) -> Iterator[Any]:
+        block = max(1, self.lookahead // 2)
+        for number, batch in enumerate(super().__iter__()):
+            granted = number // block * block
+            if own_rank() == self.slow:
+                self.store.wait([str(min(granted + self.lookahead, 9) - 1)])
+            else:
+                self.store.set(str(number), "delivered")
+            yield batch
+
+
+def paced(lookaheads: Sequence[int]) -> list[int]:
+    """The batches that this rank takes where one rank's loader is slower than the other's, in every case."""
+    dist.init_process_group("gloo")
+    counts: list[int] = []
+    for slow, lookahead in itertools.product(range(2), lookaheads):
+        loader = DataLoader(Paced(slow, lookahead), batch_size=None)
+        with attach(train=loader, uneven_train="stop", lookahead=lookahead):
+            counts.append(sum(1 for _ in loader))
+    return counts

@@ -1,6 +1,7 @@
 """Plain PyTorch loops whose ranks have different numbers of batches, and all take the same number."""
 
 import signal
+import time
 
 import pytest
 
@@ -34,6 +35,10 @@ WORKERS = [  # persistent workers keep the first epoch's numbers
 FOUR = [Case([[13, 9, 11, 10], [9, 13, 10, 11], [13, 11, 10, 9]], policy) for policy in ("stop", "repeat")] + [
     Case([[8, 8, 8, 8]], policy) for policy in ("stop", "repeat")
 ]
+LAST, MIDDLE, FIRST, EMPTY = [6, 5, 6, 7, 6, 5, 6, 3], [6, 5, 7, 2, 6, 4, 6, 5], [1, 5, 4, 6, 4, 6, 5, 4], [5] * 7 + [0]
+EIGHT = [Case([LAST, MIDDLE, FIRST, EMPTY]), Case([LAST, MIDDLE, FIRST], "repeat"), Case([LAST], accumulate=2)]
+CASES = {2: [*TWO, *WORKERS, LEFT], 4: FOUR, 8: EIGHT}
+SHORTEST = {2: "5 batches, where rank 0", 4: "9 batches, where rank 1", 8: "3 batches, where rank 7"}
 
 
 def assert_even(results, cases):
@@ -48,18 +53,15 @@ def assert_even(results, cases):
     assert len({result.value[0][1]["weights"] for result in results}) == 1
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2, 4, 8)
 def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     """Weights are those of the same job whose loaders were cut by hand, to the bit; rank 0 says what was left."""
-    cases = FOUR if ranks == 4 else [*TWO, *WORKERS, LEFT]
+    cases = CASES[ranks]
     results = run_ranks(even_loops.with_twins, ranks, cases, deadline_seconds=150)
     assert_even(results, cases)
     assert [verdict_lines(result) for result in results[1:]] == [[]] * (ranks - 1)
     said = "\n".join(verdict_lines(results[0]))
-    short = 1 if ranks == 4 else 0
-    stopped = f"Truncated: train epoch 0 stopped on every rank after {min(cases[0].epochs[0])} batches"
-    assert f"countoff: {stopped}, where rank {short} ran out of data: " in said
-    assert ("ranks 0, " if ranks == 4 else "rank 1 left") in said
+    assert f"Truncated: train epoch 0 stopped on every rank after {SHORTEST[ranks]} ran out of data: rank" in said
     assert "countoff: Repeated: train epoch 0 went on to " in said
 
 
@@ -123,3 +125,46 @@ def test_a_rank_that_leaves_its_loop_alone_is_named(run_ranks, policy):
     """Different control flow stays a verdict."""
     results = run_ranks(even_loops.leave_alone, 2, policy, expect=None)
     assert_named(results, "UnevenBatches", [0, 1], "rank 1 stopped after 3 batches of train epoch 0")
+
+
+def test_two_passes_over_one_loader_end_together(run_ranks):
+    """Of two passes that are open at the same time, the later one is made even, and the other one goes on alone."""
+    results = run_ranks(even_loops.pairs, 2, [9, 7], "stop")
+    for result in results:
+        assert verdict_lines(result) == []
+        for one, other in result.value:
+            assert len(one) == 7
+            assert one == other
+
+
+def test_a_pass_that_ends_with_another_one_is_named(run_ranks):
+    """A rank whose pass alone has ended leaves the one that goes on, and the other rank hears of it."""
+    results = run_ranks(even_loops.pairs, 2, [9, 7], "repeat", expect=None, deadline_seconds=40)
+    assert_named(results, "UnevenBatches", [0, 1], "rank 1 stopped after 7 batches of train epoch 1")
+
+
+def test_a_rank_asleep_in_its_loader_is_named_by_those_that_wait_for_it(run_ranks, tmp_path):
+    """Rank 0 reports the stall with the line in which rank 1 sleeps, and the passes end everywhere as they should."""
+
+    def release(watch):
+        for number, name in enumerate(even_loops.STALLS, 1):
+            patience = time.monotonic() + 60
+            while watch.results()[0].output.count("Stalled: ") < number and time.monotonic() < patience:
+                watch.let_run(0.1)
+            (directory,) = tmp_path.iterdir()
+            (directory / name).touch()
+
+    results = run_ranks(even_loops.stall, 2, 2.0, deadline_seconds=120, while_running=release)
+    assert [result.value for result in results] == [dict.fromkeys(even_loops.STALLS, [1, 2, 3, 4, 5])] * 2
+    said = verdict_lines(results[0])
+    reports = [line for line in said if "countoff: " in line]
+    assert len(reports) == len(even_loops.STALLS), results[0].output
+    assert all("Stalled: no rank has made progress for 2 s; rank 1 is in its loader" in line for line in reports)
+    assert sum(" in sleep_until < " in line for line in said) == 2  # the third one waits for a thread
+    assert verdict_lines(results[1]) == []
+
+
+def test_a_rank_that_is_slower_is_waited_for(run_ranks):
+    """Nothing is said of a loader that is slower than the other's all the time, and every rank takes all batches."""
+    results = run_ranks(even_loops.paced, 2, [1, 2, 4])
+    assert [(result.value, verdict_lines(result)) for result in results] == [([9] * 6, [])] * 2

@@ -12,6 +12,7 @@ from countoff.core.verdict import Standing, Verdict, count_of, names_of
 PROOF_FIELDS = (
     "batches_per_epoch",
     "proven_batches_per_epoch",
+    "batches_between_evaluations",
     "batch_size",
     "gradient_accumulation_steps",
     "max_epochs",
@@ -33,6 +34,10 @@ _ENDS = "The rank that ends first would leave the others waiting in a collective
 _CAUSES = {
     "batches_per_epoch": _UNEQUAL,
     "proven_batches_per_epoch": _UNEQUAL,
+    "batches_between_evaluations": (
+        "The ranks would evaluate after different train batches. A collective of the evaluation would meet one of the "
+        "training."
+    ),
     "batch_size": "The averaged gradient would give the samples of some ranks more weight than those of others.",
     "gradient_accumulation_steps": "The ranks would take their optimizer steps after different batches.",
     "max_epochs": _ENDS,
@@ -61,7 +66,7 @@ _REMEDIES = {
     "position": "resume every rank from the same checkpoint: look at the path that each rank loads.",
     "dp_degree": "build the same mesh on every rank.",
 }
-"""What to do by field, where it is the same in every framework. How lengths become equal, the adapter knows."""
+"""What to do by field, where it is the same in every framework. What follows from lengths, the adapter has."""
 
 
 def group_ranks_by_value(records: Mapping[int, Mapping[str, Any]], field: str) -> list[tuple[Any, list[int]]]:

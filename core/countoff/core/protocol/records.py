@@ -45,6 +45,8 @@ class FitPlan:
         evaluations: Checksum of the proven lengths of all evaluation loaders.
         own_batches_per_epoch: Batches of this rank's loader per epoch, where the framework ends an epoch on all ranks
             with the shortest loader. Ranks may differ in it: a warning tells what the longer ones lose.
+        batches_between_evaluations: Train batches from one evaluation within an epoch to the next, where the framework
+            computes them from the length of this rank's loader.
         why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
     """
 
@@ -60,6 +62,7 @@ class FitPlan:
     loader_position: Sequence[int] | None = None
     evaluations: int | None = None
     own_batches_per_epoch: int | None = None
+    batches_between_evaluations: int | None = None
     why_equal_lengths: str | None = None
 
     def to_json(self) -> dict[str, Any]:

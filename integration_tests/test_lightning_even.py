@@ -4,6 +4,7 @@ import contextlib
 import copy
 import math
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -311,18 +312,39 @@ def stop_alone(uneven: str) -> None:
     trainer.fit(model, Case([[9, 7]], [7]).loader(0, by_hand=False))
 
 
-def validate_apart() -> None:
-    """Half of an epoch is another number of batches on each rank, and nothing proves how many the other one has."""
+def validate_at(lengths: Sequence[int], interval: float | Sequence[int]) -> list[Any]:
+    """Trains on loaders that report their lengths, which nothing proves; returns the batches before each validation."""
     quiet()
-    case = Case([[5, 9]], [5], sized=True, **VAL)
-    job = Job(trainer={"val_check_interval": 0.5}, options={"uneven_train": "stop", "uneven_eval": "stop"})
-    job.make_trainer().fit(Seen(case, by_hand=False))
+    case = Case([lengths], [min(lengths)], sized=True, **VAL)
+    own = interval if isinstance(interval, (int, float)) else interval[own_rank()]
+    job = Job(trainer={"val_check_interval": own}, options={"uneven_train": "stop", "uneven_eval": "stop"})
+    trainer, model = job.make_trainer(max_epochs=1), Seen(case, by_hand=False)
+    trainer.fit(model)
+    kinds = "".join(each[0][0] for each in model.seen if each[0] != "steps")
+    return [len(part) for part in re.findall("t+(?=v)", kinds)]
+
+
+def test_a_fraction_of_different_lengths_is_refused_before_the_first_batch(run_ranks):
+    """A fraction of lengths that are not proven is another batch on each rank. The remedy is a whole number."""
+    results = run_ranks(validate_at, 2, [5, 9], 0.5, expect=None, deadline_seconds=40)
+    found = "batches_between_evaluations is 2 on rank 0, 4 on rank 1."
+    assert_named(results, "PlanMismatch", [0, 1], found, "do:  set Trainer(val_check_interval=N) to a whole")
+
+
+def validate_at_each(cases: Sequence[tuple[Sequence[int], float]]) -> list[list[Any]]:
+    return [validate_at(*case) for case in cases]
+
+
+def test_ranks_of_different_lengths_that_validate_together_train_on(run_ranks):
+    """Whole numbers are not refused, nor is a fraction that is one number of batches on all ranks, nor 1.0."""
+    for result in run_ranks(validate_at_each, 2, [([5, 9], 2), ([5, 4], 0.5), ([5, 9], 1.0)], deadline_seconds=60):
+        assert result.value == [[2, 2], [2, 2], [5]], result
 
 
 def test_ranks_that_validate_at_different_batches_are_out_of_step(run_ranks):
-    """A fraction of lengths that are not proven is another batch on each rank: a verdict, and no rank hangs."""
-    results = run_ranks(validate_apart, 2, expect=None, deadline_seconds=40)
-    assert_named(results, "UnevenBatches", [0, 1])
+    """Ranks with intervals of their own get a verdict that names the interval, and no rank hangs."""
+    results = run_ranks(validate_at, 2, [9, 9], [2, 3], expect=None, deadline_seconds=40)
+    assert_named(results, "UnevenBatches", [0, 1], "give them the same Trainer(val_check_interval=N)")
 
 
 def torn(number: int) -> None:

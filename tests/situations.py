@@ -197,6 +197,9 @@ def plans() -> Iterator[Situation]:
         adapters = [adapter for adapter in ALL if name in _PLANNED.get(adapter, PLANS)]
         made = judge_plans({0: {name: first}, 1: {name: second}})
         yield Situation("PlanMismatch", f"{name} differs, on 2 ranks", lambda _, made=made: made, rows, adapters)
+    halves = judge_plans({0: {"batches_between_evaluations": 4}, 1: {"batches_between_evaluations": 2}})
+    title = "half of an epoch is another number of batches on each rank, with uneven_train='stop'"
+    yield Situation("PlanMismatch", title, lambda _: halves, rows, ["lightning"])
     rows = [row(rank, None, 0, "between spans") for rank in range(3)]
     one = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     yield Situation("PlanMismatch", "batch_size differs, on 3 ranks", lambda _: one, rows, ["torch"])

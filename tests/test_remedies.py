@@ -8,6 +8,7 @@ import pytest
 
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core.protocol.judgement import DECISION, EVALUATION, GENERAL_REMEDIES, WHO_EVALUATES
+from countoff.core.protocol.plan_comparison import PROOF_FIELDS
 from countoff.core.verdict import Kind, Remedies
 
 HOMES = [
@@ -39,6 +40,9 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     assert uneven_remedies(train="shard.", option="attach({})", goes_on=False)[""] == "shard."
     assert "attach(uneven_eval='allow')" in remedies[EVALUATION]
     assert "attach(eval_ranks=[0])" in remedies[WHO_EVALUATES]
+    assert remedies[WHO_EVALUATES].endswith(" evaluate after the same batch.")
+    together = uneven_remedies(train="shard.", option="attach({})", together="Trainer(every=N)")
+    assert together[WHO_EVALUATES].endswith(" evaluate after the same batch: Trainer(every=N).")
 
 
 @pytest.mark.parametrize("home", HOMES)
@@ -55,8 +59,8 @@ def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
     """A misspelt subject would never be found."""
     for kind, remedy in import_module(home).REMEDIES.items():
         if not isinstance(remedy, str):
-            assert kind == "UnevenBatches"
-            assert set(remedy) <= {"", DECISION, EVALUATION, WHO_EVALUATES}
+            subjects = {"UnevenBatches": {DECISION, EVALUATION, WHO_EVALUATES}, "PlanMismatch": set(PROOF_FIELDS)}
+            assert set(remedy) <= {"", *subjects[kind]}
 
 
 def test_a_loop_without_a_loader_is_not_told_to_change_one() -> None:

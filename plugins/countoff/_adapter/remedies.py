@@ -17,13 +17,14 @@ _STOP = "uneven_train='stop'"
 _STOP_EVAL = "uneven_eval='stop'"
 
 
-def uneven_remedies(*, train: str, option: str, goes_on: bool = True) -> Mapping[str, str]:
+def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: str = "") -> Mapping[str, str]:
     """Returns the remedies for `UnevenBatches`, by the verdict's subject.
 
     Args:
         train: How train loaders get as many batches on every rank, in the framework's terms.
         option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
         goes_on: Whether countoff can let a job with such loaders go on there, by ``uneven_train="stop"``.
+        together: How all ranks evaluate after the same batch, in the framework's terms.
     """
     if goes_on:
         train = (
@@ -40,7 +41,7 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True) -> Mapping
         ),
         "who evaluates": (
             f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise let all ranks "
-            "evaluate after the same batch."
+            f"evaluate after the same batch{together and ': '}{together}."
         ),
     }
 

@@ -14,6 +14,7 @@ from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
 from countoff.core.verdict import Remedies
 
+_FRACTION = "A fraction is one of each rank's own number of batches"
 REMEDIES: Remedies = {
     "UnevenBatches": uneven_remedies(
         train=(
@@ -22,11 +23,19 @@ REMEDIES: Remedies = {
             "Trainer(limit_train_batches=N), with N batches that every rank has; what is beyond them is not read."
         ),
         option="Countoff({})",
+        together=f"give them the same Trainer(val_check_interval=N), a whole number of batches or 1.0. {_FRACTION}",
     ),
-    "PlanMismatch": (
-        "give every rank as many batches. A map-style dataset that is whole on every rank gets a DistributedSampler of "
-        "Lightning's. If each rank holds a part: Trainer(limit_train_batches=N), with N batches that every rank has."
-    ),
+    "PlanMismatch": {
+        "": (
+            "give every rank as many batches. A map-style dataset that is whole on every rank gets a "
+            "DistributedSampler of Lightning's. If each rank holds a part: Trainer(limit_train_batches=N), with N "
+            "batches that every rank has."
+        ),
+        "batches_between_evaluations": (
+            "set Trainer(val_check_interval=N) to a whole number of batches, at most those of the shortest rank's "
+            f"loader, or to 1.0, to evaluate at the end of each epoch. {_FRACTION}."
+        ),
+    },
     "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
     "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
     **data_remedies(
@@ -58,6 +67,7 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position:
     return FitPlan(
         batches_per_epoch=_finite(trainer.num_training_batches),
         proven_batches_per_epoch=proven,
+        batches_between_evaluations=None if proven is not None else _fraction_of_length(trainer),
         batch_size=facts.batch_size,
         gradient_accumulation_steps=facts.gradient_accumulation_steps,
         max_epochs=facts.max_epochs,
@@ -66,6 +76,13 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position:
         dp_rank=data_position[0],
         dp_degree=data_position[1],
     )
+
+
+def _fraction_of_length(trainer: Any) -> int | None:
+    """Returns the batches between two evaluations, where the user gave them as a fraction of an epoch."""
+    interval = trainer.val_check_interval
+    evaluates = trainer.enable_validation and isinstance(interval, float) and interval < 1.0
+    return _finite(trainer.val_check_batch) if evaluates else None
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 
 from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
 from integration_tests.accelerate_jobs import Loop
-from integration_tests.jobs import verdict_lines
+from integration_tests.jobs import assert_named, verdict_lines
 
 UNSHARED = {"dispatch_batches": False}
 CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
@@ -106,6 +106,15 @@ def test_all_ranks_of_the_trainer_take_the_same_batches(run_ranks):
             assert made_even.evaluations == by_hand.evaluations
     assert "Truncated: train epoch 0 stopped on every rank after 4 batches" in results[0].output
     assert verdict_lines(results[1]) == []
+
+
+def test_the_trainer_with_uneven_lengths_is_told_why_they_must_be_equal(run_ranks):
+    """Loaders that report different lengths stay a mismatch, with the reason, because each Trainer steps by its own."""
+    job = trainer_jobs.Job(batches=[5, 4], reported=[5, 4], args={"accelerator_config": UNSHARED}, options=STOP)
+    results = run_ranks(trainer_jobs.train, 2, job, env=CPU, expect=None, deadline_seconds=60)
+    words = "before the first batch, batches_per_epoch is 5 on rank 0, 4 on rank 1"
+    assert_named(results, "PlanMismatch", [0, 1], words, "Trainer steps, and ends its epochs, by the length")
+    assert "trained " not in "".join(result.output for result in results)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -155,7 +155,7 @@ def test_a_rank_asleep_in_its_loader_is_named_by_those_that_wait_for_it(run_rank
             (directory / name).touch()
 
     results = run_ranks(even_loops.stall, 2, 2.0, deadline_seconds=120, while_running=release)
-    assert [result.value for result in results] == [dict.fromkeys(even_loops.STALLS, [1, 2, 3, 4, 5])] * 2
+    assert [result.value for result in results] == [{name: [1, 2, 3, 4, 5] for name in even_loops.STALLS}] * 2
     said = verdict_lines(results[0])
     reports = [line for line in said if "countoff: " in line]
     assert len(reports) == len(even_loops.STALLS), results[0].output

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -283,9 +284,9 @@ def stall(seconds: float) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name in STALLS:
         loader = Listed(name)
-        train = {"train": loader} if name == "attached" else {}
-        with attach(uneven_train="stop", stall_seconds=seconds, **train) as handle:
-            source: Any = loader if train else handle.counted(queued(name) if name == "queued" else loader)
+        attached = name == "attached"
+        with attach(train=loader if attached else None, uneven_train="stop", stall_seconds=seconds) as handle:
+            source: Any = loader if attached else handle.counted(queued(name) if name == "queued" else loader)
             found[name] = list(source)
     return found
 
@@ -297,7 +298,7 @@ class Paced(Shards):
         super().__init__([[9] * dist.get_world_size()])
         self.slow = slow
         self.lookahead = lookahead
-        self.store = dist.PrefixStore(f"paced/{slow}/{lookahead}", dist.distributed_c10d._get_default_store())
+        self.store = PrefixStore(f"paced/{slow}/{lookahead}", dist.distributed_c10d._get_default_store())
 
     def __iter__(self) -> Iterator[Any]:
         block = max(1, self.lookahead // 2)

@@ -31,8 +31,8 @@ __all__ = [
 
 _FINISHED = "_iterator_finished"
 """A key of torchdata's state: the next pass begins with another epoch."""
-_resumable: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""By loader: where the loop is in the last even pass over it."""
+_resumable: dict[int, tuple[weakref.ref[Any], Any]] = {}
+"""By the id of a loader, which need not be hashable: a reference to it, and where the loop is in its last even pass."""
 
 
 def saves_state(loader: Any) -> bool:
@@ -124,7 +124,7 @@ def _even(
     )
     resumable = getattr(even, "resumable", None)
     if resumable is not None:
-        _resumable[loader] = resumable
+        _remember(loader, resumable)
     return even
 
 
@@ -147,19 +147,25 @@ def cover_state(loader: Any) -> Callable[[], None]:
 def forget_state(loader: Any) -> None:
     """Lets a loader report its own state again, where a pass over it begins that is not made even."""
     if saves_state(loader):
-        _resumable.pop(loader, None)
+        _resumable.pop(id(loader), None)
+
+
+def _remember(loader: Any, resumable: Any) -> None:
+    key = id(loader)
+    with contextlib.suppress(TypeError):  # of a class without weak references, whose methods cannot be replaced either
+        _resumable[key] = weakref.ref(loader, lambda _: _resumable.pop(key, None)), resumable
 
 
 def _state_dict(loader: Any, own: Callable[[], Any]) -> Any:
-    resumable = _resumable.get(loader)
-    if resumable is None:
+    if id(loader) not in _resumable:
         return own()
+    _, resumable = _resumable[id(loader)]
     state = copy.deepcopy(resumable.state)  # Accelerate changes what it gets
     return finished(state) if resumable.over else state
 
 
 def _load_state_dict(loader: Any, own: Callable[..., Any], state: Any) -> Any:
-    _resumable.pop(loader, None)
+    _resumable.pop(id(loader), None)
     return own(state)
 
 

@@ -208,7 +208,7 @@ class Guard:
         ahead: bool = False,
         proven: bool = False,
     ) -> Iterator[Any]:
-        """Returns an iterator that gives the innermost open span as many batches on every rank as the settings say.
+        """Returns an iterator with which the innermost open span has the same number of batches on every rank.
 
         Collective: every rank must iterate it at the same place. It waits for a rank whose loader is slower, as the
         next collective would, and a verdict ends that wait.

@@ -29,7 +29,7 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: 
     if goes_on:
         train = (
             f"{train} Or let the job go on: with {option.format(_STOP)}, every epoch ends on all ranks "
-            "with the shortest one, and the rest of the others' data is not used."
+            "with the shortest one, and what longer ranks have left is not used."
         )
     stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
     allowed, declared = option.format("uneven_eval='allow'"), option.format("eval_ranks=[0]")

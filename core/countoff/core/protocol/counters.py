@@ -31,7 +31,7 @@ class SpanCounters:
         loader_seconds: Seconds that this rank's training thread has waited for its loader.
         compared: Whether the span is compared with that of other ranks, and so has marks in the log.
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
-        repeated: Batches of this rank's loader that it gave more than once, so that the span had as many as elsewhere.
+        repeated: Batches that this rank has repeated, so that the span had the same number on every rank.
         credits: Its credits, where ranks that differ take the same number of batches.
         resumed_at: Batches started before the pass to which the credits belong, where a run resumes in the span.
     """

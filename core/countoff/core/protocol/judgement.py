@@ -214,11 +214,11 @@ def unprotected(rank: int, reason: str) -> Verdict:
         (rank,),
         why=(
             "With uneven_train='stop' or 'repeat', or uneven_eval='stop', the ranks agree through the job's store on "
-            "which batches to start. Without it, this rank could start a batch that another rank does not have."
+            "which batches to start. Without the store, this rank could start a batch that another rank does not have."
         ),
         remedy=(
             "look at the host of the job's store (the one in MASTER_ADDR), at rank 0, and at the network between this "
-            "host and that one. If they only start slowly, raise deadline_seconds."
+            "host and that one. If ranks only start slowly, raise deadline_seconds."
         ),
         time=time.time(),
     )
@@ -243,7 +243,7 @@ def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
             "uneven_train='stop' ends the epoch on every rank with the shortest one."
         )
     else:
-        sentence = f"rank {rank} has no data in {span}, so it has no batch to repeat, and other ranks have batches."
+        sentence = f"rank {rank} has no data in {span}, so it has no batch to repeat; other ranks have batches."
         why = "With uneven_train='repeat', a short rank repeats its own batches, and the loader of this rank is empty."
         remedy = (
             "give every rank data for at least one batch: look at how files or samples are divided among the ranks, "

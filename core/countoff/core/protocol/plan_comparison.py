@@ -49,8 +49,8 @@ _CAUSES = {
     "dp_degree": "The ranks would divide the data into different numbers of shares.",
 }
 _EVEN_CAUSE = (
-    "Ranks that are to take the same number of batches tell one another which batches they have. A rank with another "
-    "setting tells nothing, or something else, and the others would wait for it."
+    "With these settings, ranks tell one another which batches they have. A rank with another setting does not do that "
+    "in the same way, and the others would wait for it."
 )
 _EVEN_REMEDY = (
     "give every rank the same uneven_train, uneven_eval and lookahead, in the code or in the environment of all hosts."

@@ -1,4 +1,4 @@
-"""Words about spans of uneven ranks that were ended at the shortest rank, or went on to the longest one."""
+"""The warnings about spans of uneven ranks that ended with the shortest rank, or went on to the longest one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _REPEATED = (
     "one has ended. The samples of repeated batches count more than once in this epoch."
 )
 _OPTIONS = {"train": "uneven_train", "evaluation": "uneven_eval"}
+_ACCEPTED = "nothing, if you accept that these batches are not used."
 _METRIC = "This is printed once; the metric {} has the number of each epoch."
 
 
@@ -129,8 +130,8 @@ def _remedy(subject: str, used: int) -> str:
     if not used:
         return "give every rank data for at least one batch: as long as one rank has none, no rank takes any batch."
     if subject != "train":
-        return "nothing, if you accept what is left. To use all data, give every rank as many evaluation batches."
+        return f"{_ACCEPTED} To use all data, give every rank as many evaluation batches."
     return (
-        "nothing, if you accept what is left. To use all data, give every rank as many batches; with "
-        f"uneven_train='repeat' short ranks repeat batches instead. {_METRIC.format('countoff/batches_left')}"
+        f"{_ACCEPTED} To use all data, give every rank as many batches; with uneven_train='repeat' short ranks "
+        f"repeat batches instead. {_METRIC.format('countoff/batches_left')}"
     )

@@ -265,11 +265,11 @@ class State:
             self.changed.notify_all()
 
     def counted(self, action: CountRank, *, last: bool, seconds: float) -> None:
-        """This rank has been counted.
+        """This rank has added 1 to a counter.
 
         Args:
-            action: The action by which it was.
-            last: Whether it has completed the count.
+            action: The action that asked for it.
+            last: Whether it has completed the counter.
             seconds: How long the store took to answer.
         """
         with self.lock:

@@ -95,7 +95,7 @@ def cut_by_hand(case: Case, loader: Any) -> Iterator[Any]:
 
 
 def run(case: Case, watched: bool) -> dict[str, Any]:
-    """Trains on one rank and returns the weights and the number of batches of each epoch."""
+    """Trains on one rank and returns the weights, the number of batches of each epoch and whether they were pinned."""
     torch.manual_seed(7)
     model: Any = torch.nn.Linear(64, 10)
     model = fully_shard(model) if case.sharded else DistributedDataParallel(model)
@@ -104,6 +104,7 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     loader = DataLoader(dataset, batch_size=None, **case.loader)
     evals = DataLoader(Shards([[3] * dist.get_world_size()]), batch_size=None)
     taken: list[int] = []
+    pinned: set[bool] = set()
     handle = None
     with contextlib.ExitStack() as stack:
         if watched:
@@ -114,6 +115,7 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
             taken.append(0)
             for batch in loader if watched else cut_by_hand(case, loader):
                 taken[-1] += 1
+                pinned |= {each.is_pinned() for each in (batch.values() if hasattr(batch, "values") else batch)}
                 train_on(case, model, optimizer, batch, taken[-1])
                 if taken[-1] == case.evaluate_after:
                     for images, _ in evals:
@@ -129,6 +131,7 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     return {
         "taken": taken,
         "workers": workers,
+        "pinned": pinned,
         "weights": weights(model) if full is None else full.detach().numpy().tobytes().hex(),
     }
 

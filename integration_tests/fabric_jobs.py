@@ -260,7 +260,7 @@ def cut_and_even(jobs: Mapping[str, Job]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def flagged(value: str, function: Callable[[Any], dict[str, Any]], argument: Any) -> dict[str, Any]:
+def flagged(value: str, function: Callable[[Any], Any], argument: Any) -> Any:
     """Runs a script with a value of COUNTOFF."""
     os.environ["COUNTOFF"] = value
     try:

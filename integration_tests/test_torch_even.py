@@ -7,6 +7,7 @@ import pytest
 
 from integration_tests import even_loops
 from integration_tests.even_loops import Case
+from integration_tests.harness import requires_gpus
 from integration_tests.jobs import assert_named, verdict_lines
 
 TWO = [
@@ -31,6 +32,11 @@ WORKERS = [  # persistent workers keep the first epoch's numbers
         loader={"num_workers": 2, "persistent_workers": kept, "multiprocessing_context": "fork"},
     )
     for policy, kept in (("stop", True), ("repeat", False))
+]
+PINNED = [
+    Case([[9, 7], [9, 7]], policy, loader={"pin_memory": True, "num_workers": workers, **more})
+    for workers, more in ((0, {}), (2, {"multiprocessing_context": "fork"}))
+    for policy in ("stop", "repeat")
 ]
 FOUR = [Case([[13, 9, 11, 10], [9, 13, 10, 11], [13, 11, 10, 9]], policy) for policy in ("stop", "repeat")] + [
     Case([[8, 8, 8, 8]], policy) for policy in ("stop", "repeat")
@@ -63,6 +69,15 @@ def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     said = "\n".join(verdict_lines(results[0]))
     assert f"Truncated: train epoch 0 stopped on every rank after {SHORTEST[ranks]} ran out of data: rank" in said
     assert "countoff: Repeated: train epoch 0 went on to " in said
+
+
+@pytest.mark.gpu
+@requires_gpus(1)
+def test_pinned_batches_are_taken_as_if_cut_by_hand(run_ranks):
+    """Batches in the look-ahead are those that the loader's thread has pinned."""
+    results = run_ranks(even_loops.with_twins, 2, PINNED, deadline_seconds=150)
+    assert_even(results, PINNED)
+    assert all(made_even["pinned"] == {True} for result in results for _, made_even in result.value)
 
 
 def test_two_loaders_in_turn_and_an_evaluation_are_even(run_ranks):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core import FitPlan
-from countoff.core.protocol.actions import CountRank
+from countoff.core.protocol.actions import AddOne
 from countoff.core.protocol.credits import Credits
 from tests.simulator import Epoch, Job, Program, Rank, play
 from tests.test_protocol import examples, seeds, world_sizes
@@ -79,9 +79,9 @@ def test_blocks_grow_where_the_store_is_slow():
         while credits.ready < sum([1, 1, *sizes[:block]][: block + 1]):
             now += 0.01
             for action in credits.fetched(now):
-                assert isinstance(action, CountRank)
+                assert isinstance(action, AddOne)
                 sizes.append(action.entry["size"])
-                assert credits.counted(action, last=True, seconds=0.02, now=now) == []
+                assert credits.added(action, last=True, seconds=0.02, now=now) == []
         granted(credits, block, sizes[block], 10 + block)
     assert sizes[:3] == [1, 1, 1]
     assert sorted(set(sizes)) == [1, 2, 4, 8]
@@ -92,7 +92,7 @@ def test_a_prompt_store_leaves_blocks_as_they_are():
     """Nothing grows where the store answers at once."""
     credits = Credits(3, "stop", 4, 0)
     actions = [action for now in range(4) for action in credits.fetched(float(now))]
-    assert [action.entry["size"] for action in actions if isinstance(action, CountRank)] == [2, 2]
+    assert [action.entry["size"] for action in actions if isinstance(action, AddOne)] == [2, 2]
     assert credits.lookahead == 4
 
 
@@ -101,7 +101,7 @@ def test_the_rank_that_completes_a_count_knows_which_grant_everybody_has():
     credits, forgotten = Credits(3, "stop", 2, 0), []
     for block in range(5):
         for action in credits.fetched(0.0):
-            assert isinstance(action, CountRank)
+            assert isinstance(action, AddOne)
             forgotten.append(action.forget)
         granted(credits, block, 1, 100 + block)
     assert forgotten == [None, None, 100, 101, 102]

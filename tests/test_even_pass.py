@@ -154,7 +154,7 @@ def test_a_wait_for_batches_is_in_the_loader(again: bool) -> None:
     """A loader that waits in the standard library has no line of the user's. It does not wait for the other ranks."""
     batches: queue.Queue[int] = queue.Queue()
     waiting = iter(batches.get, 0)
-    this = Pass(iter([7]) if again else waiting, "repeat", lookahead=1)
+    this = Pass(iter([7]) if again else waiting, "repeat", lookahead=2 if again else 1)
     if again:
         this.even = EvenPass(this.state, this.span, this.credits, iter([7]), lambda: map(int, [next(waiting)]))
         assert not this.even.is_ready()

@@ -33,14 +33,14 @@ class PrintWarning:
 
 
 @dataclass(frozen=True)
-class CountRank:
+class AddOne:
     """Add 1 to a counter in the store. The rank that completes it deletes its key and appends an entry to the log.
 
     Attributes:
         opened: Index of the mark that opened the span; with `key` it names the counter.
         key: The counter, the same on all ranks.
         entry: The entry, as JSON types.
-        batches: A number of this rank. The entry of the rank that completes the count then has the largest number of
+        batches: A number of this rank. The entry of the rank that completes the counter then has the largest number of
             all ranks as ``at``. None: there is no such number.
         forget: Index of an entry of the log that every rank has received once the counter is complete, and that is
             deleted then; None if there is none.
@@ -53,7 +53,7 @@ class CountRank:
     forget: int | None = None
 
 
-Action = WriteEntry | PrintWarning | CountRank
+Action = WriteEntry | PrintWarning | AddOne
 
 
 class Outbox(queue.SimpleQueue[Any]):

@@ -3,14 +3,15 @@
 Each rank fetches a few batches ahead of the one that it trains on. It starts a batch only once all ranks are known to
 have one of that number, so no collective ever lacks a rank.
 
-- Batches come in blocks. A rank whose loader has delivered a block counts itself, which is its credit for that block.
-  The rank that completes the count appends a grant to the log, and every rank may start the batches of the block.
-- ``stop``: a rank whose loader ends announces after how many batches. Every rank that has as many counts itself, and
-  the rank that completes the count appends the common end. A rank whose loader ends earlier announces that instead.
-- ``repeat``: a rank whose loader ends for the first time counts itself with its number. It then gives no credit beyond
-  that number until it knows that it was not the last rank; it goes on with its loader's batches from the first one.
-  The rank that completes the count appends the largest number as the common end. A rank without any batch announces
-  that, because it has nothing to repeat.
+- Batches come in blocks. A rank whose loader has delivered a block adds 1 to the block's counter, which is its credit.
+  The rank that completes the counter appends a grant to the log, and every rank may start the batches of the block.
+- ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
+  that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
+  number instead.
+- ``repeat``: a rank whose loader ends for the first time writes its number and adds 1 to a counter. It then gives no
+  credit beyond that number until it knows that it was not the last rank; it goes on with its loader's batches from the
+  first one. The rank that completes the counter appends the largest number as the common end. A rank without any batch
+  announces that, because it has nothing to repeat.
 
 A rank fetches at most `lookahead` batches more than it has started, and gives credit for at most two blocks that are
 not granted yet. A rank that ends has no more batches than any other rank can fetch while it waits, so nobody waits for
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from countoff.core.protocol.actions import Action, CountRank, WriteEntry
+from countoff.core.protocol.actions import Action, AddOne, WriteEntry
 from countoff.core.protocol.records import parse_count
 
 __all__ = ["Credits"]
@@ -75,7 +76,7 @@ class Credits:
         self._size = block  # of the blocks whose border is not known yet
         self._borders = [block, 2 * block]  # the block at index 0 is the first one that is not granted
         self._block = 0  # its number
-        self._credited = 0  # blocks for which this rank has counted itself
+        self._credited = 0  # blocks for which this rank has given credit
         self._credited_at = 0.0
         self._answer_seconds = 0.0
         self._grants: list[int] = []  # indices in the log of the last two
@@ -122,8 +123,8 @@ class Credits:
             return []
         if self.policy == "repeat":
             entry = {"type": "stop", "opened": self.opened}
-            counted = CountRank(self.opened, self._key("ended"), entry, batches=end)
-            return [counted] if end else [self._ends_entry(end), counted]
+            ended = AddOne(self.opened, self._key("ended"), entry, batches=end)
+            return [ended] if end else [self._ends_entry(end), ended]
         if self._lowest is not None and self._lowest <= end:
             return self._due(now)
         self._lowest = end
@@ -159,12 +160,12 @@ class Credits:
                 self.total = self.granted = at
         return self._due(now)
 
-    def counted(self, action: CountRank, *, last: bool, seconds: float, now: float) -> list[Action]:
-        """This rank has been counted.
+    def added(self, action: AddOne, *, last: bool, seconds: float, now: float) -> list[Action]:
+        """This rank has added 1 to a counter.
 
         Args:
-            action: The action by which it was.
-            last: Whether it has completed the count.
+            action: The action that asked for it.
+            last: Whether it has completed the counter.
             seconds: How long the store took to answer.
             now: The time, in seconds of any clock.
         """
@@ -218,10 +219,11 @@ class Credits:
         self._size = size
         self._borders.append(self._borders[-1] + size)
         self._grants = [*self._grants[-1:], index]
-        self.lookahead = max(self.lookahead, 2 * size)
+        if size > self._first_block:
+            self.lookahead = max(self.lookahead, 2 * size)
 
     def _due(self, now: float) -> list[Action]:
-        """What this rank has to count itself for, now that it has fetched, heard or been told something."""
+        """The counters to which this rank has to add 1, now that it has fetched, heard or been told something."""
         actions: list[Action] = []
         if self.total is not None:
             return actions
@@ -231,14 +233,14 @@ class Credits:
             if border > held or (self._lowest is not None and border > self._lowest):
                 break
             actions.append(self._credit(now))
-        end = min(self._ends, default=None)  # those in the log, so that every rank knows of each count that begins
+        end = min(self._ends, default=None)  # those in the log, so that every rank knows of each counter that begins
         if self.policy == "stop" and end is not None and self.ready >= end and self._offered != end:
             self._offered = end
             entry = {"type": "stop", "opened": self.opened, "at": end}
-            actions.append(CountRank(self.opened, self._key(f"end/{end}"), entry))
+            actions.append(AddOne(self.opened, self._key(f"end/{end}"), entry))
         return actions
 
-    def _credit(self, now: float) -> CountRank:
+    def _credit(self, now: float) -> AddOne:
         number, self._credited = self._credited, self._credited + 1
         size, took, self._credited_at = self._size, now - self._credited_at, now
         if number >= _PACED and self._answer_seconds > _SLOW_SHARE * took:
@@ -246,7 +248,7 @@ class Credits:
         # Who gives credit for block n has the grant of block n - 2: no border beyond two blocks is known before.
         forget = self._grants[number - 2 - self._block] if number - 2 >= self._block - len(self._grants) else None
         entry = {"type": "grant", "opened": self.opened, "block": number, "size": size}
-        return CountRank(self.opened, self._key(str(number)), entry, forget=forget)
+        return AddOne(self.opened, self._key(str(number)), entry, forget=forget)
 
     def _ends_entry(self, end: int) -> WriteEntry:
         return WriteEntry({"type": "ends", "opened": self.opened, "at": end, "rank": self._rank})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.protocol.actions import Action, CountRank, Outbox, PrintWarning, WriteEntry
+from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.judgement import judge, nothing_to_repeat, remedy_for, row
@@ -264,7 +264,7 @@ class State:
                 self.alarm = armed
             self.changed.notify_all()
 
-    def counted(self, action: CountRank, *, last: bool, seconds: float) -> None:
+    def added(self, action: AddOne, *, last: bool, seconds: float) -> None:
         """This rank has added 1 to a counter.
 
         Args:
@@ -275,7 +275,7 @@ class State:
         with self.lock:
             for span in self.spans:
                 if span.opened == action.opened and (credits := span.credits) is not None:
-                    self._act(credits, credits.counted(action, last=last, seconds=seconds, now=time.monotonic()))
+                    self._act(credits, credits.added(action, last=last, seconds=seconds, now=time.monotonic()))
             self.changed.notify_all()
 
     def _parse(self, entry: Mapping[str, Any], index: int) -> Callable[[], None]:

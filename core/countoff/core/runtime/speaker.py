@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.protocol.actions import CountRank, PrintWarning, WriteEntry
+from countoff.core.protocol.actions import AddOne, PrintWarning, WriteEntry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.agreement import Agreement
@@ -184,13 +184,13 @@ class Speaker:
                     self.append(entry, lambda: state.is_written(entry))(channel)
             case PrintWarning(verdict):
                 shutdown.print_to_stderr(verdict, state.rank)
-            case CountRank():
+            case AddOne():
                 if state.comparing and state.end is None:
-                    self._count(job, channel)
+                    self._add_one(job, channel)
             case _:
                 job(channel)
 
-    def _count(self, action: CountRank, channel: Channel) -> None:
+    def _add_one(self, action: AddOne, channel: Channel) -> None:
         state, key = self._state, action.key
         self.line.settle()
         if action.batches is not None:
@@ -204,7 +204,7 @@ class Speaker:
                 entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
                 left += numbers
             self.append(entry)(channel)  # first: all ranks may be waiting for it
-        state.counted(action, last=last, seconds=time.monotonic() - began)
+        state.added(action, last=last, seconds=time.monotonic() - began)
 
         def forget(channel: Channel) -> None:
             for each in left:
@@ -213,7 +213,7 @@ class Speaker:
                 channel.whole.delete(f"log/{action.forget}")
 
         if last:
-            self.hand(forget)  # behind the counts that wait by now
+            self.hand(forget)  # behind what waits to be added by now
 
 
 def announce_stopped(channel: Channel, rank: int) -> None:

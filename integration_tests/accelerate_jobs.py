@@ -73,6 +73,7 @@ class Loop:
         eval_break_at: The same for evaluations.
         eval_inside: Evaluates in the middle of each train epoch, after so many batches of it, rather than behind it.
         eval_ranks: The ranks that evaluate; empty: all of them.
+        clip: The norm to which gradients are clipped; 0: they are not.
         options: Options of attach; None: no countoff at all.
     """
 
@@ -92,6 +93,7 @@ class Loop:
     eval_break_at: Mapping[int, int] = field(default_factory=dict)
     eval_inside: int = 0
     eval_ranks: Sequence[int] = ()
+    clip: float = 0.0
     options: Mapping[str, Any] | None = field(default_factory=dict)
 
     def accelerator(self) -> Accelerator:
@@ -163,10 +165,12 @@ class Outcome:
     progress: dict[str, float] = field(default_factory=dict)
 
 
-def forward_and_back(accelerator: Accelerator, model: Any, optimizer: Any, batch: Any) -> None:
+def forward_and_back(accelerator: Accelerator, model: Any, optimizer: Any, batch: Any, clip: float = 0.0) -> None:
     images, labels = batch
     with accelerator.accumulate(model):
         accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
+        if clip and accelerator.sync_gradients:
+            accelerator.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -191,7 +195,7 @@ def run(loop: Loop) -> Outcome:
         batches = 0
         for batch in train:
             batches += 1
-            forward_and_back(accelerator, model, optimizer, batch)
+            forward_and_back(accelerator, model, optimizer, batch, loop.clip)
             print(f"trained {epoch} {batches}", flush=True)
             if batches == loop.eval_inside:
                 evaluate_all()

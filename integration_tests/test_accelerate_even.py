@@ -18,6 +18,7 @@ LOOPS = [
     Loop(batches=[5, 8], accumulation=2),
     Loop(batches=[7, 9], accumulation=3, epochs=3),
     Loop(batches=[9, 7], accumulation=4),
+    Loop(batches=[5, 7], accumulation=2, clip=0.1),
     Loop(batches=[4, 6], eval_batches=[5, 3], gather=True),
     Loop(batches=[6, 4], eval_batches=[3, 5], gather=True, eval_inside=2),
     Loop(batches=[6, 8], break_at={0: 5, 1: 5}),

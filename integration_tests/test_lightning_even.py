@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, IterableDataset
 
 from countoff.core import DivergenceError
@@ -124,7 +125,7 @@ def train(case: Case, by_hand: bool, **options: Any) -> dict[str, Any]:
     """Trains with loaders that are made even, or that were cut (or lengthened) by hand, without countoff."""
     if not by_hand:
         options = {"uneven_train": "repeat" if case.repeats else "stop", "uneven_eval": "stop", **options}
-    job = Job(trainer=case.trainer, options=None if by_hand else options)
+    job = Job(trainer=copy.deepcopy(case.trainer), options=None if by_hand else options)
     trainer, model = job.make_trainer(use_distributed_sampler=False), Seen(case, by_hand)
     trainer.fit(model)
     return {**outcome(trainer, model), "seen": model.seen}
@@ -172,6 +173,14 @@ STOP = {
     "a limit below the end": Case([[7, 5]], [5], trainer={"limit_train_batches": 3}, **VAL),
     "a limit below the end, sized": Case([[7, 5]], [5], sized=True, trainer={"limit_train_batches": 3}, **VAL),
     "early stopping": Case([[7, 5]], [5], model={"stop_at": 3}, **VAL),
+    "early stopping by a metric": Case(
+        [[7, 5]],
+        [5],
+        trainer={"max_epochs": 4, "callbacks": [EarlyStopping("val", min_delta=99.0, patience=1)]},
+        model={"eval_sync": "epoch"},
+        **VAL,
+    ),
+    "gradient clipping": Case([[7, 5]], [5], trainer={"gradient_clip_val": 0.1, **accumulate(2)}),
     "evaluations synchronised": Case([[7, 5]], [5], val=[[2], [5]], common_val=[2], model={"eval_sync": "step"}),
     "several evaluations": Case([[5, 7]], [5], trainer={"val_check_interval": 2}, **TWO_VAL),
     "a limit of evaluations": Case([[5, 7]], [5], trainer={"limit_val_batches": 2}, **TWO_VAL),

@@ -159,13 +159,25 @@ SAVED: dict[str, tuple[Callable[[int], Any], Watching]] = {
 }
 
 
-def saved(lengths: Sequence[int]) -> dict[str, list[list[list[float]]]]:
+def loaded_between_handles(length: int) -> dict[str, int]:
+    """The state of a loader that was loaded after one handle has ended and before the next one's first pass."""
+    loader = Numbers(length)
+    with attached(loader) as loop:
+        positions(loop, loader)
+    loader.load_state_dict({"position": 3})
+    with attached(loader):
+        return loader.state_dict()
+
+
+def saved(lengths: Sequence[int]) -> tuple[dict[str, list[list[list[float]]]], dict[str, int]]:
     """What runs get that resume after one, four and six batches of a pass, and after its end, in each pass.
 
     Every state is taken while the handle is open.
     """
     dist.init_process_group("gloo")
-    return {name: flagged("1", resumed_everywhere, (*case, lengths[own_rank()])) for name, case in SAVED.items()}
+    own = lengths[own_rank()]
+    found = {name: flagged("1", resumed_everywhere, (*case, own)) for name, case in SAVED.items()}
+    return found, loaded_between_handles(own)
 
 
 def resumed_everywhere(case: tuple[Callable[[int], Any], Watching, int]) -> list[list[list[float]]]:

@@ -142,7 +142,9 @@ def test_the_state_of_a_loader_is_that_of_the_loop_until_the_handle_ends(run_ran
     results = run_ranks(stateful_loaders.saved, 2, [9, 7], env=env, deadline_seconds=120)
     for rank, result in enumerate(results):
         whole = [1000.0 * rank + number for number in range(7)]
-        for name, found in result.value.items():
+        resumed, loaded = result.value
+        assert loaded == {"position": 3}
+        for name, found in resumed.items():
             within = [whole[done:] for done in (1, 4, 6)]
             if name.startswith("own"):  # it cannot be told that what a longer rank has left is not to be taken
                 assert found == [*([each] for each in within), [[]]], (name, result)

@@ -139,13 +139,14 @@ def cover_state(loader: Any) -> Callable[[], None]:
     It does nothing for a loader that cannot report its state, or whose class cannot be exchanged.
     """
     if saves_state(loader):
+        forget_state(loader)
         with contextlib.suppress(TypeError):
             return swap_class(loader, lambda _, batches: batches, methods=STATE_METHODS)
     return lambda: None
 
 
 def forget_state(loader: Any) -> None:
-    """Lets a loader report its own state again, where a pass over it begins that is not made even."""
+    """Lets a loader report its own state again, until an even pass over it begins."""
     if saves_state(loader):
         _resumable.pop(id(loader), None)
 

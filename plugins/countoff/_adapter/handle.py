@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from countoff._adapter.class_swap import handle_of, swap_class
-from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass
+from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
@@ -175,6 +175,7 @@ class Attached:
                     stack.callback(
                         swap_class(loader, functools.partial(self._follow, name), handle=self, methods=STATE_METHODS)
                     )
+                    forget_state(loader)
                 except TypeError as error:
                     instead = _COUNTED if name is None else ""
                     raise TypeError(f"attach({argument_of(name)}=…) {error}{instead}") from None

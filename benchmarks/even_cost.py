@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
@@ -47,6 +48,7 @@ _STEP_BATCHES = {1: 128, 5: 96, 50: 16}
 _STEP_ROUNDS = {1: 5, 5: 8, 50: 3}
 _WIDTH = 64
 _UNEVEN_BY = 5
+_WARM_UP_STEPS = 256
 _SETTINGS = (2, 0, SLEEPS), (4, 0, SLEEPS), (2, 2, SLEEPS), (4, 2, SLEEPS), (2, 0, COMPUTES), (1, 0, SLEEPS)
 
 
@@ -157,9 +159,11 @@ class Steps:
         self._seconds = 0.0  # that fill a step
         self._once = self._median(lambda: torch.mm(self._operand, self._operand)) if case.filling == COMPUTES else 0.0
         batch = torch.randn(8, _WIDTH)
-        for _ in range(4):  # a step takes longer after a sleep than right after another step
+        for _ in range(_WARM_UP_STEPS):  # the first steps, while other ranks still start, take longer
+            self.train(batch)
+        for _ in range(12):  # by half, because a step takes longer after a sleep than right after another step
             missing = case.step_ms / 1e3 - self._median(lambda: self.train(batch))
-            self._seconds = max(0.0, self._seconds + missing)
+            self._seconds = max(0.0, self._seconds + missing / 2)
 
     def train(self, batch: torch.Tensor) -> None:
         """Trains on one batch."""
@@ -217,7 +221,9 @@ def loader_of(mode: str, case: Case) -> DataLoader[Any]:
     if case.workers:  # a rank of the harness would otherwise start a forkserver of its own
         workers |= {"persistent_workers": True, "multiprocessing_context": "fork"}
     if mode == STOP_PROVEN:
-        return DataLoader(Sized(data.flatten(0, 1)), batch_size=8, collate_fn=_as_is, **workers)
+        samples = Sized(data.flatten(0, 1))
+        sampler = DistributedSampler(samples, num_replicas=1, rank=0, shuffle=False)
+        return DataLoader(samples, batch_size=8, sampler=sampler, collate_fn=_as_is, **workers)
     return DataLoader(Unsized(data), batch_size=None, **workers)
 
 

@@ -1,6 +1,7 @@
 """One rank's even pass, whose state is moved by hand: errors, ends, and what a run resumes from."""
 
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,3 +172,32 @@ def test_a_wait_for_other_ranks_is_as_a_collective() -> None:
     watched = Watched("collective", lambda: this.receive(type="stop", at=1))
     assert next(this.even) == 0
     assert "collective" in watched.seen
+
+
+class Interrupted(Exception):
+    """What the handler of a signal raises."""
+
+
+def test_a_signal_that_another_thread_gets_ends_a_wait() -> None:
+    """Python handles it in the main thread, which nothing wakes then: a wait without a time-out would never end."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    this, given_up = Pass(iter(range(9))), threading.Event()
+
+    def give_up() -> None:
+        given_up.set()
+        this.receive(type="stop", at=0)
+
+    patience = threading.Timer(20, give_up)
+    patience.start()
+    earlier = signal.signal(signal.SIGUSR2, interrupt)
+    try:
+        Watched("collective", lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR2))
+        with pytest.raises(Interrupted):
+            next(this.even)
+        assert not given_up.is_set()
+    finally:
+        patience.cancel()
+        signal.signal(signal.SIGUSR2, earlier)

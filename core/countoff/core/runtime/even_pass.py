@@ -23,6 +23,9 @@ from countoff.core.runtime import shutdown
 
 __all__ = ["EvenPass", "Resumable"]
 
+_WAIT_SECONDS = 1.0
+"""A wait is short: Ctrl-C is handled when it ends, if the signal came just before it or went to another thread."""
+
 
 @dataclass
 class Resumable:
@@ -196,7 +199,7 @@ class EvenPass:
             began = time.monotonic()
             with state.changed:
                 while not (self._is_decided() or self._may_fetch()):  # a rank may learn that it is to repeat batches
-                    state.changed.wait()
+                    state.changed.wait(_WAIT_SECONDS)
             waited += time.monotonic() - began
         self._span.loader_seconds -= waited  # the adapter adds all that it waits for an iterator
 

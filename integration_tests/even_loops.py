@@ -6,6 +6,7 @@ import gc
 import itertools
 import multiprocessing
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -201,6 +202,7 @@ def wait_for_the_end() -> None:
 
 def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
     """Trains where rank 1 has trouble in its loader at one batch, counted from 0."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     dist.init_process_group("gloo")
     loader = DataLoader(Troubled(9, at, trouble), batch_size=None)
     taken: list[int] = []
@@ -274,7 +276,7 @@ def queued(release: str) -> Iterator[int | None]:
             batches.put(number + 1)
         batches.put(None)
 
-    threading.Thread(target=fill).start()
+    threading.Thread(target=fill, daemon=True).start()
     return iter(batches.get, None)
 
 

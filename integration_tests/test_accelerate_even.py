@@ -6,6 +6,12 @@ import pytest
 
 pytest.importorskip("accelerate")
 
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from countoff.accelerate import attach
 from integration_tests import accelerate_jobs, stateful_loaders, trainer_jobs
 from integration_tests.accelerate_jobs import Loop
 from integration_tests.jobs import assert_named, verdict_lines
@@ -70,6 +76,37 @@ def test_short_ranks_of_accelerate_repeat_their_streams(run_ranks):
 
 UNSPLIT = Loop(samples=33, evals=[33, 36], gather=True, loader={"even_batches": False}, epochs=1, options=STOP)
 UNEVEN_SHARDS = [UNSPLIT, replace(UNSPLIT, evals=[33, 34], loader={"even_batches": False, "split_batches": True})]
+
+
+class Buckets(Sampler):
+    """A batch sampler without a length, as of buckets."""
+
+    batch_size = None
+    drop_last = False
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3], [4, 5]])
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def take_what_accelerate_cannot_count(_):
+    """The batches of a loader of buckets, and the remainder of the last batch where short ranks repeat batches."""
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    data = TensorDataset(torch.arange(20))
+    buckets, plain = accelerator.prepare(DataLoader(data, batch_sampler=Buckets()), DataLoader(data, batch_size=4))
+    with attach(accelerator, train=buckets, uneven_train="stop"):
+        taken = sum(1 for _ in buckets)
+    with attach(accelerator, train=plain, uneven_train="repeat"):
+        remainders = [plain.remainder for _ in plain]
+    return taken, remainders
+
+
+def test_loaders_that_accelerate_cannot_count_or_repeats_end_as_it_says(run_ranks):
+    """A batch sampler needs no length, and of repeated batches `gather_for_metrics` cuts what is repeated."""
+    results = run_ranks(take_what_accelerate_cannot_count, 2, 0)
+    assert [result.value for result in results] == [(1, [4, 4, 4])] * 2
 
 
 def test_metrics_are_gathered_of_all_samples_that_ranks_have_in_common(run_ranks):
@@ -147,6 +184,7 @@ def test_the_state_of_a_loader_is_that_of_the_loop_until_the_handle_ends(run_ran
         for name, found in resumed.items():
             within = [whole[done:] for done in (1, 4, 6)]
             if name.startswith("own"):  # it cannot be told that what a longer rank has left is not to be taken
-                assert found == [*([each] for each in within), [[]]], (name, result)
+                left = [] if "iterator" in name else [[7.0, 8.0], [1000.0, 1001.0]][rank]  # rank 1 begins again
+                assert found == [*([each] for each in within), [left]], (name, result)
             else:
                 assert found == [*([each, whole] for each in within), [whole, whole]], (name, result)

@@ -321,13 +321,13 @@ def stop_alone(uneven: str) -> None:
     trainer.fit(model, Case([[9, 7]], [7]).loader(0, by_hand=False))
 
 
-def validate_at(lengths: Sequence[int], interval: float | Sequence[int]) -> list[Any]:
+def validate_at(lengths: Sequence[int], interval: float | Sequence[int], **limits: int) -> list[Any]:
     """Trains on loaders that report their lengths, which nothing proves; returns the batches before each validation."""
     quiet()
     case = Case([lengths], [min(lengths)], sized=True, **VAL)
     own = interval if isinstance(interval, (int, float)) else interval[own_rank()]
     job = Job(trainer={"val_check_interval": own}, options={"uneven_train": "stop", "uneven_eval": "stop"})
-    trainer, model = job.make_trainer(max_epochs=1), Seen(case, by_hand=False)
+    trainer, model = job.make_trainer(**{"max_epochs": 1, **limits}), Seen(case, by_hand=False)
     trainer.fit(model)
     kinds = "".join(each[0][0] for each in model.seen if each[0] != "steps")
     return [len(part) for part in re.findall("t+(?=v)", kinds)]
@@ -340,14 +340,23 @@ def test_a_fraction_of_different_lengths_is_refused_before_the_first_batch(run_r
     assert_named(results, "PlanMismatch", [0, 1], found, "do:  set Trainer(val_check_interval=N) to a whole")
 
 
-def validate_at_each(cases: Sequence[tuple[Sequence[int], float]]) -> list[list[Any]]:
-    return [validate_at(*case) for case in cases]
+TOGETHER = [
+    (([5, 9], 2), {}, [2, 2]),
+    (([5, 4], 0.5), {}, [2, 2]),
+    (([5, 9], 1.0), {}, [5]),
+    (([5, 9], 0.5), {"max_steps": 1}, []),
+    (([5, 9], 0.5), {"check_val_every_n_epoch": 2}, []),
+]
+
+
+def validate_at_each(cases: Sequence[tuple[Any, dict[str, int], Any]]) -> list[list[Any]]:
+    return [validate_at(*case, **limits) for case, limits, _ in cases]
 
 
 def test_ranks_of_different_lengths_that_validate_together_train_on(run_ranks):
-    """Whole numbers are not refused, nor is a fraction that is one number of batches on all ranks, nor 1.0."""
-    for result in run_ranks(validate_at_each, 2, [([5, 9], 2), ([5, 4], 0.5), ([5, 9], 1.0)], deadline_seconds=60):
-        assert result.value == [[2, 2], [2, 2], [5]], result
+    """Whole numbers are not refused, nor a fraction that is the same on all ranks or is never reached, nor 1.0."""
+    for result in run_ranks(validate_at_each, 2, TOGETHER, deadline_seconds=90):
+        assert result.value == [expected for _, _, expected in TOGETHER], result
 
 
 def test_ranks_that_validate_at_different_batches_are_out_of_step(run_ranks):

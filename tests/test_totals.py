@@ -63,6 +63,8 @@ def test_a_dataset_that_is_divided_keeps_its_totals(divided: dict[str, Any]) -> 
         assert per_epoch(totals) == own
     totals.take_common(5)
     assert per_epoch(totals) == [5, 5, 10, None, None]
+    totals.take_common(7)
+    assert per_epoch(totals) == own
     unequal = totals_of(**divided)
     unequal.take_common(7, proven=True)
     assert per_epoch(unequal) == [7, 7, 14, None, None]

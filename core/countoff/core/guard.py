@@ -224,7 +224,7 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        settings, span, policy = self._settings, self._span, self._policy
+        settings, span, policy = self._settings, self._span, self.even_policy
         if policy is None or self._roll_call is None or span.credits is not None:  # one pass has the span already
             return batches
         from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
@@ -338,10 +338,11 @@ class Guard:
     @property
     def makes_even(self) -> bool:
         """Whether ranks take the same number of batches in the innermost open span, whatever their loaders hold."""
-        return self._policy is not None
+        return self.even_policy is not None
 
     @property
-    def _policy(self) -> Literal["stop", "repeat"] | None:
+    def even_policy(self) -> Literal["stop", "repeat"] | None:
+        """How the innermost open span is made even: to end with the shortest or the longest rank; None: it is not."""
         chosen = self._settings.uneven_eval if self._span.evaluation else self._settings.uneven_train
         alone = self._monitor is None or self._closed or not self._span.compared
         return None if alone or chosen not in ("stop", "repeat") else chosen

@@ -63,6 +63,9 @@ class Totals:
         # What divides one dataset among the ranks gives each as many batches, so the plan holds until an epoch differs.
         divided = self._facts.one_pass is not None or self._facts.sampling == "distributed"
         if not proven and self._own.proven and divided and batches in (None, self._own.batches_per_epoch):
+            if batches is not None:  # the epoch before may have differed
+                self._takes_common, self._common_batches = False, None
+                self._update()
             return
         self._takes_common, self._common_batches = True, batches or None
         self._update()

@@ -89,11 +89,13 @@ def even_inside(
         inner: The loader that it iterates.
         ahead: Whether it fetches one batch ahead of the one that it hands out.
         proven: Whether it is the loader whose length the fit's plan proves.
-        begun: Called when the loop's loader has begun to iterate the other one.
+        begun: Called when the loop's loader has begun to iterate the other one, where the pass is to end with the
+            shortest rank.
     """
 
     def observe(loader: Any, own: Iterator[Any]) -> Iterator[Any]:
-        begun()
+        if guard.even_policy == "stop":
+            begun()
         return _even(guard, own, loader, again=None, ahead=ahead, proven=proven)
 
     give_back = swap_class(inner, observe, methods=STATE_METHODS)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from countoff._adapter.class_swap import handle_of, swap_class
-from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state
+from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state, saves_state
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
@@ -83,16 +83,6 @@ class Attached:
         done = self.totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
 
-    def change_totals(self, totals: Totals) -> None:
-        """Takes the totals of another train loader, which the next epochs have.
-
-        Args:
-            totals: Its totals.
-        """
-        self.totals = totals
-        if not self.guard.own_length_holds:
-            totals.take_common(None)
-
     def counted(self, source: Any) -> Any:
         """Returns a source of train batches that counts them as it hands them out, for a loop without a loader.
 
@@ -127,7 +117,7 @@ class Attached:
 
         It matters where ranks take the same number of batches, because they fetch ahead then.
         """
-        if self._settings.keeps_even and all(each is not loader for each in self._covered):
+        if self._settings.keeps_even and saves_state(loader) and all(each is not loader for each in self._covered):
             self._covered.append(loader)
             self._release.callback(cover_state(loader))
 

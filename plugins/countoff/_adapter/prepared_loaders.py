@@ -158,15 +158,17 @@ def source_length(loader: Any) -> int | None:
 
 
 def _has_uneven_shards(loader: Any) -> bool:
-    """Whether Accelerate gives ranks different numbers of batches, as it does with `even_batches=False`."""
+    """Whether Accelerate is known to give ranks different numbers of batches, as it may with `even_batches=False`."""
     shard: Any = source_of(loader)
     if not isinstance(shard, BatchSamplerShard) or shard.even_batches or shard.drop_last:
         return False
     if not shard.split_batches:
-        return len(shard.batch_sampler) % shard.num_processes != 0
-    batches: Any = shard.batch_sampler
-    last, share = len(batches.sampler) % batches.batch_size, batches.batch_size // shard.num_processes
-    return 0 < last <= share * (shard.num_processes - 1)
+        batches = reported_length(shard.batch_sampler)
+        return batches is not None and batches % shard.num_processes != 0
+    samples = reported_length(getattr(shard.batch_sampler, "sampler", None))
+    size: Any = shard.batch_size
+    share = size // shard.num_processes
+    return samples is not None and 0 < samples % size <= share * (shard.num_processes - 1)
 
 
 def _source(loader: Any) -> tuple[Any, int]:

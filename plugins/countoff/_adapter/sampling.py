@@ -65,7 +65,8 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
         yield sampler
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        inner = getattr(sampler, "batch_sampler", None)  # not asked for its truth: its length may raise
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
 
 
 def _accelerate(*names: str) -> tuple[type, ...]:

@@ -187,7 +187,7 @@ class FabricLoaders:
         if self.attached is None:
             self._begin(loader)
         elif last is not loader:
-            self.attached.change_totals(self._totals(_facts(loader)))
+            self.attached.totals = self._totals(_facts(loader))
 
     def _begin(self, loader: Any) -> None:
         for earlier in list(_fits):  # of another Fabric of this process, which has no hook that ends it

@@ -79,10 +79,13 @@ def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position:
 
 
 def _fraction_of_length(trainer: Any) -> int | None:
-    """Returns the batches between two evaluations, where the user gave them as a fraction of an epoch."""
-    interval = trainer.val_check_interval
+    """Returns the batches before the first evaluation, given as a fraction of an epoch, if the fit gets that far."""
+    interval, every, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch, trainer.max_epochs
+    batches = math.inf if trainer.max_steps == -1 else trainer.max_steps * trainer.accumulate_grad_batches
     evaluates = trainer.enable_validation and isinstance(interval, float) and interval < 1.0
-    return _finite(trainer.val_check_batch) if evaluates else None
+    if not evaluates or batches < trainer.val_check_batch or (every and epochs not in (None, -1) and epochs < every):
+        return None
+    return _finite(trainer.val_check_batch)
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

@@ -206,12 +206,14 @@ class EvenPass:
     def _end(self, total: int) -> None:
         """Notes what this rank had beyond the common end, or had to repeat."""
         credits, span = self._credits, self._span
-        if self.resumable is not None:
-            self.resumable.over = True
         if not self._exhausted and not self._held and credits.own_end is None and self._own in (None, total):
             # A loader that ends here is to end as in any loop, and whether it does is to be told.
             with contextlib.suppress(Exception):  # of a batch that no rank takes
                 self._fetch()
+        if self.resumable is not None:
+            self.resumable.over = True
+            if self._snapshot is not None and self._exhausted and not self._held:
+                self.resumable.state = copy.deepcopy(self._snapshot())  # the loader's own end: its next pass is whole
         own = credits.own_end if self._own is None else self._own
         if credits.policy == "repeat":
             span.repeated = 0 if own is None else total - own

@@ -68,6 +68,17 @@ def share_loader(batches: int, reported: int | None = None, before: Callable[[in
     return DataLoader(share, batch_size=BATCH_SIZE)
 
 
+class Listed:
+    """A train loader without a length, which can be pickled while it is iterated."""
+
+    def __init__(self, batches: int) -> None:
+        images, labels = digits()
+        self._batches = [(images[start : start + 4], labels[start : start + 4]) for start in range(0, 4 * batches, 4)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
 class Classifier(pl.LightningModule):
     """A linear classifier of digits, with what a test wants to be synchronised."""
 

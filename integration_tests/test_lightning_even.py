@@ -20,6 +20,7 @@ from integration_tests.jobs import (
     BATCH_SIZE,
     Classifier,
     Job,
+    Listed,
     assert_named,
     digits,
     outcome,
@@ -412,17 +413,6 @@ class End(pl.Callback):
             assert each.iterator is each.combined_loader
         if self._ends and trainer.current_epoch == 1 and batch_idx == 2:
             raise Ended
-
-
-class Listed:
-    """A train loader that can be pickled, with a length or without one."""
-
-    def __init__(self, batches: int) -> None:
-        images, labels = digits()
-        self._batches = [(images[start : start + 4], labels[start : start + 4]) for start in range(0, 4 * batches, 4)]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
 
 
 class SizedList(Listed):

@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import TQDMProgressBar
 
 from countoff.lightning import Countoff
-from integration_tests.jobs import Classifier, Job, csv_logger, digits, quiet, verdict_lines
+from integration_tests.jobs import Classifier, Job, Listed, csv_logger, quiet, verdict_lines
 
 HOOKED = ("_start_profiler", "_stop_profiler", "_broadcast_sigterm_tensor", "batch_to_device", "teardown")
 """Methods of Lightning's objects that countoff calls functions before or after."""
@@ -27,17 +26,6 @@ LIGHTNINGS = {"log", "log_dict"}
 
 class Broken(Exception):
     """What a fit ends with."""
-
-
-class Batches:
-    """A train loader without a length, which can be pickled while it is iterated."""
-
-    def __init__(self, number: int) -> None:
-        images, labels = digits()
-        self._batches = [(images[start : start + 4], labels[start : start + 4]) for start in range(0, 4 * number, 4)]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
 
 
 def named(trainer: pl.Trainer) -> dict[str, Any]:
@@ -137,7 +125,7 @@ def watch_a_fit(job: Job, own_batches: int, breaks: bool) -> dict[str, Any]:
     before = shapes(trainer)
     ended = ""
     try:
-        trainer.fit(model, Batches(own_batches))
+        trainer.fit(model, Listed(own_batches))
     except BaseException as error:
         ended = repr(error)
     threads = threads_left()

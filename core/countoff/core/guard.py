@@ -229,9 +229,8 @@ class Guard:
             return batches
         from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
 
-        lengths, own = self._roll_call.lengths if proven and not span.evaluation else (), None
-        if lengths and self._own_batches is not None:
-            total = lengths[0] if policy == "stop" else lengths[1]
+        total, own = self.common_batches if proven and not span.evaluation else None, None
+        if total is not None and self._own_batches is not None:
             own = self._own_batches - span.started
             credits = Credits.known(span.opened, policy, max(0, total - span.started), self._state.rank)
         else:

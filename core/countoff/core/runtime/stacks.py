@@ -12,12 +12,7 @@ _TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/",
 _COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
 _loaders: list[str] = ["/torch/utils/data/"]
-_WAITS = (
-    "/torch/distributed/",
-    "/torch/autograd/graph.py",
-    "/torch/autograd/__init__.py",
-    "/torch/nn/parallel/",
-)
+_WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
 _EVEN_PASS = "/countoff/core/runtime/even_pass.py"
 _EVEN_FETCHES = ("_fetch", "_begin_again")
 _EVEN_WAIT = "_wait"

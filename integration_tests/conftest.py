@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests import harness, torchrun
+from integration_tests import harness, hosts, torchrun
 
 # Not for the search for doctests: one imports every framework, the others what may not be there.
 collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py", "faults"]
@@ -47,6 +47,14 @@ def _take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def run_ranks(tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
     """`harness.run_ranks`, below the test's own directory."""
     return functools.partial(harness.run_ranks, directory=tmp_path)
+
+
+@pytest.fixture
+def run_hosts(tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
+    """`hosts.run_hosts`, below the test's own directory. Skips the test where hosts cannot be made."""
+    if reason := hosts.why_impossible():
+        pytest.skip(reason)
+    return functools.partial(hosts.run_hosts, directory=tmp_path)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from integration_tests import rank as rank_process
-from integration_tests.rank import Job
+from integration_tests.rank import Host, Job
 from integration_tests.rank import tell as tell
 
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
@@ -63,6 +63,7 @@ class RankResult:
         output: Its stdout and stderr, in the order written.
         error_file: What it wrote to its TORCHELASTIC_ERROR_FILE, "" if nothing.
         seconds: From the start of the run to its end.
+        host: The name of its host, where the test has made hosts; "" otherwise.
     """
 
     rank: int
@@ -71,10 +72,12 @@ class RankResult:
     output: str
     error_file: str
     seconds: float
+    host: str = ""
 
     def __str__(self) -> str:
         ending = "alive" if self.exit_code is None else f"exit code {self.exit_code}"
-        return f"--- rank {self.rank}: {ending} after {self.seconds:.1f} s, value {self.value!r}\n{self.output}"
+        place = f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+        return f"--- {place}: {ending} after {self.seconds:.1f} s, value {self.value!r}\n{self.output}"
 
 
 class RanksFailed(AssertionError):
@@ -96,6 +99,8 @@ class _Rank:
     messages: Connection
     output: Path
     error_file: Path
+    host: str
+    pid: int | None  # as seen from here; None until a rank on a host of its own has begun there
     value: Any = ABSENT
     told: set[str] = field(default_factory=set)
     ended_at: float | None = None
@@ -111,6 +116,8 @@ class _Rank:
                 kind, content = self.messages.recv()
                 if kind == "told":
                     self.told.add(content)
+                elif kind == "pid":
+                    self.pid = content
                 else:
                     self.value = content
         except (EOFError, ConnectionResetError):
@@ -120,7 +127,7 @@ class _Rank:
         """Send a signal to the rank and to its data loader's workers."""
         if self.alive and self.process.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid or 0, number)
+                os.killpg(self.pid or self.process.pid or 0, number)
 
     def result(self, started_at: float) -> RankResult:
         return RankResult(
@@ -130,22 +137,55 @@ class _Rank:
             output=self.output.read_text(errors="replace") if self.output.exists() else "",
             error_file=self.error_file.read_text() if self.error_file.exists() else "",
             seconds=(self.ended_at or time.monotonic()) - started_at,
+            host=self.host,
         )
 
 
 class Watch:
-    """A run in progress, for the test's `while_running`."""
+    """A run in progress, for the test's `while_running`.
 
-    def __init__(self, ranks: Sequence[_Rank], deadline_seconds: float, kill_peers_after: float | None) -> None:
-        self._ranks = ranks
+    Args:
+        deadline_seconds: After it every rank prints its stacks and is killed.
+        kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
+    """
+
+    def __init__(self, deadline_seconds: float, kill_peers_after: float | None) -> None:
+        self._ranks: list[_Rank] = []
         self._started_at = time.monotonic()
         self._deadline = self._started_at + deadline_seconds
         self._kill_peers_after = kill_peers_after
         self._peers_killed = False
 
+    def start(
+        self, call: bytes, environment: Mapping[str, str], directory: Path, finalise: bool, host: Host | None
+    ) -> None:
+        """Start the next rank; for the functions that run ranks, not for tests.
+
+        Args:
+            call: The pickled function and its arguments.
+            environment: What torchrun would set.
+            directory: The run's own.
+            finalise: Whether the rank finalises its interpreter at the end.
+            host: Where the rank is to live; None: on this machine itself.
+        """
+        rank = len(self._ranks)
+        output = directory / f"rank{rank}.log"
+        messages, theirs = multiprocessing.Pipe(duplex=False)
+        job = Job(call, environment, directory, output, finalise, host)
+        process = _forkserver().Process(target=rank_process.main, args=(job, theirs), name=f"rank{rank}")
+        process.start()
+        theirs.close()
+        error_file = Path(environment["TORCHELASTIC_ERROR_FILE"])
+        pid, name = (process.pid, "") if host is None else (None, host.name)
+        self._ranks.append(_Rank(rank, process, messages, output, error_file, name, pid))
+
     def pid(self, rank: int) -> int:
-        """The rank's process id."""
-        return self._ranks[rank].process.pid or 0
+        """The rank's process id, as seen from here."""
+        one = self._ranks[rank]
+        self._run_until(lambda: one.pid is not None or not one.alive, self._deadline)
+        if one.pid is None:
+            raise RanksFailed(f"rank {rank} has not begun", self.results())
+        return one.pid
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to one rank's process alone: SIGKILL, SIGSTOP, SIGCONT, SIGTERM, …"""
@@ -233,8 +273,9 @@ class Watch:
     def _print_stacks(self, ranks: Sequence[_Rank]) -> None:
         for one in ranks:
             one.kill(signal.SIGCONT)  # a stopped one prints nothing
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one.process.pid or 0, signal.SIGUSR1)
+            if one.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGUSR1)
         wait([one.process.sentinel for one in ranks], _SECONDS_TO_PRINT_STACKS)
 
     def __enter__(self) -> "Watch":
@@ -282,41 +323,46 @@ def run_ranks(
         RanksTimedOut: If ranks are alive at the deadline.
         RanksFailed: If the exit codes are not the expected ones.
     """
-    _forkserver()  # its imports are not on the run's deadline
-    directory = Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=directory))
-    call = pickle.dumps((function, args))
-    with _rendezvous(hosted_by, world_size) as rendezvous, contextlib.ExitStack() as stack:
-        ranks: list[_Rank] = []
-        watch = stack.enter_context(Watch(ranks, deadline_seconds, kill_peers_after))
+    directory, call = prepare(function, args, directory)
+    with _rendezvous(hosted_by, world_size) as rendezvous, Watch(deadline_seconds, kill_peers_after) as watch:
         for rank in range(world_size):
-            own = env(rank) if callable(env) else env or {}
-            environment = {**_torchrun_environment(rank, world_size, directory), **rendezvous, **own}
-            ranks.append(_start(rank, call, environment, directory, finalise))
+            torchruns = torchrun_environment(rank, world_size, directory)
+            watch.start(call, {**torchruns, **rendezvous, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)
         watch.finish()
         results = watch.results()
+    compare_exit_codes(results, expect)
+    return results
+
+
+def prepare(function: Callable[..., Any], args: Sequence[Any], directory: Path) -> tuple[Path, bytes]:
+    """Return a new directory for one run, below `directory`, and the pickled call."""
+    _forkserver()  # its imports are not on the run's deadline
+    return Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=directory)), pickle.dumps((function, args))
+
+
+def of_rank(env: Environment | None, rank: int) -> Mapping[str, str]:
+    """What a test adds to the environment of one rank."""
+    return env(rank) if callable(env) else env or {}
+
+
+def compare_exit_codes(results: Sequence[RankResult], expect: int | Sequence[int] | None) -> None:
+    """Compare exit codes with the expected one of every rank, or of each; None for any.
+
+    Raises:
+        RanksFailed: If they are others.
+    """
     codes = [result.exit_code for result in results]
-    expected = [expect] * world_size if isinstance(expect, int) else expect
+    expected = [expect] * len(results) if isinstance(expect, int) else expect
     if expected is not None and codes != list(expected):
         raise RanksFailed(f"exit codes {codes}, expected {list(expected)}", results)
-    return results
 
 
 def requires_gpus(count: int) -> pytest.MarkDecorator:
     """A mark that skips the test where there are fewer than `count` GPUs."""
     found = torch.cuda.device_count()
     return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs, found {found}")
-
-
-def _start(rank: int, call: bytes, environment: Mapping[str, str], directory: Path, finalise: bool) -> _Rank:
-    output = directory / f"rank{rank}.log"
-    messages, theirs = multiprocessing.Pipe(duplex=False)
-    job = Job(call, environment, directory, output, finalise)
-    process = _forkserver().Process(target=rank_process.main, args=(job, theirs), name=f"rank{rank}")
-    process.start()
-    theirs.close()
-    return _Rank(rank, process, messages, output, Path(environment["TORCHELASTIC_ERROR_FILE"]))
 
 
 @functools.cache
@@ -363,14 +409,16 @@ def _rendezvous(hosted_by: Literal["agent", "rank0"], world_size: int) -> Iterat
     del store
 
 
-def _torchrun_environment(rank: int, world_size: int, directory: Path) -> dict[str, str]:
+def torchrun_environment(rank: int, world_size: int, directory: Path, hosts: int = 1) -> dict[str, str]:
+    """What torchrun sets for one rank, but for the address of the store; each host has equally many ranks."""
+    per_host = world_size // hosts
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank % per_host),
+        "LOCAL_WORLD_SIZE": str(per_host),
+        "GROUP_RANK": str(rank // per_host),
+        "GROUP_WORLD_SIZE": str(hosts),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world_size),

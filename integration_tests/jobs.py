@@ -159,7 +159,8 @@ class Job:
     def make_trainer(self, **more: Any) -> pl.Trainer:
         arguments: dict[str, Any] = {
             "accelerator": "cpu",
-            "devices": int(os.environ["WORLD_SIZE"]),
+            "devices": int(os.environ["LOCAL_WORLD_SIZE"]),
+            "num_nodes": int(os.environ["GROUP_WORLD_SIZE"]),
             "strategy": "ddp",
             "max_epochs": 2,
             "logger": False,

@@ -4,6 +4,10 @@ A multiprocessing child is not an ordinary program: it skips atexit and exits th
 matters (a daemon thread that is still in a store's `wait` aborts some interpreters). There a rank ends as a script
 does: uncaught exceptions go through sys.excepthook, then the interpreter is finalised. Finalising costs 0.7 s of a core
 for each rank, because it touches all memory that the rank shares with the forkserver. The other tests do without it.
+
+A rank may live on a host of the test's own (`integration_tests.hosts`): in its namespaces for the network, the host's
+name, processes and mounts. Only a child of the process that enters a pid namespace is in it. So the process that the
+forkserver has made enters, forks the rank, and ends as the rank does.
 """
 
 import atexit
@@ -19,11 +23,23 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNS: Final = 0x00020000
+_CLONE_NEWUTS: Final = 0x04000000
+_CLONE_NEWPID: Final = 0x20000000
+CLONE_NEWNET: Final = 0x40000000
 _parent: Connection
 _one_message_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of a test: its name, and the process, as seen from here, whose namespaces it consists of."""
+
+    name: str
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -35,6 +51,7 @@ class Job:
     directory: Path
     output: Path
     finalise: bool
+    host: Host | None
 
 
 def tell(name: str) -> None:
@@ -46,8 +63,10 @@ def main(job: Job, parent: Connection) -> NoReturn:
     """Run the job in this process, then end it as the interpreter ends a script."""
     global _parent
     _parent = parent
-    _redirect(job.output)
     _belong_to_the_test()
+    if job.host is not None:
+        _move_to(job.host)
+    _redirect(job.output)
     os.environ.update(job.environment)
     os.chdir(job.directory)
     code = 0
@@ -81,13 +100,52 @@ def _redirect(path: Path) -> None:
         stream.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]  (never replaced here)
 
 
+def enter_namespaces(namespaces: int, kinds: int) -> None:
+    """Move this thread into other namespaces. For the pid namespace, only its children are then there.
+
+    Args:
+        namespaces: A descriptor: a pidfd, for those of its process; or one namespace.
+        kinds: Flags CLONE_NEW*: which of them.
+
+    Raises:
+        OSError: If that is not permitted, or there is no such process any more.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespaces, kinds) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _move_to(host: Host) -> None:
+    """Return in a child of this process, which is on the host. This process itself ends when and as the child does."""
+    process = os.pidfd_open(host.pid)
+    enter_namespaces(process, CLONE_NEWNET | _CLONE_NEWUTS | _CLONE_NEWPID | _CLONE_NEWNS)
+    os.close(process)
+    child = os.fork()
+    if child == 0:
+        _lead_a_group_that_ends_with_its_parent()
+        return
+    _send("pid", child)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
 def _belong_to_the_test() -> None:
     """Make a group of this rank and its data loader's workers, and die, even when stopped, with pytest."""
-    os.setsid()
+    _lead_a_group_that_ends_with_its_parent()
     # The forkserver lives as long as somebody holds this descriptor; without ours it ends with pytest, and we with it.
     server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]  (no public way)
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
+
+
+def _lead_a_group_that_ends_with_its_parent() -> None:
+    os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

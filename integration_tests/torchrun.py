@@ -78,13 +78,13 @@ def run_torchrun(
             text = log.read_text(errors="replace")
             raise TorchrunTimedOut(f"torchrun still runs after {deadline_seconds:g} s\n{text}") from None
         finally:
-            _signal(_family(process.pid) if process.returncode is None else [], signal.SIGKILL)
+            _signal(family(process.pid) if process.returncode is None else [], signal.SIGKILL)
             process.wait()
     return CompletedRun(exit_code, log.read_text(errors="replace"))
 
 
 def _print_stacks(process: subprocess.Popen[bytes]) -> None:
-    workers = list(_family(process.pid))[1:]
+    workers = list(family(process.pid))[1:]
     os.kill(process.pid, signal.SIGSTOP)  # else it would tidy up while the workers print
     _signal(workers, signal.SIGCONT)
     for worker in workers:  # one after another: they write into the same file
@@ -95,13 +95,13 @@ def _print_stacks(process: subprocess.Popen[bytes]) -> None:
             os.close(ended)
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """A process and its descendants, by /proc: torchrun's workers are in sessions of their own."""
     yield pid
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         lists = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
         for child in itertools.chain.from_iterable(lists):
-            yield from _family(int(child))
+            yield from family(int(child))
 
 
 def _signal(pids: Iterator[int] | Sequence[int], number: int) -> None:

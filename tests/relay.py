@@ -20,25 +20,39 @@ class Relay:
         target: The store's port, on this host.
         bad: What happens to one reply: its connection is dropped, or random bytes are sent instead; None: nothing.
         at: The number of that reply, from 0, counted over the replies to all clients.
+        address: Where it listens.
 
     Attributes:
         port: The port to which clients connect.
         delay_seconds: How long each reply is delayed; 0 at first.
     """
 
-    def __init__(self, target: int, bad: Literal["drop", "garbage"] | None = None, at: int = 0) -> None:
+    def __init__(
+        self,
+        target: int,
+        bad: Literal["drop", "garbage"] | None = None,
+        at: int = 0,
+        address: str = "127.0.0.1",
+    ) -> None:
         self.delay_seconds = 0.0
         self._target, self._bad, self._at = target, bad, at
         self._replies = itertools.count()
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._ends: set[socket.socket] = set()
+        self._pumps: list[threading.Thread] = []
+        self._server = socket.create_server((address, 0))
         self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._acceptor = threading.Thread(target=self._accept, daemon=True)
+        self._acceptor.start()
 
     def close(self) -> None:
-        """Accepts no new connection."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`, which closing alone does not
+        """Ends its threads and all connections, and accepts no new one."""
+        _shut(self._server)
+        self._acceptor.join()
         self._server.close()
+        for end in list(self._ends):
+            _shut(end)
+        for pump in self._pumps:
+            pump.join()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -49,8 +63,11 @@ class Relay:
                 except OSError:  # the store is gone already
                     near.close()
                     raise
-                for pump in ((near, far, False), (far, near, True)):
-                    threading.Thread(target=self._pump, args=pump, daemon=True).start()
+                self._ends |= {near, far}
+                for way in ((near, far, False), (far, near, True)):
+                    pump = threading.Thread(target=self._pump, args=way, daemon=True)
+                    self._pumps.append(pump)
+                    pump.start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, is_reply: bool) -> None:
         with contextlib.suppress(OSError):
@@ -63,9 +80,15 @@ class Relay:
                     time.sleep(self.delay_seconds)
                 sink.sendall(data)
         for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            _shut(end)
             end.close()
+            self._ends.discard(end)
+
+
+def _shut(end: socket.socket) -> None:
+    """Shuts a socket down, which wakes the thread that it blocks; closing alone does not."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager

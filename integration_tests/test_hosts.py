@@ -1,0 +1,182 @@
+"""Several hosts, as namespaces of this machine: what is found there, and what is no fault there."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from countoff.torch import attach
+from integration_tests import loops
+from integration_tests.harness import RanksTimedOut, tell
+from integration_tests.hosts import HostsWatch
+from integration_tests.jobs import Job, assert_named, fit, share_loader, verdict_lines
+from integration_tests.test_faults import assert_survivors_name, end_of, long_job, pace
+from integration_tests.torchrun import family
+
+PARTITION_SECONDS = 8.0
+
+
+def train_slowly(batches: int, epochs: int) -> int:
+    """A plain loop, of which the test can wait for the third batch; returns the number of batches."""
+    dist.init_process_group("gloo")
+    model, optimizer = loops.model_and_optimizer()
+    loader = share_loader(batches, before=pace)
+    attach(train=loader, optimizer=optimizer)
+    trained = 0
+    for _ in range(epochs):
+        for batch in loader:
+            loops.train_on(model, optimizer, batch)
+            trained += 1
+    return trained
+
+
+def fit_without_and_with() -> list[dict[str, Any]]:
+    """The outcomes of the same fit without countoff and with it, in one process."""
+    return [fit(Job(even=80, val=[2] * 4, options=options)) for options in (None, {})]
+
+
+def see_the_host() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return {
+        "host": socket.gethostname(),
+        "sum": total.item(),
+        "local_rank": os.environ["LOCAL_RANK"],
+        "sees": os.path.exists(f"/proc/{os.getpid()}/stat"),
+        "processes": sum(name.isdigit() for name in os.listdir("/proc")),
+        "namespaces": [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "pid", "mnt")],
+    }
+
+
+def wait_to_be_ended() -> None:
+    tell("here")
+    time.sleep(3600)
+
+
+def networks() -> set[str]:
+    """The network namespaces that a thread of pytest, or of a process that it has started, is in."""
+    found = set()
+    for process in family(os.getpid()):
+        for thread in Path(f"/proc/{process}/task").glob("*"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found.add(os.readlink(thread / "ns/net"))
+    return found
+
+
+def links() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_ranks_of_two_hosts_meet_and_see_their_own_host_alone(run_hosts, hosted_by):
+    """Each host has its own name, network and processes, and the ranks of both form one group."""
+    results = run_hosts(see_the_host, hosts=2, per_host=2, hosted_by=hosted_by)
+    values = [result.value for result in results]
+    assert [value["host"] for value in values] == [result.host for result in results]
+    assert [result.host for result in results] == ["node-0", "node-0", "node-1", "node-1"]
+    assert [value["local_rank"] for value in values] == ["0", "1", "0", "1"]
+    assert all(value["sum"] == 4 and value["sees"] and value["processes"] < 20 for value in values)
+    assert values[0]["namespaces"] == values[1]["namespaces"]
+    ours = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "pid", "mnt")]
+    for first, second in (
+        (values[0]["namespaces"], values[2]["namespaces"]),
+        (values[0]["namespaces"], ours),
+        (values[2]["namespaces"], ours),
+    ):
+        assert not set(first) & set(second)
+
+
+def test_nothing_stays_behind_whatever_happens(run_hosts):
+    """After a deadline, an exception, a Ctrl-C and a loss of power, no process, thread, link or namespace is left."""
+    before, before_links = networks(), links()
+    made: list[int] = []
+
+    def stop_with(error: type[BaseException], watch: HostsWatch) -> None:
+        watch.wait_for(1, "here")
+        made.append(len(networks() - before))
+        raise error
+
+    with pytest.raises(RanksTimedOut, match="ranks 0, 1") as failure:
+        run_hosts(wait_to_be_ended, hosts=2, per_host=1, deadline_seconds=3)
+    assert all("in wait_to_be_ended" in result.output for result in failure.value.results)
+    for error in (ZeroDivisionError, KeyboardInterrupt):
+        stop = partial(stop_with, error)
+        with pytest.raises(error):
+            run_hosts(wait_to_be_ended, hosts=2, per_host=1, while_running=stop, delay_seconds=0.01)
+
+    def power_off(watch: HostsWatch) -> None:
+        for rank, host in ((1, 1), (0, 0)):
+            watch.wait_for(rank, "here")
+            watch.power_off(host)
+            assert watch.wait_for_end(rank) == -signal.SIGKILL
+
+    run_hosts(wait_to_be_ended, hosts=2, per_host=1, while_running=power_off, expect=-signal.SIGKILL)
+    assert made == [3, 3]  # those of a switch and two hosts
+    assert networks() == before
+    assert links() == before_links
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (4, 1)], ids=["2x2", "4x1"])
+def test_a_short_rank_is_named_on_every_host(run_hosts, hosts, per_host):
+    """Every rank of every host names the rank that runs out of data first, in plain PyTorch and in Lightning."""
+    batches = [5, 5, 5, 4]
+    for function, argument in ((loops.uneven, batches), (fit, Job(train=batches))):
+        results = run_hosts(function, argument, hosts=hosts, per_host=per_host, expect=None, deadline_seconds=40)
+        assert_named(results, "UnevenBatches", [3], "rank 3 ran out of data after 4 batches of train epoch 0")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("framework", ["plain", "lightning"])
+def test_a_killed_rank_is_named_at_once_on_every_host(run_hosts, framework):
+    """A neighbour sees a killed rank's process end, and all survivors name it, those of the other host as well."""
+    ended: list[float] = []
+
+    def kill(watch: HostsWatch) -> None:
+        watch.wait_for(3, "training")
+        began = time.monotonic()
+        watch.kill(3)
+        for rank in range(3):
+            watch.wait_for_end(rank)
+        ended.append(time.monotonic() - began)
+
+    function, *arguments = (train_slowly, 500, 1) if framework == "plain" else (fit, long_job(4))
+    results = run_hosts(function, *arguments, hosts=2, per_host=2, expect=None, while_running=kill, deadline_seconds=40)
+    assert results[3].exit_code == -signal.SIGKILL
+    assert_survivors_name(end_of(results, 3), "rank 3 is gone")
+    assert ended[0] < 10, ended
+
+
+def test_a_partition_that_heals_is_no_fault(run_hosts):
+    """After eight seconds in which neither host reaches the other, the job ends well and without a word."""
+
+    def cut(watch: HostsWatch) -> None:
+        watch.wait_for(2, "training")
+        watch.link_down(1)
+        watch.let_run(PARTITION_SECONDS)
+        watch.link_up(1)
+
+    results = run_hosts(train_slowly, 60, 1, hosts=2, per_host=2, while_running=cut)
+    for result in results:
+        assert result.value == 60
+        assert result.seconds > PARTITION_SECONDS
+        assert verdict_lines(result) == [], result
+
+
+@pytest.mark.parametrize("delay_seconds", [None, 0.03])
+def test_a_healthy_job_on_two_hosts_prints_nothing(run_hosts, delay_seconds):
+    """A healthy job prints nothing on any host and trains to the same bits, also where the store answers late."""
+    plain = run_hosts(loops.healthy_without_and_with, hosts=2, per_host=2, delay_seconds=delay_seconds)
+    lightning = run_hosts(fit_without_and_with, hosts=2, per_host=2, delay_seconds=delay_seconds)
+    for results in (plain, lightning):
+        for result in results:
+            assert verdict_lines(result) == [], result
+        assert len({outcome["weights"] for result in results for outcome in result.value}) == 1

@@ -50,11 +50,22 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
 
 
 @pytest.fixture
-def run_hosts(tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
-    """`hosts.run_hosts`, below the test's own directory. Skips the test where hosts cannot be made."""
+def _hosts() -> None:
+    """Skips the test where hosts cannot be made."""
     if reason := hosts.why_impossible():
         pytest.skip(reason)
+
+
+@pytest.fixture
+def run_hosts(_hosts: None, tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
+    """`hosts.run_hosts`, below the test's own directory."""
     return functools.partial(hosts.run_hosts, directory=tmp_path)
+
+
+@pytest.fixture
+def run_torchrun_on_hosts(_hosts: None, tmp_path: Path) -> Callable[..., list[torchrun.CompletedRun]]:
+    """`hosts.run_torchrun_on_hosts`, in the test's own directory."""
+    return functools.partial(hosts.run_torchrun_on_hosts, directory=tmp_path)
 
 
 @pytest.fixture

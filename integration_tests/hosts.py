@@ -22,6 +22,7 @@ import contextlib
 import functools
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,6 +39,7 @@ from integration_tests.harness import (
     torchrun_environment,
 )
 from integration_tests.rank import CLONE_NEWNET, Host, enter_namespaces
+from integration_tests.torchrun import CompletedRun, Torchrun, started, write_script
 from tests.relay import Relay
 
 _PORT: Final = 29500  # of the store; free, because the host's network is its own
@@ -206,6 +208,61 @@ def run_hosts(
         results = watch.results()
     compare_exit_codes(results, expect)
     return results
+
+
+def run_torchrun_on_hosts(
+    script: str | Path,
+    *arguments: str,
+    hosts: int,
+    per_host: int,
+    directory: Path,
+    env: Mapping[str, str] | None = None,
+    deadline_seconds: float = 180.0,
+    options: Sequence[str] = (),
+    while_running: Callable[[Network, Sequence[Torchrun]], None] | None = None,
+) -> list[CompletedRun]:
+    """Run a script under one real torchrun on each of several hosts, and return how each ended, by host.
+
+    The torchruns meet at host 0 (`--rdzv-backend=c10d`). Which host has which ranks is for them to decide.
+
+    Args:
+        script: As for `torchrun.run_torchrun`.
+        *arguments: The script's own.
+        hosts: Number of hosts.
+        per_host: Ranks on each.
+        directory: Working directory of all torchruns and ranks.
+        env: More environment.
+        deadline_seconds: Past it the workers print their stacks and all are killed.
+        options: More options of torchrun; one that is given here as well takes the place of the harness's.
+        while_running: Called while they run. It can change links and power, and read what was printed.
+
+    Raises:
+        HostsError: If this machine cannot make hosts.
+        TorchrunTimedOut: If one is running at the deadline.
+    """
+    path = write_script(script, directory)
+    deadline = time.monotonic() + deadline_seconds
+    with contextlib.ExitStack() as stack:
+        made = stack.enter_context(network(hosts, directory))
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={made.hosts[0].name}:{_PORT}", "--rdzv-id=test"]
+        how = [f"--nnodes={hosts}", f"--nproc-per-node={per_host}", *meet, *options]
+        torchruns = [
+            stack.enter_context(
+                started(
+                    path,
+                    *arguments,
+                    options=how,
+                    directory=directory,
+                    env=env,
+                    within=["nsenter", f"--target={host.pid}", "--net", "--uts", "--mount", "--pid"],
+                    log=f"{host.name}.log",
+                )
+            )
+            for host in made.hosts
+        ]
+        if while_running:
+            while_running(made, torchruns)
+        return [torchrun.finish(deadline) for torchrun in torchruns]
 
 
 @contextlib.contextmanager

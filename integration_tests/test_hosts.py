@@ -180,3 +180,16 @@ def test_a_healthy_job_on_two_hosts_prints_nothing(run_hosts, delay_seconds):
         for result in results:
             assert verdict_lines(result) == [], result
         assert len({outcome["weights"] for result in results for outcome in result.value}) == 1
+
+
+@pytest.mark.torchrun
+@pytest.mark.nightly
+def test_under_torchrun_both_hosts_show_the_verdict(run_torchrun_on_hosts):
+    """The torchrun of each host fails with the verdict, which is on its console and is its root cause."""
+    script = "from integration_tests.loops import uneven\nuneven([5, 5, 5, 4])"
+    verdict = "countoff: UnevenBatches: rank 3 ran out of data after 4 batches of train epoch 0"
+    for run in run_torchrun_on_hosts(script, hosts=2, per_host=2):
+        console, _, cause = run.output.partition("Root Cause")
+        assert run.exit_code == 1, run.output
+        assert verdict in console, run.output
+        assert verdict in cause, run.output

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,18 +53,82 @@ def run_torchrun(
     Raises:
         TorchrunTimedOut: If it is running at the deadline.
     """
-    if isinstance(script, str):
-        path = directory / "script.py"
-        path.write_text(script)
-        script = path
+    how = ["--standalone", f"--nproc-per-node={world_size}", *options]
+    with started(write_script(script, directory), *arguments, options=how, directory=directory, env=env) as torchrun:
+        return torchrun.finish(time.monotonic() + deadline_seconds)
+
+
+def write_script(script: str | Path, directory: Path) -> Path:
+    """The path of a script: the given one, or, for a text, one in `directory` that is written here."""
+    if isinstance(script, Path):
+        return script
+    path = directory / "script.py"
+    path.write_text(script)
+    return path
+
+
+class Torchrun:
+    """A torchrun in progress, with its workers.
+
+    Args:
+        process: torchrun, or what runs it.
+        log: Where it prints.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def finish(self, deadline: float) -> CompletedRun:
+        """Wait for its end.
+
+        Args:
+            deadline: By `time.monotonic()`.
+
+        Raises:
+            TorchrunTimedOut: At the deadline, if it is still running; its workers' stacks have then been printed.
+        """
+        try:
+            exit_code = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _print_stacks(self._process)
+            raise TorchrunTimedOut(f"torchrun still runs at its deadline\n{self.output()}") from None
+        return CompletedRun(exit_code, self.output())
+
+    def output(self) -> str:
+        """What it and its workers have printed so far."""
+        return self._log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def started(
+    script: Path,
+    *arguments: str,
+    options: Sequence[str],
+    directory: Path,
+    env: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+    log: str = "torchrun.log",
+) -> Iterator[Torchrun]:
+    """Start torchrun, and end it and its workers at the end of the block.
+
+    Args:
+        script: The script.
+        *arguments: The script's own.
+        options: Those of torchrun.
+        directory: Working directory of torchrun and its ranks.
+        env: More environment. COUNTOFF variables of pytest's own do not get through.
+        within: A command that runs the command that follows it, as `nsenter`.
+        log: Name of the file for the output, in `directory`.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     # With the fault handler, SIGABRT makes a worker print its stacks.
     fixed = {"PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1", **NAME_LOOKUPS}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    log = directory / "torchrun.log"
-    with log.open("wb") as output:
+    command = [*within, sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
+    path = directory / log
+    with path.open("wb") as output:
         process = subprocess.Popen(
-            [*command, *options, str(script), *arguments],
+            command,
             cwd=directory,
             env={**inherited, **fixed, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -71,16 +136,11 @@ def run_torchrun(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        try:
-            exit_code = process.wait(deadline_seconds)
-        except subprocess.TimeoutExpired:
-            _print_stacks(process)
-            text = log.read_text(errors="replace")
-            raise TorchrunTimedOut(f"torchrun still runs after {deadline_seconds:g} s\n{text}") from None
-        finally:
-            _signal(family(process.pid) if process.returncode is None else [], signal.SIGKILL)
-            process.wait()
-    return CompletedRun(exit_code, log.read_text(errors="replace"))
+    try:
+        yield Torchrun(process, path)
+    finally:
+        _signal(family(process.pid) if process.returncode is None else [], signal.SIGKILL)
+        process.wait()
 
 
 def _print_stacks(process: subprocess.Popen[bytes]) -> None:

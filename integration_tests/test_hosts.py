@@ -120,7 +120,14 @@ def test_nothing_stays_behind_whatever_happens(run_hosts):
             watch.power_off(host)
             assert watch.wait_for_end(rank) == -signal.SIGKILL
 
-    run_hosts(wait_to_be_ended, hosts=2, per_host=1, while_running=power_off, expect=-signal.SIGKILL)
+    run_hosts(
+        wait_to_be_ended,
+        hosts=2,
+        per_host=1,
+        while_running=power_off,
+        expect=-signal.SIGKILL,
+        delay_seconds=0.01,
+    )
     assert made == [3, 3]  # those of a switch and two hosts
     assert networks() == before
     assert links() == before_links

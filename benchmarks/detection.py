@@ -41,7 +41,7 @@ FAULTS = {
 }
 _TRAIN_BATCHES, _EVAL_BATCHES, _FAULT_BATCH = 100, 20, 50
 _TIMEOUT_SECONDS = 5.0
-_NO_MESSAGE = "–"  # noqa: RUF001  (as typeset)
+_NO_MESSAGE = "–"
 _OWN_PREFIX = re.compile(r"^\[?rank ?\d+\]?:?|^\[Rank \d+\]", re.IGNORECASE | re.MULTILINE)
 
 

@@ -240,14 +240,20 @@ def verdict_lines(result: RankResult) -> list[str]:
 
 def named_ranks(text: str) -> list[int]:
     """The ranks that the line below a verdict's headline names; none if there is no such line."""
-    named = re.search(r"^  (?:out of step|ran out first|differ|lost): ranks? ([\d, ]+) of", text, re.MULTILINE)
-    return [] if named is None else [int(rank) for rank in named[1].split(", ")]
+    named = re.search(r"^  (?:out of step|ran out first|differ|lost): ranks? ([\d, –]+) of", text, re.MULTILINE)
+    return [] if named is None else _ranks_in(named[1])
 
 
 def behind_ranks(text: str) -> list[int]:
     """The ranks of which a verdict says that they have not got as far as the place in dispute."""
-    behind = re.search(r"; ranks? ([\d, ]+) ha(?:s|ve) not got so far", text)
-    return [] if behind is None else [int(rank) for rank in behind[1].split(", ")]
+    behind = re.search(r"; ranks? ([\d, –]+) ha(?:s|ve) not got so far", text)
+    return [] if behind is None else _ranks_in(behind[1])
+
+
+def _ranks_in(text: str) -> list[int]:
+    """The ranks of a list such as ``0, 2–4``."""
+    ends = [[int(end) for end in item.split("–")] for item in text.split(", ")]
+    return [rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)]
 
 
 def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str | tuple[str, ...]) -> None:

@@ -62,9 +62,7 @@ def test_device_per_stream_is_reported_before_the_first_batch(run_ranks):
     assert "with batching_method='device_per_stream' ranks have from 3 to 4 batches of train data per epoch" in uneven
     assert "Composer ends every epoch after 3 on all of them" in uneven
     assert "StreamingDataset(batching_method='random')" in uneven
-    assert (
-        "train epoch 0 ended on every rank after 3 batches, where ranks 1, 2, 3 ran out of data: rank 0 lost " in uneven
-    )
+    assert "train epoch 0 ended on every rank after 3 batches, where ranks 1–3 ran out of data: rank 0 lost " in uneven
     assert "rank 0 lost 1 batch (4 samples)." in uneven
     assert [remedied, meant] == ["", ""]
     assert results[0].value[0]["batches"] == 6

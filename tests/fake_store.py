@@ -43,6 +43,9 @@ class FakeStore(Channel):
         self.values[key] = str(total).encode()
         return total
 
+    def own_address(self) -> str:
+        return "192.0.2.1"
+
     def delete(self, key: str) -> None:
         self.values.pop(key, None)
 

@@ -66,7 +66,7 @@ def test_ranks_of_one_dp_rank_must_read_the_same():
 def test_dp_ranks_are_named_if_they_differ_from_ranks():
     same = [record(rank // 2, "a", "b") for rank in range(4)]
     (verdict,) = judge_data("train epoch 0", dict(enumerate(same)))
-    assert verdict.sentence.startswith("dp_ranks 0, 1 (ranks 0, 1, 2, 3) read identical data in train epoch 0: ")
+    assert verdict.sentence.startswith("dp_ranks 0, 1 (ranks 0–3) read identical data in train epoch 0: ")
 
 
 def test_the_longest_sentence_fits_into_a_record():

@@ -213,7 +213,7 @@ def test_a_dp_rank_of_too_many_ranks_is_found() -> None:
     assert check_dp_ranks([0, 0, 1, 1], dp_degree=2) is None
     verdict = check_dp_ranks([0, 0, 0, 1], dp_degree=2)
     assert verdict is not None
-    assert "ranks 0, 1, 2 read the same dp_rank 0" in verdict.sentence
+    assert "ranks 0–2 read the same dp_rank 0" in verdict.sentence
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 1, 2, 3, 4], {0: 0, 1: 1, 2: 2, 4: 3}, []])

@@ -73,7 +73,7 @@ def test_a_stall_tells_which_rank_is_an_epoch_ahead(epochs: tuple[int, ...], wor
         rank: {**row(rank, SpanCounters(f"train epoch {epoch}"), 0, ""), **record} for rank, epoch in enumerate(epochs)
     }
     assert judge_stall(records, 3).sentence == (
-        f"no rank has made progress for 3 s; ranks 0, 1, 2 are in a collective{words}."
+        f"no rank has made progress for 3 s; ranks 0–2 are in a collective{words}."
     )
 
 

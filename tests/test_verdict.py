@@ -10,7 +10,16 @@ import pytest
 from countoff.core import verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
-from countoff.core.verdict import VERDICTS, DivergenceError, Kind, Verdict, error_for, number_of, table
+from countoff.core.verdict import (
+    VERDICTS,
+    DivergenceError,
+    Kind,
+    Verdict,
+    at_hosts,
+    error_for,
+    number_of,
+    table,
+)
 
 EPOCH = "train epoch 0"
 
@@ -116,6 +125,39 @@ def test_a_message_has_no_table_before_the_first_batch() -> None:
 def test_a_table_has_at_most_sixteen_rows(ranks: int, rest: list[str]) -> None:
     """A table shows sixteen rows, and the number of the others."""
     assert table(ranks_with([5] * ranks))[17:] == rest
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("rank 3 ran out; rank 0 has batch 5.", "rank 3 on b ran out; rank 0 on a has batch 5."),
+        ("rank 3 is gone; rank 3 had begun.", "rank 3 on b is gone; rank 3 had begun."),
+        ("32 on ranks 0, 1; 16 on ranks 2, 3.", "32 on ranks 0, 1 on a; 16 on ranks 2, 3 on b."),
+        ("ranks 0–3 read the same.", "ranks 0, 1 on a and ranks 2, 3 on b read the same."),
+        ("5 on rank 1, 4 on rank 2.", "5 on rank 1 on a, 4 on rank 2 on b."),
+        ("ranks 3, 4 differ.", "ranks 3, 4 differ."),
+        ("ranks 0–999999999999 differ.", "ranks 0–999999999999 differ."),
+        ("dp_rank 3 and pp_rank 3.", "dp_rank 3 and pp_rank 3."),
+        ("host b with ranks 2, 3 is gone; rank 0 waits.", "host b with ranks 2, 3 is gone; rank 0 on a waits."),
+    ],
+)
+def test_a_sentence_names_the_host_of_each_rank_once(sentence: str, told: str) -> None:
+    """Each rank gets its host at its first mention, whole lists get one, and nothing else changes."""
+    hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
+    placed = at_hosts(Verdict("LostRank", sentence, (3,)), hosts)
+    assert placed.sentence == told
+    assert at_hosts(placed, hosts) == placed
+    assert at_hosts(Verdict("LostRank", sentence), {}).sentence == sentence
+
+
+def test_a_table_shows_hosts_where_there_are_several() -> None:
+    rows = tuple({**line, "host": f"node-{line['rank'] // 2}"} for line in ranks_with([5, 5, 5, 4]))
+    verdict = Verdict("UnevenBatches", "rank 3 ran out.", (3,), rows=rows, world_size=4)
+    assert "node" not in verdict.render()
+    _, named, head, *lines = at_hosts(verdict, {3: "node-1"}).render().splitlines()
+    assert named == "  out of step: rank 3 of 4 ranks, on node-1"
+    assert head.split()[:3] == ["rank", "host", "where"]
+    assert [line.split()[1] for line in lines[:4]] == ["node-0", "node-0", "node-1", "node-1"]
 
 
 def test_no_rows_make_no_table() -> None:

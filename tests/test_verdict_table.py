@@ -1,12 +1,15 @@
 """The table of a verdict, as the ranks find it in the store."""
 
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
+from countoff.core.protocol.records import ranks_to_json, verdict_from_json, verdict_to_json
 from countoff.core.runtime.verdict_table import publish_table, with_table
-from countoff.core.verdict import TABLE_ROWS, Kind, Verdict
+from countoff.core.verdict import TABLE_ROWS, Kind, Verdict, at_hosts
 from tests.fake_store import FakeStore
 
 
@@ -100,3 +103,32 @@ def test_rows_that_did_not_come_are_counted() -> None:
     """The number of ranks is the job's, also where only some have reported."""
     found = with_published(2, Verdict("UnevenBatches", "they differ.", (1, 0)), {})
     assert replace(found, world_size=4).render().splitlines()[1].endswith(" of 4 ranks; 2 of 4 ranks reported")
+
+
+def test_ranks_of_a_large_job_that_have_counted_the_same_share_a_line() -> None:
+    """The table of 4,096 ranks on 512 hosts has a line of the rank that is out of step, and one per class of others."""
+    store = FakeStore()
+    verdict = Verdict("UnevenBatches", "they differ.", (77, 0), mark_index=1)
+
+    def line(rank: int) -> dict[str, Any]:
+        counters = SpanCounters("train epoch 0", started=3 if rank == 77 else 4, prefetched=4 + (rank >= 4000))
+        own = row(rank, counters, 2, "in batch 4")
+        return {**own, "known": 0.0, "failure": "", "side": rank != 77, "host": f"node-{rank // 8}"}
+
+    publish_table(store, verdict, {rank: line(rank) for rank in range(4096)}, complete=True)
+    found = at_hosts(with_table(store, verdict, {}, 4096), {77: "node-9"})
+    assert [re.split(r"  +", each.strip()) for each in found.render().splitlines()[1:]] == [
+        ["out of step: rank 77 of 4096 ranks, on node-9"],
+        ["rank", "host", "where", "batches", "fetched", "steps", "state"],
+        ["77", "node-9", "train epoch 0", "3", "4", "2", "in batch 4"],
+        ["0–76, 78–3999", "500 hosts", "train epoch 0", "4", "4", "2", "in batch 4"],
+        ["4000–4095", "12 hosts", "train epoch 0", "4", "5", "2", "in batch 4"],
+    ]
+
+
+def test_all_ranks_of_a_large_host_are_named() -> None:
+    """A verdict that names many ranks goes through the store whole."""
+    lost = Verdict("LostRank", "host b with ranks 16–39 does not answer.", tuple(range(16, 40)), gone=True)
+    assert verdict_from_json(json.loads(json.dumps(verdict_to_json(lost)))).ranks == lost.ranks
+    found = with_published(16, lost, {}, **ranks_to_json(lost.ranks, "odd"))
+    assert replace(found, world_size=40).render().splitlines()[1] == "  lost: ranks 16–39 of 40 ranks"

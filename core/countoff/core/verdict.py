@@ -6,8 +6,9 @@ The exceptions are named after what was found. All of them are `DivergenceError`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
@@ -43,7 +44,9 @@ Remedies = Mapping[Kind, "str | Mapping[str, str]"]
 remedies, in which the empty subject stands for all others."""
 
 TABLE_ROWS = 16
-_COLUMNS = ("rank", "where", "batches", "fetched", "steps", "state")
+_COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "state")
+_NAMED = re.compile(r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:, \d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w)")
+"""Ranks in a sentence, as `names_of` writes them; not those of a `dp_rank`."""
 
 
 class VerdictInfo(NamedTuple):
@@ -150,6 +153,7 @@ class Verdict:
         counted: Ranks that answered, where they are more than the rows shown.
         world_size: Ranks in the job; 0 if that is not known.
         behind: Ranks that have not got as far as the point in dispute, where they might decide it.
+        hosts: Names of the hosts of these ranks, by rank, where the job has more than one host; see `at_hosts`.
         mark_index: Index in the log's order of marks of the mark in dispute, or of the mark that opened the span whose
             end was announced; -1 if no mark is in dispute.
         announced: Whether that end was only announced.
@@ -173,6 +177,7 @@ class Verdict:
     standing: Standing = "out of step"
     world_size: int = field(default=0, compare=False)
     behind: tuple[int, ...] = field(default=(), compare=False)
+    hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
 
     @property
     def headline(self) -> str:
@@ -191,7 +196,7 @@ class Verdict:
         if self._names_ranks():
             lines.append(f"  {self._named()}")
         if any(line.get("batches") for line in self.rows):
-            lines += table(self.rows, self.counted)
+            lines += table(self.rows, self.counted, hosts=bool(self.hosts))
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.remedy:
@@ -215,7 +220,9 @@ class Verdict:
         named = self.ranks[:1] if label == "ran out first" else self.ranks
         if label == "differ":  # no side comes first
             named = sorted(named)
-        clauses = [f"{label}: {names_of(named)} of {count_of(ranks, 'rank')}"]
+        hosts = {self.hosts.get(rank) for rank in named} - {None}
+        place = f", on {hosts.pop()}" if len(hosts) == 1 else ""  # of several, the sentence and the table tell
+        clauses = [f"{label}: {names_of(named)} of {count_of(ranks, 'rank')}{place}"]
         if self.behind:
             clauses.append(f"{names_of(self.behind)} {'has' if len(self.behind) == 1 else 'have'} not got so far")
         if counted + silent < ranks:
@@ -312,30 +319,94 @@ def number_of(value: float, digits: int = 3) -> str:
     return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
 
 
-def names_of(ranks: Sequence[int]) -> str:
-    """Ranks as a person lists them, folded past eight.
+def runs_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranks as runs of consecutive ones, each from its first to its last, in the order of the list.
 
-    >>> names_of([1]), names_of([0, 2, 3])
-    ('rank 1', 'ranks 0, 2, 3')
+    >>> runs_of([8, 9, 10, 2, 5, 6])
+    [(8, 10), (2, 2), (5, 6)]
     """
-    listed = ", ".join(str(rank) for rank in ranks[:8])
-    folded = f", … ({len(ranks)} in all)" if len(ranks) > 8 else ""
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed}{folded}"
+    runs: list[tuple[int, int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], rank
+        else:
+            runs.append((rank, rank))
+    return runs
 
 
-def table(rows: Sequence[Mapping[str, Any]], counted: int = 0) -> list[str]:
+def names_of(ranks: Sequence[int]) -> str:
+    """Ranks as a person lists them: three or more in a row as a range, and the rest folded past eight.
+
+    >>> names_of([1]), names_of([0, 2, 3]), names_of([0, *range(8, 16)])
+    ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 8–15')
+    """
+    return f"rank{'' if len(ranks) == 1 else 's'} {listed(ranks)}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """The ranks of `names_of` without the word.
+
+    >>> listed([0, 1, 4, 5, 6])
+    '0, 1, 4–6'
+    """
+    items: list[str] = []
+    for first, last in runs_of(ranks):
+        items += [f"{first}–{last}"] if last - first > 1 else map(str, range(first, last + 1))
+    folded = f", … ({len(ranks)} in all)" if len(items) > 8 else ""
+    return ", ".join(items[:8]) + folded
+
+
+def at_hosts(verdict: Verdict, hosts: Mapping[int, str]) -> Verdict:
+    """Returns the verdict with the names of hosts: in its sentence, behind the first mention of each rank.
+
+    A host that the sentence names already is not named again, so a second call changes nothing.
+
+    Args:
+        verdict: The verdict.
+        hosts: Names of the hosts of its ranks, by rank; empty where the job has one host.
+
+    >>> at_hosts(Verdict("LostRank", "rank 3 is gone; rank 3 had 4 batches."), {3: "node-1"}).sentence
+    'rank 3 on node-1 is gone; rank 3 had 4 batches.'
+    """
+    if not hosts:
+        return verdict
+    sentence, named = verdict.sentence, set[int]()
+    told = {host for host in hosts.values() if re.search(rf"(?<!\w){re.escape(host)}(?!\w)", sentence)}
+
+    def place(match: re.Match[str]) -> str:
+        groups: dict[str, list[int]] = {}
+        for rank in _ranks_in(match["one"] or match["many"]):
+            if rank not in hosts or rank in named or hosts[rank] in told:
+                return match[0]
+            groups.setdefault(hosts[rank], []).append(rank)
+        named.update(*groups.values())
+        return " and ".join(f"{names_of(there)} on {host}" for host, there in groups.items())
+
+    return replace(verdict, sentence=_NAMED.sub(place, sentence), hosts={**verdict.hosts, **hosts})
+
+
+def _ranks_in(text: str) -> Iterator[int]:
+    """The ranks of a list that `listed` has written; a hostile one may have no end that is worth reaching."""
+    for item in text.split(", "):
+        first, _, last = item.partition("–")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def table(rows: Sequence[Mapping[str, Any]], counted: int = 0, *, hosts: bool = False) -> list[str]:
     """Returns the table of ranks as aligned lines, folded past `TABLE_ROWS` rows.
 
     Args:
-        rows: One mapping from column to cell per rank.
+        rows: One mapping from column to cell per rank, or per class of ranks that have counted the same.
         counted: Ranks in all, if that is more than `rows` has.
+        hosts: Whether to show each rank's host.
     """
     if not rows:
         return []
-    cells = [_COLUMNS, *(tuple(str(line.get(column, "")) for column in _COLUMNS) for line in rows[:TABLE_ROWS])]
-    widths = [max(len(line[index]) for line in cells) for index in range(len(_COLUMNS))]
+    columns = [column for column in _COLUMNS if hosts or column != "host"]
+    cells = [columns, *([str(line.get(column, "")) for column in columns] for line in rows[:TABLE_ROWS])]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    folded = max(counted, len(rows)) - min(len(rows), TABLE_ROWS)
+    folded = max(counted, len(rows)) - sum(line.get("ranks", 1) for line in rows[:TABLE_ROWS])
     if folded > 0:
         lines.append(f"  … and {count_of(folded, 'rank')} more")
     return [line.rstrip() for line in lines]

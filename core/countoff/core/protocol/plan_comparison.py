@@ -99,10 +99,20 @@ def first_difference(
     for name in fields:
         found = group_ranks_by_value(records, name)
         if len(found) > 1:
-            words = ", ".join(f"{_value(value)} on {names_of(ranks)}" for value, ranks in found[:4])
+            words = _each_on([(_value(value), ranks) for value, ranks in found])
             smallest, largest = found[0][1], found[-1][1]
             return f"{name} is {words}", tuple(smallest if len(smallest) < len(largest) else sorted(records))
     return None
+
+
+def _each_on(found: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """The first four of values and their ranks, in words. A comma may stand between the ranks of a list too.
+
+    >>> _each_on([("4", [1]), ("5", [0, 2])]), _each_on([("4", [1, 3]), ("5", [0, 2])])
+    ('4 on rank 1, 5 on ranks 0, 2', '4 on ranks 1, 3; 5 on ranks 0, 2')
+    """
+    several = any(len(ranks) > 1 for _, ranks in found[:3][: len(found) - 1])
+    return ("; " if several else ", ").join(f"{value} on {names_of(ranks)}" for value, ranks in found[:4])
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -141,7 +151,7 @@ beyond is not trained on.
     lengths = group_ranks_by_value(_with_own_length(plans), _OWN_LENGTH)
     if len(lengths) < 2:
         return None
-    words = ", ".join(f"{count_of(batches, 'batch')} on {names_of(ranks)}" for batches, ranks in lengths[:4])
+    words = _each_on([(count_of(batches, "batch"), ranks) for batches, ranks in lengths])
     fewest, short = min(lengths)
     effect = f"it ends after {fewest} on all ranks, and what the others have beyond is not trained on."
     why = "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a message."

@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
-from countoff.core.verdict import Kind, Standing, Verdict
+from countoff.core.verdict import Kind, Standing, Verdict, runs_of
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 Reason = Literal["", "exhausted", "stopped", "exited"]
 
 _TEXT_BYTES = 700
 """The texts of a verdict take at most as many bytes, so that its record fits into the store."""
+
+_LISTED_RANKS, _RUNS, _MOST_RANKS = 8, 16, 1 << 20
+"""A record lists as many ranks, has as many runs of consecutive ranks where they are more, and no higher rank there."""
 
 Records = dict[int, dict[str, Any]]
 """One record of each rank, by rank."""
@@ -137,7 +140,7 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
         "kind": verdict.kind,
         **texts,
         "remedy": verdict.remedy if len(json.dumps(verdict.remedy)) <= left else "",
-        "ranks": list(verdict.ranks[:8]),
+        **ranks_to_json(verdict.ranks),
         "standing": verdict.standing,
         "gone": verdict.gone,
         "time": verdict.time,
@@ -155,7 +158,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
     return Verdict(
         kind=cast("Kind", str(record["kind"])),  # an adapter of the user's own may have kinds of its own
         sentence=str(record["sentence"]),
-        ranks=tuple(parse_count(rank) for rank in record["ranks"]),
+        ranks=ranks_from_json(record),
         why=str(record["why"]),
         remedy=str(record.get("remedy", "")),  # another version may not write it
         gone=bool(record["gone"]),
@@ -165,6 +168,29 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         announced=bool(record["announced"]),
         standing=parse_standing(record.get("standing")),
     )
+
+
+def ranks_to_json(ranks: Sequence[int], key: str = "ranks") -> dict[str, Any]:
+    """The ranks that a verdict names as a part of a record: as runs of consecutive ones too where they are many.
+
+    Args:
+        ranks: The ranks.
+        key: The key under which the first ones are listed.
+    """
+    runs = {"runs": runs_of(ranks)[:_RUNS]} if len(ranks) > _LISTED_RANKS else {}
+    return {key: list(ranks[:_LISTED_RANKS]), **runs}
+
+
+def ranks_from_json(record: Mapping[str, Any], key: str = "ranks") -> tuple[int, ...]:
+    """Reads the ranks that another rank's verdict names.
+
+    Raises:
+        KeyError, TypeError, ValueError: If the record has none.
+    """
+    if "runs" not in record:
+        return tuple(parse_count(rank) for rank in record[key])
+    runs = [(parse_count(first, _MOST_RANKS), parse_count(last, _MOST_RANKS)) for first, last in record["runs"]]
+    return tuple(rank for first, last in runs for rank in range(first, last + 1))
 
 
 def parse_standing(value: object) -> Standing:

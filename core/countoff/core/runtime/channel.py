@@ -19,7 +19,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -133,6 +133,13 @@ class Channel:
         """Removes a key."""
         self._store.delete_key(self._prefix + key)
 
+    def own_address(self) -> str:
+        """The address of this host as the store's host sees it; empty if it cannot be told."""
+        for descriptor in self._sockets:
+            with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+                return end.getsockname()[0].removeprefix("::ffff:")
+        return ""
+
     def shut(self) -> None:
         """Ends the connection, from any thread. A thread that is blocked in a call gets an error within milliseconds.
 
@@ -140,7 +147,8 @@ class Channel:
         """
         if self._pid == os.getpid():  # a forked child shares the socket: its parent still needs it
             for descriptor in self._sockets:
-                _shut_socket(descriptor, self._port)
+                with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+                    end.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
 
     def release(self) -> None:
@@ -181,14 +189,19 @@ def _descriptors() -> set[int]:
     return {int(name) for name in os.listdir("/dev/fd") if name.isdigit() and is_open(int(name))}
 
 
-def _shut_socket(descriptor: int, port: int) -> None:
-    # Another thread may have opened a file in the moment of connecting: only a socket to the store's port is ours.
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return
-        with socket.socket(fileno=os.dup(descriptor)) as end:
-            if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
-                end.shutdown(socket.SHUT_RDWR)
+@contextlib.contextmanager
+def _to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
+    """A copy of one of this connection's descriptors, as a socket.
+
+    Raises:
+        OSError: If it is no socket to that port. Another thread may have opened a file in the moment of connecting.
+    """
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(f"descriptor {descriptor} is no socket")
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        if end.family not in (socket.AF_INET, socket.AF_INET6) or end.getpeername()[1] != port:
+            raise OSError(f"descriptor {descriptor} is no connection to the store")
+        yield end
 
 
 def answers(host: str, port: int) -> bool:

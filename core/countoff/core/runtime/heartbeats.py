@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from countoff.core.protocol.judgement import lost_rank
 from countoff.core.protocol.records import Records, parse_count
 from countoff.core.protocol.state import State
+from countoff.core.runtime import hosts
 from countoff.core.runtime.processes import Process, host_id
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Heartbeats:
 
     Attributes:
         neighbours: Processes of this host that are ranks, by rank.
+        hosts: Names of the hosts of rank 0 and of this host's ranks, by rank, where the job has more than one host.
+            They are known without the store.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -47,16 +50,13 @@ class Heartbeats:
         self._introduced = False
         self._all_introduced = False
         self.neighbours: dict[int, Process] = {}
+        self.hosts: dict[int, str] = {}
 
     def introduce(self, channel: Channel) -> None:
-        """Tells the ranks on this host which process this rank is; a second call does nothing."""
-        if self._introduced:
-            return
-        self._introduced = True
-        process = Process.own(self._rank)
-        place = channel.add(f"host/{self._host}", 1)
-        record = {"rank": process.rank, "pid": process.pid, "began": process.began}
-        channel.set(f"host/{self._host}/{place}", record)
+        """Tells the others where this rank is; a second call does nothing."""
+        if not self._introduced:
+            self._introduced = True
+            hosts.introduce(channel, self._rank)
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.
@@ -89,6 +89,8 @@ class Heartbeats:
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_count(process.rank, self._world_size), process)
+        if complete:
+            self.hosts = hosts.names(channel, [0, *self.neighbours])
 
     def report_silence(self, channel: Channel, state: State) -> None:
         """Proposes that a rank on another host is lost, if a guard's fit has gone on too long without its heartbeat.

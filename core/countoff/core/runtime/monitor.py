@@ -21,6 +21,7 @@ from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.verdict_table import print_with_table
 from countoff.core.runtime.watchdog import Watchdog
+from countoff.core.verdict import at_hosts
 
 _DRAIN_SECONDS = 1.0
 _CLOSE_SECONDS = 3.0
@@ -189,7 +190,8 @@ class Monitor:
             for rank, process in list(self.speaker.line.heartbeats.neighbours.items()):
                 if state.complete and process.state() == "gone":  # one that never came may have ended before
                     event = f"is gone (pid {process.pid})"
-                    session.conclude_alone(lost_rank(rank, event, why, subject=DIED))
+                    lost = lost_rank(rank, event, why, subject=DIED)
+                    session.conclude_alone(at_hosts(lost, self.speaker.line.heartbeats.hosts))
                     return
         if session.closing.is_set() or state.finished:
             return

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.protocol.actions import AddOne, PrintWarning, WriteEntry
 from countoff.core.protocol.state import State
-from countoff.core.runtime import shutdown
+from countoff.core.runtime import hosts, shutdown
 from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.gathering import Pollable
 from countoff.core.runtime.heartbeats import say_goodbye
 from countoff.core.runtime.line import Line
+from countoff.core.verdict import at_hosts
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
@@ -183,7 +184,8 @@ class Speaker:
                 if state.comparing:
                     self.append(entry, lambda: state.is_written(entry))(channel)
             case PrintWarning(verdict):
-                shutdown.print_to_stderr(verdict, state.rank)
+                named = hosts.names(channel.whole, verdict.ranks)
+                shutdown.print_to_stderr(at_hosts(verdict, named), state.rank)
             case AddOne():
                 if state.comparing and state.end is None:
                     self._add_one(job, channel)

@@ -12,7 +12,7 @@ from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.plan_comparison import group_ranks_by_value
 from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
-from countoff.core.runtime import stacks
+from countoff.core.runtime import hosts, stacks
 from countoff.core.runtime.channel import Channel, sequence_numbers
 from countoff.core.runtime.gathering import Gathering
 from countoff.core.runtime.heartbeats import takes_part
@@ -68,6 +68,7 @@ class Stall:
         state, place = self._state, stacks.main_thread()
         record = {
             **state.own_row(),
+            "host": hosts.own_name(),
             "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
             "frames": [clip(frame, 120) for frame in place.frames],
             "evaluates": bool(state.spans) and state.spans[-1].evaluation,

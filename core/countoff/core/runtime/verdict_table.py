@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from countoff.core.protocol.judgement import lost_rank, odd_ranks, ranks_behind, remedy_for
-from countoff.core.protocol.records import Records, parse_standing
+from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.state import State
-from countoff.core.runtime import shutdown
+from countoff.core.runtime import hosts, shutdown
 from countoff.core.runtime.gathering import Gathering
-from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict
+from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, count_of, listed
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
+_COUNTED = ("where", "batches", "fetched", "steps", "state")
+"""What ranks of one line of the table have in common."""
 _POLL_SECONDS = 0.005
 _SETTLE_SECONDS = 0.3
 _GATHER_SECONDS = 1.5
@@ -35,7 +37,7 @@ def print_with_table(channel: Channel, state: State) -> None:
     if verdict is None or state.printed.is_set():
         return
     state.answered.wait(_SETTLE_SECONDS)
-    channel.set(f"row/{state.rank}", state.final_row())
+    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
     gone = verdict.ranks if verdict.gone else ()
     if state.rank == 0:
         known = state.present or range(state.world_size)
@@ -45,7 +47,8 @@ def print_with_table(channel: Channel, state: State) -> None:
     elif 0 not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)
-    shutdown.print_verdict(state, with_table(channel, verdict, state.remedies, state.world_size))
+    whole = with_table(channel, verdict, state.remedies, state.world_size)
+    shutdown.print_verdict(state, at_hosts(whole, hosts.names(channel.whole, whole.ranks)))
     channel.set(f"told/{state.rank}", {"told": True})
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
@@ -76,15 +79,15 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
     odd = odd_ranks(rows.values()) if disputed else ()
     behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
     named = odd or verdict.ranks
-    places = {rank: place for place, rank in enumerate(named)}
-    order = sorted(rows, key=lambda rank: (places.get(rank, len(places)), rank))
-    for place, rank in enumerate(order[:TABLE_ROWS]):
-        channel.set(f"table/{place}", rows[rank])
-    spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
+    lines = _lines(rows, named)
+    for place, line in enumerate(lines):
+        channel.set(f"table/{place}", line)
     failed = next(((rank, rows[rank]["failure"]) for rank in sorted(rows) if rows[rank]["failure"]), None)
+    spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
     header = {
-        "rows": len(order),
-        "odd": list(named[:8]),
+        **ranks_to_json(named, "odd"),
+        "rows": len(rows),
+        "lines": len(lines),
         "standing": "out of step" if odd else verdict.standing,
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
@@ -107,9 +110,12 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
     if not channel.has("table"):
         return verdict
     header = channel.get("table")
-    counted = int(header["rows"])
-    keys = [f"table/{place}" for place in range(min(counted, TABLE_ROWS))]
+    counted = parse_count(header["rows"])
+    lines = parse_count(header.get("lines", min(counted, TABLE_ROWS)), TABLE_ROWS + 1)  # older ones do not write it
+    keys = [f"table/{place}" for place in range(lines)]
     rows = tuple(channel.get_many(keys)) if keys and channel.has(*keys) else ()
+    for line in rows:
+        parse_count(line.get("ranks", 1))
     if header["failed"] is not None:
         rank, failure = header["failed"]
         failed = lost_rank(int(rank), str(failure), gone=False)
@@ -117,7 +123,7 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
         return replace(failed, rows=rows, counted=counted, world_size=world_size, remedy=remedy)
     return replace(
         verdict,
-        ranks=tuple(int(rank) for rank in header["odd"]),
+        ranks=ranks_from_json(header, "odd"),
         standing=parse_standing(header.get("standing")),
         behind=tuple(int(rank) for rank in header.get("behind", ())),
         rows=rows,
@@ -125,6 +131,30 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
         world_size=world_size,
         spread_seconds=None if header["spread"] is None else float(header["spread"]),
     )
+
+
+def _lines(rows: Records, named: Sequence[int]) -> list[dict[str, Any]]:
+    """The lines of the table, at most `TABLE_ROWS`: the named ranks first, then the others.
+
+    Where the others are too many for a line each, those that have counted the same share one.
+    """
+    first = [rows[rank] for rank in named if rank in rows][:TABLE_ROWS]
+    others = [rows[rank] for rank in sorted(rows) if rank not in named]
+    if len(first) + len(others) <= TABLE_ROWS:
+        return [*first, *others]
+    classes: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in others:
+        classes.setdefault(tuple(line[cell] for cell in _COUNTED), []).append(line)
+    shared = sorted(classes.values(), key=len, reverse=True)
+    return [*first[: TABLE_ROWS // 2], *map(_shared_line, shared)][:TABLE_ROWS]
+
+
+def _shared_line(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One line for ranks that have counted the same."""
+    places = {str(line.get("host", "")) for line in rows}
+    host = places.pop() if len(places) == 1 else count_of(len(places), "host")
+    ranks = [line["rank"] for line in rows]
+    return {**rows[0], "rank": listed(ranks), "host": host, "ranks": len(ranks)}
 
 
 def _poll_until(done: Callable[[], bool], deadline: float) -> None:

@@ -17,6 +17,7 @@ from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.session import Session
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.runtime.stall import Stall
+from countoff.core.verdict import at_hosts
 
 LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
@@ -90,7 +91,7 @@ class Watchdog:
                 return
         answered = checked.is_set() or session.closing.is_set() or self._state.finished
         if self._state.complete and not answered:
-            session.conclude_alone(verdict)
+            session.conclude_alone(at_hosts(verdict, self._speaker.line.heartbeats.hosts))
 
     def _before_that(self, rank: int) -> str:
         """What may have led to the loss of a rank: a mark that it alone has passed, or a warning."""

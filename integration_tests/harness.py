@@ -210,9 +210,10 @@ class Watch:
             raise RanksFailed(f"rank {rank} has not ended within {timeout:g} s", self.results())
         return one.process.exitcode or 0
 
-    def let_run(self, seconds: float) -> None:
-        """Wait while the ranks go on."""
+    def let_run(self, seconds: float) -> bool:
+        """Wait while the ranks go on; return whether any is alive then."""
         self._run_until(lambda: not self._alive(), time.monotonic() + seconds)
+        return bool(self._alive())
 
     def results(self) -> list[RankResult]:
         """What is known of each rank so far."""

@@ -154,6 +154,16 @@ class HostsWatch(Watch):
         """Ends a host and its ranks, and no other host receives a last packet of it."""
         self._made.power_off(host)
 
+    def stall_now_and_then(self, seconds: float, every: float) -> None:
+        """Holds the store's replies back for so long, again and again, until the ranks have ended."""
+        relay = self.relay
+        assert relay is not None, "run_hosts needs delay_seconds"
+        usual = relay.delay_seconds
+        while self.let_run(every - seconds):
+            relay.delay_seconds = seconds
+            self.let_run(seconds)
+            relay.delay_seconds = usual
+
 
 def run_hosts(
     function: Callable[..., Any],

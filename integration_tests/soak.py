@@ -1,6 +1,8 @@
 """A long run of random healthy jobs, in which countoff must print nothing.
 
     python -m integration_tests.soak --runs 200 --minutes 60
+    python -m integration_tests.soak --runs 100 --hosts 2
+    python -m integration_tests.soak --runs 20 --hosts 2 --delay-seconds 0.03 --stall-seconds 3
 
 Every job is trained without countoff and with it, on the same ranks, one after the other in one process. What must
 hold after each: the same bits of weights, no verdict and no warning, no thread of countoff's, no file descriptor more
@@ -29,8 +31,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from countoff.core.verdict import count_of
 from integration_tests import accelerate_jobs, composer_jobs, jobs
-from integration_tests.harness import RanksFailed, run_ranks
+from integration_tests.harness import RankResult, RanksFailed, run_ranks
+from integration_tests.hosts import run_hosts, why_impossible
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines
 
 FITS = 3
@@ -314,15 +318,55 @@ class KindTotals:
     growth: list[float] = field(default_factory=list[float])
 
 
-def session(kind: str, dice: random.Random, most_ranks: int, directory: Path, total: KindTotals) -> str:
+@dataclass(frozen=True)
+class Where:
+    """Where the ranks of a job are.
+
+    Attributes:
+        hosts: Number of hosts; 1: this machine itself.
+        most_ranks: The most ranks of a job.
+        delay_seconds: How long the store's replies to all hosts but the first take; None for no relay on the way.
+        stall_seconds: How long they take now and then; 0 for never.
+    """
+
+    hosts: int
+    most_ranks: int
+    delay_seconds: float | None
+    stall_seconds: float
+
+    def draw(self, dice: random.Random) -> int:
+        """A number of ranks that the hosts share evenly."""
+        counts = (1, 2, 2, 3, 4, 4, 8)
+        return dice.choice([count for count in counts if count <= self.most_ranks and count % self.hosts == 0])
+
+    def run(self, ranks: int, *args: Any, directory: Path) -> list[RankResult]:
+        """Runs `fit_twice` on fresh ranks."""
+        if self.hosts == 1:
+            return run_ranks(fit_twice, ranks, *args, directory=directory, deadline_seconds=420, finalise=True)
+        return run_hosts(
+            fit_twice,
+            *args,
+            hosts=self.hosts,
+            per_host=ranks // self.hosts,
+            directory=directory,
+            deadline_seconds=420,
+            finalise=True,
+            delay_seconds=self.delay_seconds,
+            while_running=(lambda watch: watch.stall_now_and_then(self.stall_seconds, every=4 * self.stall_seconds))
+            if self.stall_seconds
+            else None,
+        )
+
+
+def session(kind: str, dice: random.Random, where: Where, directory: Path, total: KindTotals) -> str:
     """Draws a few jobs, runs them on fresh ranks, and notes what is wrong with any of them; returns it in words."""
-    ranks = dice.choice([count for count in (1, 2, 2, 3, 4, 4, 8) if count <= most_ranks])
+    ranks = where.draw(dice)
     drawn = [KINDS[kind][0](dice, ranks) for _ in range(FITS)]
     hog = dice.choice([0, 0, 1, 2])
-    words = f"{kind}, {ranks} ranks, {hog} processes beside it"
+    words = f"{kind}, {ranks} ranks on {count_of(where.hosts, 'host')}, {hog} processes beside it"
     with hogs(hog):
         try:
-            results = run_ranks(fit_twice, ranks, kind, drawn, directory=directory, deadline_seconds=420, finalise=True)
+            results = where.run(ranks, kind, drawn, directory=directory)
         except RanksFailed as error:
             total.wrong.append(f"{words}: {drawn}\n{error}")
             return words
@@ -347,7 +391,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same jobs (default: 0)")
     parser.add_argument("--ranks", type=int, default=8, help="the most ranks of a job (default: 8)")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="which adapters (default: all)")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts that share the ranks evenly (default: 1)")
+    parser.add_argument("--delay-seconds", type=float, help="how late the store answers to all hosts but the first")
+    parser.add_argument("--stall-seconds", type=float, default=0, help="how late it does so now and then (default: 0)")
     given = parser.parse_args(arguments)
+    if given.hosts > 1 and (reason := why_impossible()):
+        parser.error(reason)
+    if given.hosts == 1 and (given.delay_seconds is not None or given.stall_seconds):
+        parser.error("--delay-seconds and --stall-seconds need --hosts 2 or more")
+    where = Where(
+        given.hosts, given.ranks, given.delay_seconds or (0.0 if given.stall_seconds else None), given.stall_seconds
+    )
     kinds = [kind for kind in given.only if find_spec(kind) is not None]
     dice, totals = random.Random(given.seed), {kind: KindTotals() for kind in kinds}
     until, number = time.monotonic() + 60 * given.minutes, 0
@@ -356,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kind = kinds[number % len(kinds)]
             number += 1
             wrong, began = len(totals[kind].wrong), time.monotonic()
-            words = session(kind, random.Random(dice.random()), given.ranks, Path(directory), totals[kind])
+            words = session(kind, random.Random(dice.random()), where, Path(directory), totals[kind])
             verdict = "ok" if len(totals[kind].wrong) == wrong else f"WRONG: {totals[kind].wrong[-1]}"
             print(f"{number}: {words}, {time.monotonic() - began:.0f} s: {verdict}", file=sys.stderr, flush=True)
     print_table(totals, given.seed)

@@ -1,6 +1,7 @@
 """The training jobs of the integration tests: scikit-learn's digits, real Lightning, any numbers of batches."""
 
 import hashlib
+import json
 import os
 import re
 import time
@@ -19,6 +20,8 @@ from countoff.lightning import Countoff
 from integration_tests.harness import RankResult, tell
 
 BATCH_SIZE = 4
+_ONE_LINE = re.compile(r"(countoff: .*) See the output of rank \d+\.")
+"""What a rank prints where another rank of its host prints the verdict whole."""
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,28 +235,54 @@ def sleep_once(rank: int, sample: int, seconds: float, number: int) -> None:
         time.sleep(seconds)
 
 
-def verdict_lines(result: RankResult) -> list[str]:
+def printed_lines(result: RankResult) -> list[str]:
     """The lines of this rank's output that countoff wrote, without the rank."""
     prefix = f"[rank {result.rank}] "
     return [line.removeprefix(prefix) for line in result.output.splitlines() if line.startswith(prefix)]
 
 
+def verdict_lines(result: RankResult) -> list[str]:
+    """The lines of `printed_lines`; where a rank printed one line of a verdict, the whole one of its error file."""
+    lines: list[str] = []
+    for line in printed_lines(result):
+        first = _ONE_LINE.fullmatch(line)
+        whole = json.loads(result.error_file)["message"]["extraInfo"]["py_callstack"].splitlines() if first else [line]
+        assert first is None or whole[0] == first[1], result
+        lines += whole
+    return lines
+
+
 def named_ranks(text: str) -> list[int]:
     """The ranks that the line below a verdict's headline names; none if there is no such line."""
     named = re.search(r"^  (?:out of step|ran out first|differ|lost): ranks? ([\d, –]+) of", text, re.MULTILINE)
-    return [] if named is None else _ranks_in(named[1])
+    return [] if named is None else ranks_in(named[1])
 
 
 def behind_ranks(text: str) -> list[int]:
     """The ranks of which a verdict says that they have not got as far as the place in dispute."""
     behind = re.search(r"; ranks? ([\d, –]+) ha(?:s|ve) not got so far", text)
-    return [] if behind is None else _ranks_in(behind[1])
+    return [] if behind is None else ranks_in(behind[1])
 
 
-def _ranks_in(text: str) -> list[int]:
+def ranks_in(text: str) -> list[int]:
     """The ranks of a list such as ``0, 2–4``."""
     ends = [[int(end) for end in item.split("–")] for item in text.split(", ")]
     return [rank for first, *last in ends for rank in range(first, (last or [first])[0] + 1)]
+
+
+def whole_message(results: Sequence[RankResult]) -> str:
+    """What the first of these ranks on each host printed whole. Each of the others printed one line."""
+    everything = "\n".join(map(str, results))
+    hosts: dict[str, list[RankResult]] = {}
+    for result in results:
+        hosts.setdefault(result.host, []).append(result)
+    texts = {"\n".join(printed_lines(first)) for first, *_ in hosts.values()}
+    assert len(texts) == 1, everything
+    text = texts.pop()
+    for first, *others in hosts.values():
+        line = f"{text.splitlines()[0]} See the output of rank {first.rank}."
+        assert all(printed_lines(result) == [line] for result in others), everything
+    return text
 
 
 def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *words: str | tuple[str, ...]) -> None:
@@ -261,10 +290,8 @@ def assert_named(results: Sequence[RankResult], kind: str, odd: Sequence[int], *
 
     Of a tuple of words one must be there: a slow rank may have ended its span as well before it received the verdict.
     """
-    texts = {"\n".join(verdict_lines(result)) for result in results}
     everything = "\n".join(map(str, results))
-    assert len(texts) == 1, everything
-    text = texts.pop()
+    text = whole_message(results)
     assert f"countoff: {kind}: " in text, everything
     assert sorted(named_ranks(text)) == sorted(odd), everything
     for word in words:

@@ -18,7 +18,7 @@ from countoff.torch import attach
 from integration_tests import loops
 from integration_tests.harness import RanksTimedOut, tell
 from integration_tests.hosts import HostsWatch
-from integration_tests.jobs import Job, assert_named, fit, share_loader, verdict_lines
+from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines, whole_message
 from integration_tests.test_faults import assert_survivors_name, end_of, long_job, pace
 from integration_tests.torchrun import family
 
@@ -37,6 +37,22 @@ def train_slowly(batches: int, epochs: int) -> int:
             loops.train_on(model, optimizer, batch)
             trained += 1
     return trained
+
+
+def wait_in_a_loader() -> int:
+    """A plain loop in which the loader of rank 3 waits until rank 0 has reported the stall."""
+
+    def hold(sample: int) -> None:
+        deadline = time.monotonic() + 20
+        while own_rank() == 3 and sample and "Stalled" not in Path("rank0.log").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    dist.init_process_group("gloo")
+    model, optimizer = loops.model_and_optimizer()
+    loader = share_loader(3, before=hold)
+    attach(train=loader, optimizer=optimizer, stall_seconds=1.0)
+    return sum(loops.train_on(model, optimizer, batch) is None for batch in loader)
 
 
 def fit_without_and_with() -> list[dict[str, Any]]:
@@ -143,9 +159,18 @@ def test_a_short_rank_is_named_on_every_host(run_hosts, hosts, per_host):
         host = results[3].host
         words = f"rank 3 on {host} ran out of data after 4 batches of train epoch 0"
         assert_named(results, "UnevenBatches", [3], words)
-        for result in results:
-            rows = [line.split() for line in verdict_lines(result) if line.startswith("  3 ")]
-            assert [row[1] for row in rows] == [host], result
+        assert any(line.split()[:2] == ["3", host] for line in whole_message(results).splitlines())
+
+
+def test_a_stall_report_names_the_host_of_the_rank_that_waits(run_hosts):
+    """The report has the host in its sentence and a column for it, and the job goes on."""
+    results = run_hosts(wait_in_a_loader, hosts=2, per_host=2)
+    head, columns, first, *rest = verdict_lines(results[0])
+    assert head == "countoff: Stalled: no rank has made progress for 1 s; rank 3 on node-1 is in its loader."
+    assert columns.split()[:3] == ["rank", "host", "where"]
+    assert first.split()[:2] == ["3", "node-1"]
+    assert [line.split()[1] for line in rest[:3]] == ["node-0", "node-0", "node-1"]
+    assert not any(verdict_lines(result) for result in results[1:])
 
 
 @pytest.mark.alone

@@ -9,7 +9,7 @@ import pytest
 from integration_tests import even_loops
 from integration_tests.even_loops import Case
 from integration_tests.harness import requires_gpus
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.jobs import assert_named, ranks_in, verdict_lines
 
 TWO = [
     Case([[5, 7], [7, 5], [6, 6]]),
@@ -71,8 +71,8 @@ def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
     said = "\n".join(verdict_lines(results[0]))
     batches, short = SHORTEST[ranks]
     stopped = f"train epoch 0 stopped on every rank after {batches} batches, where rank {short} ran out of data: "
-    left = re.findall(r"ranks? ([\d, ]+) left ", said.partition(stopped)[2].splitlines()[0])
-    assert sorted(int(rank) for ranks in left for rank in ranks.split(", ")) == sorted({*range(ranks)} - {short})
+    left = re.findall(r"ranks? ([\d, –]+) left ", said.partition(stopped)[2].splitlines()[0])
+    assert sorted(rank for ranks in left for rank in ranks_in(ranks)) == sorted({*range(ranks)} - {short})
     assert "countoff: Repeated: train epoch 0 went on to " in said
 
 

@@ -61,10 +61,12 @@ def test_a_process_without_stderr_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     shutdown.print_to_stderr(VERDICT, 0)
 
 
-def test_a_stderr_of_another_encoding_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stderr that cannot encode the verdict's characters raises nothing."""
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    shutdown.print_to_stderr(VERDICT, 0)
+def test_a_stderr_of_another_encoding_gets_the_verdict_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stderr that cannot encode a character of the verdict gets its number."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii"))
+    shutdown.print_to_stderr(Verdict("LostRank", "ranks 8–15 are gone."), 0)
+    assert written.getvalue().decode("ascii").strip() == r"[rank 0] countoff: LostRank: ranks 8\u201315 are gone."
 
 
 def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,6 +75,18 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     shutdown.print_verdict(state, Verdict("LostRank", "another."))
     assert capsys.readouterr().err.count("countoff:") == 1
     assert state.end == VERDICT
+
+
+def test_one_rank_of_a_host_prints_the_whole_verdict(error_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another rank prints one line that names it. The error file of every rank has the whole verdict."""
+    verdict = replace(VERDICT, why="It was killed.")
+    state = state_of(3)
+    state.reporter = lambda _: 2
+    shutdown.print_verdict(state, verdict)
+    assert capsys.readouterr().err.strip() == f"[rank 3] countoff: {verdict.headline} See the output of rank 2."
+    assert "It was killed." in error_file.read_text(encoding="utf-8")
+    shutdown.print_verdict(state_of(2), verdict)
+    assert "It was killed." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

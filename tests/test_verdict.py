@@ -134,6 +134,8 @@ def test_a_table_has_at_most_sixteen_rows(ranks: int, rest: list[str]) -> None:
         ("rank 3 is gone; rank 3 had begun.", "rank 3 on b is gone; rank 3 had begun."),
         ("32 on ranks 0, 1; 16 on ranks 2, 3.", "32 on ranks 0, 1 on a; 16 on ranks 2, 3 on b."),
         ("ranks 0–3 read the same.", "ranks 0, 1 on a and ranks 2, 3 on b read the same."),
+        ("ranks 0 and 1 share it.", "ranks 0 and 1 on a share it."),
+        ("ranks 0 and 3 share it.", "rank 0 on a and rank 3 on b share it."),
         ("5 on rank 1, 4 on rank 2.", "5 on rank 1 on a, 4 on rank 2 on b."),
         ("ranks 3, 4 differ.", "ranks 3, 4 differ."),
         ("ranks 0–999999999999 differ.", "ranks 0–999999999999 differ."),

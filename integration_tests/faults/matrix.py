@@ -20,7 +20,7 @@ from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
 from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
-from integration_tests.jobs import behind_ranks, named_ranks, verdict_lines
+from integration_tests.jobs import behind_ranks, named_ranks, ranks_in, verdict_lines
 
 _DEADLINE_SECONDS = 120.0
 _GOOD_ENDS = (1, 87)  # an exception's, and countoff's own for a main thread that is blocked
@@ -183,8 +183,8 @@ def _verdict(result: RankResult) -> str:
 
 def _named(text: str, sentence: str) -> tuple[int, ...]:
     """The ranks that a verdict names."""
-    listed = re.search(r"ranks \d+(?:(?:, | and )\d+)*|rank \d+", sentence)
-    return tuple(named_ranks(text)) or tuple(int(number) for number in re.findall(r"\d+", listed[0] if listed else ""))
+    listed = re.search(r"ranks? ([\d–]+(?:(?:, | and )[\d–]+)*)", sentence)
+    return tuple(named_ranks(text) or (ranks_in(listed[1].replace(" and ", ", ")) if listed else ()))
 
 
 def _measure(row: Row, speakers: Sequence[int], stamps: dict[str, float]) -> None:

@@ -58,10 +58,10 @@ def stamp_verdicts() -> None:
     print_verdict = shutdown.print_verdict
     spoken: list[str] = []
 
-    def recorded(state: Any, verdict: Verdict) -> None:
+    def recorded(state: Any, verdict: Verdict, *reporter: Any) -> None:
         if verdict.spread_seconds is not None and not state.printing:
             Path(f"spread-{own_rank()}").write_text(str(verdict.spread_seconds), encoding="utf-8")
-        print_verdict(state, verdict)
+        print_verdict(state, verdict, *reporter)
 
     def stamped(text: str) -> int:
         first = "countoff: " in text and not spoken

@@ -45,8 +45,8 @@ remedies, in which the empty subject stands for all others."""
 
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "state")
-_NAMED = re.compile(r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:, \d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w)")
-"""Ranks in a sentence, as `names_of` writes them; not those of a `dp_rank`."""
+_NAMED = re.compile(r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:(?:, | and )\d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w)")
+"""Ranks in a sentence, as `names_of` writes them, or two with an `and`; not those of a `dp_rank`."""
 
 
 class VerdictInfo(NamedTuple):
@@ -380,14 +380,16 @@ def at_hosts(verdict: Verdict, hosts: Mapping[int, str]) -> Verdict:
                 return match[0]
             groups.setdefault(hosts[rank], []).append(rank)
         named.update(*groups.values())
+        if len(groups) == 1:
+            return f"{match[0]} on {min(groups)}"
         return " and ".join(f"{names_of(there)} on {host}" for host, there in groups.items())
 
     return replace(verdict, sentence=_NAMED.sub(place, sentence), hosts={**verdict.hosts, **hosts})
 
 
 def _ranks_in(text: str) -> Iterator[int]:
-    """The ranks of a list that `listed` has written; a hostile one may have no end that is worth reaching."""
-    for item in text.split(", "):
+    """The ranks of a list in a sentence; a hostile one may have no end that is worth reaching."""
+    for item in re.split(", | and ", text):
         first, _, last = item.partition("–")
         yield from range(int(first), int(last or first) + 1)
 

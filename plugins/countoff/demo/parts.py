@@ -66,7 +66,7 @@ def with_countoff(run: Run, show: Show) -> str:
     delay = f"{known[1]} ms" if known else "an unknown time (a rank did not report in time)"
     mixed = sum(one.mixed for one in recorded)
     show.verbatim("\n".join(f"[rank 0] {line}" for line in text.splitlines()))
-    show.paragraph(f"All {run.spec.data.ranks} ranks printed it. {_exit_codes(run)}")
+    show.paragraph(f"Each of the other ranks printed its first line. {_exit_codes(run)}")
     show.paragraph(
         f"{mixed} of the {count_of(len(recorded), 'all-reduce')} before it averaged gradients of different batches."
     )
@@ -194,11 +194,7 @@ def _ending(run: Run, rank: int) -> tuple[str, str, str, str]:
 
 
 def _common_verdict(run: Run) -> str:
-    """Returns the verdict as rank 0 printed it, after a check that every rank printed it and left it for torchrun.
-
-    If the machine is so busy that a rank is missing from the table, the tables may differ between ranks; the first
-    line may not.
-    """
+    """Returns the verdict as rank 0 printed it, after a check that every rank named it and left it for torchrun."""
     data = run.spec.data
     proof = (
         f"countoff: UnevenBatches: rank {data.short_rank} ran out of data after "
@@ -206,7 +202,7 @@ def _common_verdict(run: Run) -> str:
     )
     texts = [_printed(run, rank) for rank in range(data.ranks)]
     for rank, text in enumerate(texts):
-        if not text.startswith(proof) or text.splitlines()[0] != texts[0].splitlines()[0]:
+        if not text.startswith(proof) or not text.startswith(texts[0].splitlines()[0]):
             raise run.failure(f"rank {rank} was expected to print '{proof}', and countoff printed '{text}'")
         if not run.exit_codes[rank] or "countoff UnevenBatches: " not in _error_file(run, rank):
             raise run.failure(f"rank {rank} was expected to fail with the verdict")

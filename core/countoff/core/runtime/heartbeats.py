@@ -14,6 +14,7 @@ from countoff.core.protocol.records import Records, parse_count
 from countoff.core.protocol.state import State
 from countoff.core.runtime import hosts
 from countoff.core.runtime.processes import Process, host_id
+from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
@@ -91,6 +92,12 @@ class Heartbeats:
             self.neighbours.setdefault(parse_count(process.rank, self._world_size), process)
         if complete:
             self.hosts = hosts.names(channel, [0, *self.neighbours])
+
+    def reporter(self, verdict: Verdict) -> int:
+        """The rank that prints a verdict whole for this host: the first one that can."""
+        lost = verdict.ranks if verdict.gone else ()
+        able = [rank for rank, process in list(self.neighbours.items()) if process.state() == "alive"]
+        return min([self._rank, *(rank for rank in able if rank not in lost)])
 
     def report_silence(self, channel: Channel, state: State) -> None:
         """Proposes that a rank on another host is lost, if a guard's fit has gone on too long without its heartbeat.

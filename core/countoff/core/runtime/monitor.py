@@ -51,6 +51,7 @@ class Monitor:
         self.session = Session(state)
         self.speaker = Speaker(state, number)
         self.watchdog = Watchdog(self.session, self.speaker)
+        state.reporter = lambda verdict: self.speaker.line.heartbeats.reporter(verdict)
         self._connection: Connection | None = None
         self._concluded = False
         self._close_begun = threading.Lock()

@@ -40,12 +40,24 @@ _REPORTED_BY = "countoff_reported_by"
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
-def print_to_stderr(verdict: Verdict, rank: int) -> None:
-    """Prints a verdict on stderr in one write, so that lines of several ranks do not mix."""
-    text = "\n".join(f"[rank {rank}] {line}" for line in verdict.render().splitlines())
+def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) -> None:
+    """Prints a verdict on stderr in one write, so that lines of several ranks do not mix.
+
+    Args:
+        verdict: The verdict.
+        rank: This rank.
+        reporter: The rank that prints it whole, where this one prints only the first line.
+    """
+    message = verdict.render()
+    if reporter not in (None, rank):
+        message = f"countoff: {verdict.headline} See the output of rank {reporter}."
+    text = "\n".join(f"[rank {rank}] {line}" for line in message.splitlines())
     # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"\n{text}\n")
+        try:
+            sys.stderr.write(f"\n{text}\n")
+        except UnicodeEncodeError:
+            sys.stderr.write(f"\n{text.encode('ascii', 'backslashreplace').decode()}\n")
         sys.stderr.flush()
 
 
@@ -82,11 +94,17 @@ def _flush() -> None:
             stream.flush()
 
 
-def print_verdict(state: State, verdict: Verdict) -> None:
+def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
-    In warn mode rank 0 alone prints it, and nothing is written for the launcher. The loss of a rank is not printed
-    where another guard of this process has just printed a verdict: the ranks are ending with that one.
+    One rank per host prints it whole, and the others one line. In warn mode rank 0 alone prints it, and nothing is
+    written for the launcher. The loss of a rank is not printed where another guard of this process has just printed a
+    verdict: the ranks are ending with that one.
+
+    Args:
+        state: This rank's state.
+        verdict: The verdict.
+        reporter: The rank that prints it whole; None to ask `State.reporter`.
     """
     with state.lock:
         if state.printing:
@@ -97,7 +115,8 @@ def print_verdict(state: State, verdict: Verdict) -> None:
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict)
-    if state.settings.on_divergence == "raise" or state.rank == 0:
+        print_to_stderr(verdict, state.rank, state.reporter(verdict) if reporter is None else reporter)
+    elif state.rank == 0:
         print_to_stderr(verdict, state.rank)
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)

@@ -1,4 +1,4 @@
-"""The table of a verdict: what every rank had counted when it received it, gathered by rank 0 and printed by all."""
+"""The table of a verdict: what every rank had counted when it received it, gathered by rank 0."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _COUNTED = ("where", "batches", "fetched", "steps", "state")
 _POLL_SECONDS = 0.005
 _SETTLE_SECONDS = 0.3
 _GATHER_SECONDS = 1.5
+_TOLD_SECONDS = 1.0
 _ACKNOWLEDGE_SECONDS = 1.0
 _MOST_SPREAD_SECONDS = 30.0
 """A longer time until all ranks knew is no measurement: the hosts' clocks differ."""
@@ -31,7 +32,7 @@ def print_with_table(channel: Channel, state: State) -> None:
     """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the speaker thread.
 
     Every rank posts its row once its training thread has received the verdict, or is evidently blocked. Rank 0 gathers
-    and publishes the table, and all ranks print it.
+    and publishes the table. One rank per host prints it, then the others print one line.
     """
     verdict = state.end
     if verdict is None or state.printed.is_set():
@@ -48,7 +49,13 @@ def print_with_table(channel: Channel, state: State) -> None:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)
     whole = with_table(channel, verdict, state.remedies, state.world_size)
-    shutdown.print_verdict(state, at_hosts(whole, hosts.names(channel.whole, whole.ranks)))
+    whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
+    reporter = state.reporter(whole)
+    if reporter != state.rank:
+        other = f"told/{reporter}"
+        if not _poll_until(lambda: channel.has(other), time.monotonic() + _TOLD_SECONDS):
+            reporter = state.rank  # the other one does not print: something holds its interpreter
+    shutdown.print_verdict(state, whole, reporter)
     channel.set(f"told/{state.rank}", {"told": True})
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
@@ -157,6 +164,7 @@ def _shared_line(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**rows[0], "rank": listed(ranks), "host": host, "ranks": len(ranks)}
 
 
-def _poll_until(done: Callable[[], bool], deadline: float) -> None:
-    while not done() and time.monotonic() <= deadline:
+def _poll_until(done: Callable[[], bool], deadline: float) -> bool:
+    while not (is_done := done()) and time.monotonic() <= deadline:
         time.sleep(_POLL_SECONDS)
+    return is_done

@@ -3,7 +3,7 @@
 import pytest
 
 from integration_tests import loops
-from integration_tests.jobs import assert_named, verdict_lines, whole_message
+from integration_tests.jobs import assert_named, printed_lines, whole_message
 
 RANKS = 24
 
@@ -17,5 +17,5 @@ def test_twenty_four_ranks_print_one_message_and_a_line_each(run_ranks):
     assert_named(results, "UnevenBatches", [17], "rank 17 ran out of data after 4 batches of train epoch 0")
     text = whole_message(results).splitlines()
     assert any(line.startswith("  17 ") for line in text)
-    assert sum(len(verdict_lines(result)) for result in results) == len(text) + RANKS - 1
+    assert sum(len(printed_lines(result)) for result in results) == len(text) + RANKS - 1
     assert len(text) < 16

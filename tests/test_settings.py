@@ -4,6 +4,7 @@ import functools
 import math
 import os
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 3.0, 60.0, 64, 2)
+    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 3.0, 60.0, 64, 2, None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -87,6 +88,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
         ("COUNTOFF_FINGERPRINT_BATCHES", "0", "fingerprint_batches", 0),
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
+        ("COUNTOFF_VERDICT_FILE", "/run/verdict.json", "verdict_file", "/run/verdict.json"),
     ],
 )
 def test_every_option_has_an_environment_variable(
@@ -159,6 +161,11 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("fingerprint_batches", 1),
         ("fingerprint_batches", 33),
         ("fingerprint_batches", False),
+        ("verdict_file", ""),
+        ("verdict_file", " "),
+        ("verdict_file", 1),
+        ("verdict_file", b"verdict.json"),
+        ("verdict_file", "verdict\0.json"),
     ],
 )
 def test_a_bad_argument_is_refused(name: str, value: object) -> None:
@@ -186,6 +193,13 @@ def test_an_even_evaluation_needs_every_rank() -> None:
 def test_the_environment_completes_a_refused_combination(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFF_ON_DIVERGENCE", "warn")
     assert "on_divergence='warn'" in refusal(uneven_train="stop")
+
+
+@pytest.mark.parametrize("given", ["verdict.json", Path("verdict.json")])
+def test_a_path_keeps_its_place(given: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is absolute from the start, so that it stays the same where the program changes its directory."""
+    monkeypatch.chdir(tmp_path)
+    assert Settings.resolve(verdict_file=given).verdict_file == str(tmp_path / "verdict.json")
 
 
 def test_a_refusal_reads_as_documented() -> None:

@@ -101,6 +101,43 @@ def test_in_warn_mode_rank_0_alone_prints(
     assert error_file.exists() == (policy == "raise")
 
 
+def with_file(state: State, path: Path) -> State:
+    state.settings = replace(state.settings, verdict_file=str(path))
+    return state
+
+
+@pytest.mark.parametrize(("rank", "policy"), [(0, "raise"), (3, "raise"), (0, "warn")])
+def test_the_verdict_that_ends_the_job_is_in_the_users_file(
+    rank: int, policy: Literal["raise", "warn"], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that prints the whole message writes the file; in warn mode, where the job goes on, none does."""
+    path = tmp_path / "verdict.json"
+    shutdown.print_verdict(with_file(state_of(rank, policy), path), VERDICT)
+    assert "rank 2 is gone" in capsys.readouterr().err
+    assert path.exists() == (policy == "raise")
+    if policy == "raise":
+        written = json.loads(path.read_text(encoding="utf-8"))
+        assert (written["kind"], written["restart"], written["world_size"]) == ("LostRank", "unknown", 4)
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the directory, the message is printed all the same, and one line says why there is no file."""
+    path = tmp_path / "missing" / "verdict.json"
+    shutdown.print_verdict(with_file(state_of(1), path), VERDICT)
+    printed = capsys.readouterr().err
+    assert "[rank 1] countoff: LostRank: rank 2 is gone." in printed
+    assert printed.splitlines()[-1] == f"[rank 1] countoff: the verdict is not in '{path}': No such file or directory"
+
+
+def test_the_consequence_of_another_verdict_is_in_no_file(tmp_path: Path) -> None:
+    """Of two guards of one process, the one that loses its ranks by the other's verdict does not replace the file."""
+    path = tmp_path / "verdict.json"
+    first, second = with_file(state_of(), path), with_file(state_of(), path)
+    shutdown.print_verdict(first, Verdict("PlanMismatch", "their lengths differ."))
+    shutdown.print_verdict(second, VERDICT)
+    assert json.loads(path.read_text(encoding="utf-8"))["kind"] == "PlanMismatch"
+
+
 def test_how_soon_every_rank_knew_is_logged_and_not_printed(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,3 +368,4 @@ def test_a_victim_names_the_rank_that_has_left() -> None:
     assert state.proposed is not None
     assert state.proposed.sentence.startswith("rank 2 left the job before its fit had ended; rank 3 raised Connection")
     assert state.proposed.ranks == (2,)
+    assert state.proposed.restart == "unknown"  # it was not lost: it has ended by itself

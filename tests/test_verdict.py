@@ -9,8 +9,10 @@ import pytest
 
 from countoff.core import verdict
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import row
+from countoff.core.protocol.judgement import DIED, STOPPED, lost_rank, row
 from countoff.core.verdict import (
+    EXITED,
+    LEFT,
     VERDICTS,
     DivergenceError,
     Kind,
@@ -196,3 +198,75 @@ def test_an_error_survives_pickling(kind: Kind) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.verdict) == (type(error), str(error), error.verdict)
     assert copy.verdict.rows == error.verdict.rows
+
+
+@pytest.mark.parametrize(
+    ("verdict", "restart"),
+    [
+        *[
+            (Verdict(kind, "they differ.", (1,)), "useless")
+            for kind in ("PlanMismatch", "UnevenBatches", "StepMismatch", "LearningRateMismatch", "RankMapError")
+        ],
+        (lost_rank(2, "is gone (pid 4)", subject=DIED), "may_help"),
+        (lost_rank(2, "is stopped (pid 4, SIGSTOP)", subject=STOPPED), "may_help"),
+        (lost_rank(2, "has not been heard for 180 s"), "may_help"),
+        (lost_rank(0, "or whoever hosts the job's store is gone"), "may_help"),
+        (lost_rank(2, "raised ValueError", gone=False), "unknown"),
+        (lost_rank(2, "left the job (sys.exit)", subject=EXITED), "unknown"),
+        (lost_rank(2, "left the job before its fit had ended", subject=LEFT), "unknown"),
+        (Verdict("LateRank", "rank 1 has not counted off."), "unknown"),
+        (Verdict("Stalled", "no rank has made progress."), "unknown"),
+    ],
+    ids=lambda value: value.headline if isinstance(value, Verdict) else None,
+)
+def test_a_restart_is_useless_only_where_the_program_decides(verdict: Verdict, restart: str) -> None:
+    """What follows from program and data comes again; a process or host that is gone does not have to."""
+    assert verdict.restart == restart
+    assert verdict.to_dict()["restart"] == restart
+
+
+def test_every_kind_of_the_table_has_a_restart() -> None:
+    """A restart is useless after the kinds that raise by themselves, except those about a missing rank."""
+    raising = {kind for kind, info in VERDICTS.items() if info.default.startswith("raises")}
+    assert {kind for kind in VERDICTS if Verdict(kind, "").restart == "useless"} == raising - {"LostRank"}
+
+
+def test_a_verdict_as_json() -> None:
+    """The keys and types of a verdict that programs read."""
+    lost = replace(
+        lost_rank(3, "is gone\x1b (pid 4)", "It was killed.", subject=DIED),
+        time=1700000000.25,
+        rows=(
+            {**ranks_with([2])[0], "side": None, "known": 1.0, "host": "node-0"},
+            {**ranks_with([2])[0], "rank": "1, 2", "ranks": 2},
+        ),
+        hosts={3: "node-1"},
+        world_size=4,
+        remedy="read its output.",
+    )
+    counted = {"where": EPOCH, "batches": 2, "fetched": 2, "steps": 2, "state": "in batch 5"}
+    assert lost.to_dict() == {
+        "kind": "LostRank",
+        "sentence": "rank 3 is gone\\x1b (pid 4).",
+        "restart": "may_help",
+        "ranks": [3],
+        "standing": "out of step",
+        "world_size": 4,
+        "hosts": {"3": "node-1"},
+        "leave_out": ["node-1"],
+        "rows": [
+            {**counted, "rank": 0, "ranks": 1, "host": "node-0"},
+            {**counted, "rank": "1, 2", "ranks": 2},
+        ],
+        "why": "It was killed.",
+        "remedy": "read its output.",
+        "time": 1700000000.25,
+        "time_utc": "2023-11-14T22:13:20.250Z",
+    }
+    assert replace(lost, subject=LEFT).to_dict()["leave_out"] == []
+
+
+@pytest.mark.parametrize("seconds", [1e300, float("nan"), float("inf"), -1e20])
+def test_a_time_that_no_clock_shows_is_left_out(seconds: float) -> None:
+    """The time comes from another rank, through the store."""
+    assert Verdict("LostRank", "", time=seconds).to_dict()["time_utc"] == ""

@@ -23,7 +23,7 @@ from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import Tick
-from countoff.core.runtime import shutdown
+from countoff.core.runtime import shutdown, verdict_file
 from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
@@ -109,11 +109,13 @@ class Guard:
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
+            SettingsError: If `verdict_file` cannot be written there; nothing is started then.
             PlanMismatch: If ranks differ in one of the plan's values.
             RankMapError: If their dp_ranks leave data unread, or make ranks read each other's data.
         """
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
+        verdict_file.clear(self._settings, self._state.rank)
         if self._state.world_size > 1:
             from countoff.core.runtime.monitor import Monitor  # imports torch: only where there is another rank
 

@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 
@@ -101,6 +101,17 @@ def _parse_ranks(text: str) -> list[int]:
     return [int(rank) for rank in text.split(",")]
 
 
+def _check_path(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError
+    path = os.fspath(cast("str | os.PathLike[Any]", value))
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise ValueError
+    return os.path.abspath(path)  # the program may change its directory later
+
+
 def _choice(*good: str) -> _Rule:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in good:
@@ -126,6 +137,7 @@ _RULES: dict[str, _Rule] = {
     "deadline_seconds": _SECONDS,
     "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
     "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _check_fingerprint_batches, int),
+    "verdict_file": _Rule("the path of a file", _check_path, str),
 }
 
 
@@ -149,6 +161,7 @@ class Settings:
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
+        verdict_file: Absolute path of the file for the verdict that ends the fit; None: no file.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -166,6 +179,7 @@ class Settings:
     deadline_seconds: float = 60.0
     tick_batches: int = 64
     fingerprint_batches: int = 2
+    verdict_file: str | None = None
 
     def __post_init__(self) -> None:
         for name in _RULES:

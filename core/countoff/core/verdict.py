@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal[
@@ -39,9 +40,20 @@ Standing = Literal["out of step", "ran out first", "differ"]
 """What is proved of the ranks that a verdict names: they are the minority; the first of them ran out of data before the
 others; or two sides differ, and nobody can tell which is right."""
 
+Restart = Literal["useless", "may_help", "unknown"]
+"""Whether a job that a verdict has ended may end otherwise if it is started again as it is."""
+
+EXITED, LEFT = "exited", "left"
+"""Subjects of a `LostRank` whose process was not lost: it has left by `sys.exit()`, or by the end of its program."""
+
 Remedies = Mapping[Kind, "str | Mapping[str, str]"]
 """What to do about each kind of verdict. Where that depends on the verdict's subject, it is a mapping from subjects to
 remedies, in which the empty subject stands for all others."""
+
+_REPEATS: frozenset[Kind] = frozenset(
+    {"PlanMismatch", "UnevenBatches", "StepMismatch", "LearningRateMismatch", "RankMapError"}
+)
+"""Kinds that follow from the program, its configuration and its data."""
 
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "state")
@@ -184,6 +196,42 @@ class Verdict:
         """The kind and what happened, in one line."""
         return plain(f"{self.kind}: {self.sentence}")
 
+    @property
+    def restart(self) -> Restart:
+        """Whether the job may end otherwise if it is started again with the same program, configuration and data.
+
+        ``"useless"``: no, it follows from these. ``"may_help"``: a process, or a host with its processes, is gone.
+        ``"unknown"``: anything else, as an exception or an exit of one rank, which may come again.
+
+        >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
+        'useless'
+        """
+        if self.kind in _REPEATS:
+            return "useless"
+        lost = self.kind == "LostRank" and self.gone and self.subject not in (EXITED, LEFT)
+        return "may_help" if lost else "unknown"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as JSON types, with the keys that docs/schedulers.md describes."""
+        return {
+            "kind": self.kind,
+            "sentence": plain(self.sentence),
+            "restart": self.restart,
+            "ranks": list(self.ranks),
+            "standing": self.standing,
+            "world_size": self.world_size,
+            "hosts": {str(rank): name for rank, name in self.hosts.items()},
+            "leave_out": sorted(set(self.hosts.values())) if self.restart == "may_help" else [],
+            "rows": [
+                {"ranks": 1, **{column: row[column] for column in (*_COLUMNS, "ranks") if column in row}}
+                for row in self.rows
+            ],
+            "why": plain(self.why),
+            "remedy": plain(self.remedy),
+            "time": self.time,
+            "time_utc": _in_utc(self.time),
+        }
+
     def render(self) -> str:
         """The whole message: headline, who, table of ranks, cause, remedy, and where to read more.
 
@@ -291,6 +339,19 @@ def plain(text: str) -> str:
     'rank 1 raised \\x1b[31mValueError'
     """
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _in_utc(seconds: float) -> str:
+    """A time since the epoch in UTC, as ISO 8601 writes it; empty if that is no year of a calendar.
+
+    >>> _in_utc(0.5)
+    '1970-01-01T00:00:00.500Z'
+    """
+    try:
+        moment = datetime.fromtimestamp(seconds, timezone.utc)
+    except (OverflowError, ValueError, OSError):  # the store's word: another rank's clock, or not even that
+        return ""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def count_of(number: int, noun: str) -> str:

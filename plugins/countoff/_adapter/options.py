@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -41,6 +42,7 @@ class Options:
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
+        verdict_file: Path of a JSON file for the verdict that ends the fit, for a scheduler to read.
 
     Attributes:
         settings: The settings in force.
@@ -66,6 +68,7 @@ class Options:
         deadline_seconds: float | None = None,
         tick_batches: int | None = None,
         fingerprint_batches: int | None = None,
+        verdict_file: str | os.PathLike[str] | None = None,
         **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}

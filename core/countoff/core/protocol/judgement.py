@@ -10,14 +10,14 @@ from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Remedies, Verdict, count_of
+from countoff.core.verdict import EXITED, Remedies, Verdict, count_of
 
 DECISION, EVALUATION, WHO_EVALUATES, REPEAT = "decision", "evaluation", "who evaluates", "repeat"
 """Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates, a rank
 has nothing to repeat. The subject of any other one, about train loaders of different lengths, is empty."""
-DIED, STOPPED, EXITED = "died", "stopped", "exited"
-"""Subjects of a `LostRank`: the process is gone, does not run, or has left by `sys.exit()`. The subject of any other
-one is empty."""
+DIED, STOPPED = "died", "stopped"
+"""Subjects of a `LostRank`: the process is gone, or does not run. `EXITED` and `LEFT` are others: it has ended by
+itself. The subject of any other one is empty."""
 
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
@@ -195,7 +195,7 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subjec
         event: What happened to it, as the rest of a sentence that begins with its name.
         why: The cause, where it is known.
         gone: False if the rank has failed and can still answer.
-        subject: `DIED`, `STOPPED` or `EXITED`; empty for any other event.
+        subject: `DIED`, `STOPPED`, `EXITED` or `LEFT`; empty for any other event.
     """
     sentence = f"rank {rank} {event}."
     return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)

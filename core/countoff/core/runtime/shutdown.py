@@ -19,12 +19,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from countoff.core.protocol.judgement import describe_mark, lost_rank
 from countoff.core.protocol.records import clip
 from countoff.core.protocol.state import State
+from countoff.core.runtime import verdict_file
 from countoff.core.runtime.stacks import is_users_file
-from countoff.core.verdict import DivergenceError, Verdict, error_for
+from countoff.core.verdict import LEFT, DivergenceError, Verdict, error_for, plain
 
 _log = logging.getLogger("countoff")
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
@@ -52,12 +54,16 @@ def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) ->
     if reporter not in (None, rank):
         message = f"countoff: {verdict.headline} See the output of rank {reporter}."
     text = "\n".join(f"[rank {rank}] {line}" for line in message.splitlines())
+    _write_to_stderr(f"\n{text}\n")
+
+
+def _write_to_stderr(text: str) -> None:
     # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         try:
-            sys.stderr.write(f"\n{text}\n")
+            sys.stderr.write(text)
         except UnicodeEncodeError:
-            sys.stderr.write(f"\n{text.encode('ascii', 'backslashreplace').decode()}\n")
+            sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
         sys.stderr.flush()
 
 
@@ -76,6 +82,19 @@ def write_error_file(verdict: Verdict) -> None:
     }
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
+
+
+def write_verdict_file(verdict: Verdict, state: State) -> None:
+    """Writes the verdict where a scheduler is to read it, if the user has said where.
+
+    If that is not possible, one line on stderr says so, and the job ends as it would have.
+    """
+    path = state.settings.verdict_file
+    if path is None:
+        return
+    problem = verdict_file.write(path, replace(verdict, world_size=state.world_size), state.rank)
+    if problem:
+        _write_to_stderr(f"[rank {state.rank}] countoff: the verdict is not in {path!r}: {plain(problem)}\n")
 
 
 def exit_now(code: int = EXIT_CODE) -> None:
@@ -97,9 +116,9 @@ def _flush() -> None:
 def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
-    One rank per host prints it whole, and the others one line. In warn mode rank 0 alone prints it, and nothing is
-    written for the launcher. The loss of a rank is not printed where another guard of this process has just printed a
-    verdict: the ranks are ending with that one.
+    One rank per host prints it whole, and writes it for a scheduler; the others print one line. In warn mode rank 0
+    alone prints it, and nothing is written for the launcher or for a scheduler. The loss of a rank is not printed where
+    another guard of this process has just printed a verdict: the ranks are ending with that one.
 
     Args:
         state: This rank's state.
@@ -115,7 +134,10 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict)
-        print_to_stderr(verdict, state.rank, state.reporter(verdict) if reporter is None else reporter)
+        reporter = state.reporter(verdict) if reporter is None else reporter
+        print_to_stderr(verdict, state.rank, reporter)
+        if reporter == state.rank:
+            write_verdict_file(verdict, state)  # after the message: a file system may be slow
     elif state.rank == 0:
         print_to_stderr(verdict, state.rank)
     if verdict.spread_seconds is not None:
@@ -179,9 +201,10 @@ def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
     with state.lock:
         exited, left = state.log.exited_alone(), state.left
     if exited is not None:
-        return lost_rank(exited.rank, f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}")
+        event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
+        return lost_rank(exited.rank, event, subject=LEFT)
     if left is not None:
-        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}")
+        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
     return lost_rank(state.rank, lost, gone=False)
 
 

@@ -1,0 +1,144 @@
+"""The verdict as a file, for a scheduler that decides whether to start the job again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import stat
+import sys
+import threading
+from typing import Any, Literal
+
+import countoff.core
+from countoff.core.settings import Settings, SettingsError
+from countoff.core.verdict import Verdict
+
+_FORMAT = 1
+_OWN_KEYS = {"format", "kind", "sentence", "restart"}
+_MOST_BYTES = 1 << 20
+"""No verdict is longer. A larger file is another program's, and is not read."""
+_WRITE_SECONDS = 2.0
+"""After so long the job ends without its file: a network file system may never answer."""
+_RUN = {
+    "torchelastic_run_id": "TORCHELASTIC_RUN_ID",
+    "torchelastic_restart_count": "TORCHELASTIC_RESTART_COUNT",
+    "slurm_job_id": "SLURM_JOB_ID",
+    "slurm_restart_count": "SLURM_RESTART_COUNT",
+}
+_writing = threading.Lock()
+
+
+def document(verdict: Verdict) -> dict[str, Any]:
+    """The content of a verdict's file, as JSON types: the verdict, what it was found with, and in which run.
+
+    >>> document(Verdict("UnevenBatches", "rank 1 ran out of data."))["restart"]
+    'useless'
+    """
+    torch = sys.modules.get("torch")  # not imported for this
+    versions = {"countoff": countoff.core.__version__, "python": platform.python_version()}
+    if torch is not None:
+        versions["torch"] = str(getattr(torch, "__version__", "unknown"))
+    run = {key: os.environ[variable] for key, variable in _RUN.items() if os.environ.get(variable)}
+    return {"format": _FORMAT, **verdict.to_dict(), "versions": versions, "run": run}
+
+
+def clear(settings: Settings, rank: int) -> None:
+    """Removes the verdict of an earlier run, so that it is not taken for this run's.
+
+    Args:
+        settings: The user's choices.
+        rank: This rank.
+
+    Raises:
+        SettingsError: If the file could not be written in the end, or something else would be overwritten by it.
+    """
+    path = settings.verdict_file
+    if path is None:
+        return
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        raise SettingsError(f"verdict_file={path!r} is in no directory of rank {rank}'s host: make {directory!r} first")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise SettingsError(f"verdict_file={path!r}: rank {rank} may not write in {directory!r}: choose another path")
+    found = _find(path)
+    if found == "something else":
+        raise SettingsError(
+            f"verdict_file={path!r} exists, and countoff has not written it: remove it, or choose another path"
+        )
+    with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
+        os.unlink(_temporary(path, rank))
+    if found == "a verdict" and os.environ.get("LOCAL_RANK", "0") == "0":
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # a rank of another host has removed it: they may share the directory
+        except OSError as error:
+            raise SettingsError(f"verdict_file={path!r}: rank {rank} may not replace it: {error.strerror}") from None
+
+
+def write(path: str, verdict: Verdict, rank: int) -> str:
+    """Writes a verdict's file, as a whole or not at all, within a few seconds.
+
+    Args:
+        path: Absolute path of the file; one that is there is replaced.
+        verdict: The verdict.
+        rank: This rank.
+
+    Returns:
+        Why it could not be written, in a few words; empty if it was.
+    """
+    problem = f"the file system has not answered for {_WRITE_SECONDS:.0f} s"
+
+    def attempt() -> None:
+        nonlocal problem
+        try:
+            with _writing:
+                _replace(path, _temporary(path, rank), json.dumps(document(verdict), indent=2, allow_nan=False))
+            problem = ""
+        except Exception as error:  # the job must end as it would have without the file
+            problem = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+    writer = threading.Thread(target=attempt, name="countoff verdict file", daemon=True)
+    try:
+        writer.start()
+    except RuntimeError:  # the interpreter is about to end, and starts no thread any more
+        attempt()
+    else:
+        writer.join(_WRITE_SECONDS)
+    return problem
+
+
+def _replace(path: str, temporary: str, text: str) -> None:
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _temporary(path: str, rank: int) -> str:
+    """A path beside the file for what is not complete yet; no other rank of the job uses it."""
+    directory, name = os.path.split(path)
+    return os.path.join(directory, f".{name}.countoff-{rank}.tmp")
+
+
+def _find(path: str) -> Literal["nothing", "a verdict", "something else"]:
+    """What is at a path: an empty file, as `mktemp` makes it, is nothing."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+            return "something else"
+        if not found.st_size:
+            return "nothing"
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError:
+        return "nothing"
+    except (OSError, ValueError, RecursionError):
+        return "something else"
+    return "a verdict" if isinstance(content, dict) and content.keys() >= _OWN_KEYS else "something else"

@@ -30,7 +30,7 @@ from integration_tests.jobs import share_loader
 
 def pace(number):
     if number == 12:
-        pathlib.Path(f"training-{os.environ['GROUP_RANK']}").touch()
+        pathlib.Path(os.environ["DIRECTORY"], f"training-{os.environ['GROUP_RANK']}").touch()
     time.sleep(0.01)
 
 dist.init_process_group("gloo")
@@ -149,10 +149,11 @@ def test_torchrun_of_no_host_repeats_what_is_useless(run_torchrun_on_hosts, tmp_
         f"import os, socket, sys\nos.environ['COUNTOFF_VERDICT_FILE'] = {name}\n"
         f"os.execv(sys.executable, [sys.executable, {str(WRAPPER)!r}, *sys.argv[1:]])\n"
     )
-    (tmp_path / "train.py").write_text("from integration_tests.loops import uneven\nuneven([5, 5, 5, 4])")
+    train = tmp_path / "train.py"
+    train.write_text("from integration_tests.loops import uneven\nuneven([5, 5, 5, 4])")
     options = ["--max-restarts=2"]
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    runs = run_torchrun_on_hosts(script, "train.py", hosts=2, per_host=2, options=options, env=env)
+    runs = run_torchrun_on_hosts(script, str(train), hosts=2, per_host=2, options=options, env=env)
     for run in runs:
         assert run.exit_code == 1, run.output
         assert sum("countoff: UnevenBatches: " in line for line in run.output.splitlines()) <= 2, run.output
@@ -171,15 +172,17 @@ def test_torchrun_goes_on_without_a_lost_host(run_torchrun_on_hosts, tmp_path):
             time.sleep(0.1)
         network.power_off(1)
 
-    (tmp_path / "train.py").write_text(ELASTIC)
+    train = tmp_path / "train.py"
+    train.write_text(ELASTIC)
     env = {
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "COUNTOFF_VERDICT_FILE": "verdict.json",
+        "COUNTOFF_VERDICT_FILE": str(tmp_path / "verdict.json"),
+        "DIRECTORY": str(tmp_path),
         "COUNTOFF_STALL_SECONDS": "30",
     }
     options = ["--nnodes=1:2", "--max-restarts=2", "--rdzv-conf=last_call_timeout=10"]
     run, _ = run_torchrun_on_hosts(
-        WRAPPER, "train.py", hosts=2, per_host=1, options=options, env=env, while_running=power_off
+        WRAPPER, str(train), hosts=2, per_host=1, options=options, env=env, while_running=power_off
     )
     assert run.exit_code == 0, run.output
     assert "countoff: LostRank: rank 1 on node-1 " in run.output, run.output

@@ -153,7 +153,9 @@ def test_torchrun_of_no_host_repeats_what_is_useless(run_torchrun_on_hosts, tmp_
     train.write_text("from integration_tests.loops import uneven\nuneven([5, 5, 5, 4])")
     options = ["--max-restarts=2"]
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    runs = run_torchrun_on_hosts(script, str(train), hosts=2, per_host=2, options=options, env=env)
+    runs = run_torchrun_on_hosts(
+        script, str(train), hosts=2, per_host=2, options=options, env=env, deadline_seconds=300
+    )
     for run in runs:
         assert run.exit_code == 1, run.output
         assert sum("countoff: UnevenBatches: " in line for line in run.output.splitlines()) <= 2, run.output
@@ -182,7 +184,14 @@ def test_torchrun_goes_on_without_a_lost_host(run_torchrun_on_hosts, tmp_path):
     }
     options = ["--nnodes=1:2", "--max-restarts=2", "--rdzv-conf=last_call_timeout=10"]
     run, _ = run_torchrun_on_hosts(
-        WRAPPER, str(train), hosts=2, per_host=1, options=options, env=env, while_running=power_off
+        WRAPPER,
+        str(train),
+        hosts=2,
+        per_host=1,
+        options=options,
+        env=env,
+        deadline_seconds=400,
+        while_running=power_off,
     )
     assert run.exit_code == 0, run.output
     assert "countoff: LostRank: rank 1 on node-1 " in run.output, run.output

@@ -59,8 +59,8 @@ def assert_ended(results: Sequence[RankResult], exit_codes: Sequence[int]) -> No
     assert [result.exit_code for result in results] == exit_codes, "\n".join(map(str, results))
 
 
-def test_racing_ranks_leave_one_whole_file(run_ranks, tmp_path):
-    """Every rank writes the file; what is there in the end is one verdict, and nothing beside it."""
+def test_the_file_of_an_uneven_job(run_ranks, tmp_path):
+    """It takes the place of an earlier run's, has the table, and is alone in its directory."""
     path = tmp_path / "end" / "verdict.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"format": 1, "kind": "LostRank", "sentence": "of another run.", "restart": "unknown"}))
@@ -103,7 +103,7 @@ def test_a_directory_that_is_gone_changes_no_exit(run_ranks, tmp_path):
     assert_ended(results, [1, 1])
     for result in results:
         assert "UnevenBatches" in "\n".join(verdict_lines(result)), result
-        assert f"countoff: the verdict is not in '{path}': No such file or directory" in result.output, result
+    assert f"[rank 0] countoff: the verdict is not in '{path}': No such file or directory" in results[0].output
     assert not path.parent.exists()
 
 

@@ -106,16 +106,24 @@ def with_file(state: State, path: Path) -> State:
     return state
 
 
-@pytest.mark.parametrize(("rank", "policy"), [(0, "raise"), (3, "raise"), (0, "warn")])
+@pytest.mark.parametrize(
+    ("rank", "policy", "reporter", "writes"),
+    [(0, "raise", None, True), (3, "raise", 3, True), (3, "raise", 2, False), (0, "warn", None, False)],
+)
 def test_the_verdict_that_ends_the_job_is_in_the_users_file(
-    rank: int, policy: Literal["raise", "warn"], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rank: int,
+    policy: Literal["raise", "warn"],
+    reporter: int | None,
+    writes: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A rank that prints the whole message writes the file; in warn mode, where the job goes on, none does."""
     path = tmp_path / "verdict.json"
-    shutdown.print_verdict(with_file(state_of(rank, policy), path), VERDICT)
+    shutdown.print_verdict(with_file(state_of(rank, policy), path), VERDICT, reporter)
     assert "rank 2 is gone" in capsys.readouterr().err
-    assert path.exists() == (policy == "raise")
-    if policy == "raise":
+    assert path.exists() == writes
+    if writes:
         written = json.loads(path.read_text(encoding="utf-8"))
         assert (written["kind"], written["restart"], written["world_size"]) == ("LostRank", "unknown", 4)
 

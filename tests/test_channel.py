@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core.runtime.channel import (
     RECORD_BYTES,
     Channel,
     ChannelError,
-    Place,
     _to_port,
     answers,
     decode,
-    default_store,
     encode,
-    rendezvous,
 )
 from tests.fake_store import FakeStore
 
@@ -257,54 +254,6 @@ def test_shut_leaves_files_open(connect: Connect, tmp_path: Path) -> None:
         assert file.write(b"still open")
 
 
-def meet(store: Any, number: int = 0, standing: Place | None = None) -> tuple[Place, Place]:
-    """Where the ranks meet, as rank 0 and rank 1 learn it."""
-    deadline = time.monotonic() + 5
-    places = [rendezvous(store, number, rank=rank, deadline=deadline, standing=lambda: standing) for rank in range(2)]
-    return places[0], places[1]
-
-
-def test_a_tcp_store_is_used_as_it_is(store: Any) -> None:
-    """If the job's store is a TCPStore, also below prefixes, all ranks use it and rank 0 hosts none."""
-    first, second = meet(PrefixStore("default_pg", PrefixStore("attempt_0", store)))
-    assert first == second
-    assert (first.host, first.port) == (store.host, store.port)
-    assert first.hosted is None
-
-
-def test_every_place_has_its_own_keys(store: Any) -> None:
-    """A restarted job on the same store must not read what the job before has written."""
-    assert len({meet(store, number)[0].nonce for number in (0, 1, 1)}) == 3
-
-
-def test_a_guard_meets_where_rank_0_has_others_open(store: Any) -> None:
-    """The guards of a process share their threads, so rank 0 sends the ranks to the place that it uses already."""
-    first, _ = meet(store)
-    assert meet(store, 1, standing=first) == (first, first)
-
-
-@pytest.mark.parametrize("kind", ["file", "hash"])
-def test_rank_0_hosts_a_store_if_there_is_no_tcp_store(kind: str, tmp_path: Path) -> None:
-    """If the job's store is no TCPStore, rank 0 hosts one, and both ranks can read and write there."""
-    other = FileStore(str(tmp_path / "store"), 2) if kind == "file" else HashStore()
-    first, second = meet(other)
-    assert first == second
-    assert (first.hosted is None, second.hosted is None) == (False, True)
-    Channel(first.host, first.port, "countoff/").claim("a", {"x": 1})
-    assert Channel(second.host, second.port, "countoff/").get("a") == {"x": 1}
-
-
-def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
-    with pytest.raises(TimeoutError, match="rank 0 has not counted off"):
-        rendezvous(HashStore(), 0, rank=1, deadline=time.monotonic())
-
-
-def test_a_closing_rank_does_not_wait_for_rank_0() -> None:
-    """A rank whose guard is closing gives up the rendezvous at once."""
-    with pytest.raises(TimeoutError):
-        rendezvous(HashStore(), 0, rank=1, deadline=float("inf"), given_up=lambda: True)
-
-
 @pytest.mark.parametrize("family", ["pipe", "unix socket"])
 def test_only_sockets_to_the_store_are_shut(family: str) -> None:
     """A pipe or a socket to elsewhere stays usable, and no descriptor is left open."""
@@ -318,18 +267,6 @@ def test_only_sockets_to_the_store_are_shut(family: str) -> None:
     assert os.read(ends[0], 10) == b"still open"
     for end in ends:
         os.close(end)
-
-
-@pytest.mark.parametrize("value", ["not ours", "[]"])
-def test_garbage_at_the_rendezvous_is_refused(value: str) -> None:
-    other: Any = HashStore()
-    other.set("countoff/0", value)
-    with pytest.raises(ChannelError):
-        rendezvous(other, 0, rank=1, deadline=time.monotonic() + 5)
-
-
-def test_without_a_process_group_there_is_no_store() -> None:
-    assert default_store() is None
 
 
 def test_answers_is_false_for_a_closed_port(store: Any) -> None:

@@ -8,10 +8,10 @@ import pytest
 from countoff.core import Settings
 from countoff.core.protocol.state import State
 from countoff.core.runtime import connection as module
-from countoff.core.runtime.channel import Place
 from countoff.core.runtime.connection import Connection
 from countoff.core.runtime.line import Line
 from countoff.core.runtime.monitor import Monitor
+from countoff.core.runtime.rendezvous import Place
 from tests.fake_store import FakeStore
 
 PLACE = Place("127.0.0.1", 1, "0123456789ab")

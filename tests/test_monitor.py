@@ -11,8 +11,9 @@ from countoff.core.protocol.records import verdict_entry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import connection
 from countoff.core.runtime import monitor as module
-from countoff.core.runtime.channel import Channel, Place
+from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.monitor import Monitor
+from countoff.core.runtime.rendezvous import Place
 from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,), gone=True)
@@ -48,7 +49,7 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
 
     monkeypatch.setattr(connection, "Channel", channel)
     monkeypatch.setattr(module, "default_store", lambda: store)
-    monkeypatch.setattr(module, "rendezvous", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
+    monkeypatch.setattr(module, "find_place", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
     monitor.start()
     told = threading.Event()
     monitor.speaker.hand(lambda _: told.set())

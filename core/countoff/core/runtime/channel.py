@@ -20,12 +20,11 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
 RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
@@ -211,84 +210,6 @@ def answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def default_store() -> Store | None:
-    """The store of the job's default process group, or None without torch.distributed."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the ranks of a job meet.
-
-    Attributes:
-        host: The store's host.
-        port: Its port.
-        nonce: What no earlier run can have used. All keys begin with it.
-        hosted: The store that this rank hosts for the others, to be kept alive; None where the job's own one is used.
-    """
-
-    host: str
-    port: int
-    nonce: str
-    hosted: TCPStore | None = field(default=None, compare=False)
-
-    @property
-    def prefix(self) -> str:
-        """The beginning of all keys; those of one guard go on with its number."""
-        return f"countoff/{self.nonce}/"
-
-
-def rendezvous(
-    store: Any,
-    number: int,
-    *,
-    rank: int,
-    deadline: float,
-    given_up: Callable[[], bool] = lambda: False,
-    standing: Callable[[], Place | None] = lambda: None,
-) -> Place:
-    """Agrees on where a guard meets the others. Collective: every rank must call it; none waits past its own deadline.
-
-    Rank 0 publishes the place. Over a store that is no TCPStore it hosts one.
-
-    Args:
-        store: The job's default store.
-        number: Number of the guard in this process; equal on all ranks.
-        rank: This rank.
-        deadline: When to give up, by `time.monotonic()`.
-        given_up: Whether to give up at once.
-        standing: Where the earlier guards of this process meet that are open still, if there are any. Rank 0 alone is
-            asked: its choice is that of all ranks.
-
-    Raises:
-        TimeoutError: If rank 0 has not published before the deadline.
-    """
-    key = f"countoff/{number}"
-    if rank == 0:
-        place = standing() or _new_place(store)
-        store.set(key, encode({"host": place.host, "port": place.port, "nonce": place.nonce}))
-        return place
-    while not store.check([key]):
-        if given_up() or time.monotonic() > deadline:
-            raise TimeoutError("rank 0 has not counted off: is countoff on there?")
-        time.sleep(0.02)
-    where = decode(store.get(key))
-    return Place(str(where["host"]), int(where["port"]), str(where["nonce"]))
-
-
-def _new_place(store: Store) -> Place:
-    nonce = os.urandom(6).hex()
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, TCPStore):
-        return Place(store.host, store.port, nonce)
-    host = socket.gethostname()
-    hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return Place(host, hosted.port, nonce, hosted)
 
 
 def sequence_numbers() -> dict[str, int]:

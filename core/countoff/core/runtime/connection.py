@@ -18,9 +18,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from countoff.core.protocol.state import State
-from countoff.core.runtime.channel import Channel, Place
+from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.runtime.line import Line
+from countoff.core.runtime.rendezvous import Place
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.watchdog import LOOK_SECONDS, Watchdog

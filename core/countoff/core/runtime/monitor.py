@@ -14,9 +14,10 @@ from countoff.core.protocol.judgement import DIED, lost_rank
 from countoff.core.protocol.records import goodbye_entry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
-from countoff.core.runtime.channel import Channel, ChannelError, answers, default_store, rendezvous
+from countoff.core.runtime.channel import Channel, ChannelError, answers
 from countoff.core.runtime.connection import Connection, connect, standing_place
 from countoff.core.runtime.heartbeats import say_goodbye
+from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.verdict_table import print_with_table
@@ -54,6 +55,7 @@ class Monitor:
         state.reporter = lambda verdict: self.speaker.line.heartbeats.reporter(verdict)
         self._connection: Connection | None = None
         self._concluded = False
+        self._all_met = threading.Event()  # or this rank is closing
         self._close_begun = threading.Lock()
         self._closed = threading.Event()
         # On a thread of its own: the default store's client may be frozen, and a look-up of a name may take seconds.
@@ -88,7 +90,8 @@ class Monitor:
         deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
         while not (answered.wait(0.02) or ended.is_set() or session.failure or time.monotonic() > deadline):
             pass
-        if answered.is_set():
+        if answered.is_set() and self.state.complete:
+            self._all_met.set()
             self._meeting.join(_DRAIN_SECONDS)  # it has done its work, and is about to end
         line = self.speaker.line
         decided = answered.is_set() or ended.is_set() or session.failure
@@ -125,6 +128,7 @@ class Monitor:
         if connected and state.end is None:
             self._say_goodbye()
         self.session.closing.set()
+        self._all_met.set()
         self._meeting.join(_DRAIN_SECONDS)
         if self._connection is not None:
             self._leave(self._connection)
@@ -158,18 +162,20 @@ class Monitor:
             store = default_store()
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
-            place = rendezvous(
-                store,
-                self.number,
-                rank=state.rank,
-                deadline=time.monotonic() + state.settings.deadline_seconds,
-                given_up=given_up,
-                standing=lambda: standing_place(state.rank, store),
-            )
+            if state.rank == 0:  # its choice is that of all ranks
+                place = standing_place(state.rank, store) or choose_place(store)
+                publish(store, self.number, place)
+            else:
+                deadline = time.monotonic() + state.settings.deadline_seconds
+                place = find_place(store, self.number, deadline=deadline, given_up=given_up)
             if not given_up():
                 self._connection = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)
+            return
+        if state.rank == 0:
+            with contextlib.suppress(Exception):  # the connection's own threads say what a lost store means
+                keep_publishing(store, self.number, place, self._all_met.wait)
 
     def lose(self, error: Exception) -> None:
         """Decides what a lost store means: nothing (after the fit), no more comparing, or a lost rank."""

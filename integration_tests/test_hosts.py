@@ -210,6 +210,22 @@ def test_a_partition_that_heals_is_no_fault(run_hosts):
         assert verdict_lines(result) == [], result
 
 
+def of_localhost(rank: int) -> dict[str, str]:
+    """The environment of a rank where host 0, which has two ranks, knows the store as its own."""
+    return {"MASTER_ADDR": "localhost"} if rank < 2 else {}
+
+
+@pytest.mark.parametrize("hosted_by", ["agent", "rank0"])
+def test_hosts_may_know_the_store_by_different_names(run_hosts, hosted_by):
+    """With MASTER_ADDR=localhost on the store's host and its name on the other one, ranks are compared as ever."""
+    where = {"hosts": 2, "per_host": 2, "hosted_by": hosted_by, "env": of_localhost, "deadline_seconds": 40}
+    for result in run_hosts(train_slowly, 3, 1, **where):
+        assert result.value == 3
+        assert verdict_lines(result) == [], result
+    results = run_hosts(loops.uneven, [5, 5, 5, 4], expect=None, **where)
+    assert_named(results, "UnevenBatches", [3], "rank 3 on node-1 ran out of data after 4 batches of train epoch 0")
+
+
 @pytest.mark.parametrize("delay_seconds", [None, 0.03])
 def test_a_healthy_job_on_two_hosts_prints_nothing(run_hosts, delay_seconds):
     """A healthy job prints nothing on any host and trains to the same bits, also where the store answers late."""

@@ -24,8 +24,7 @@ _GROUPS = 4  # processes of simulated ranks, beside that of rank 0
 _EXTRAPOLATED_RANKS = 100_000
 _PER_MARK, _ALL_AT_ONCE = "mark, one rank first", "mark, all ranks at once"
 _START, _SPAN, _TICK = "roll call at fit start", "mark and roll call at a span's end", "tick"
-_HEARTBEAT, _EXIT = "heartbeat", "all exit without the fit's end"
-_MAX_EXITING_RANKS = 512  # its cost is quadratic
+_MEETING, _HEARTBEAT, _EXIT = "rendezvous", "heartbeat", "all exit without the fit's end"
 _PLAN_COUNTS = (4096, 16_384, 100_000)
 
 
@@ -150,6 +149,13 @@ class Simulation:
         self.call("call_others", method, *arguments, groups=first)
         self.call("call", method, *arguments, groups=others)
 
+    def exit(self, name: str) -> None:
+        """All ranks say goodbye, with all listeners waiting."""
+        self.call("start_listener")
+        with self.counting(name) as cost:
+            self._add_seconds(cost, self.call("exit"))
+            self._add_seconds(cost, self.call("join_listener"))
+
     def _host_seconds(self) -> float:
         self._store.send("?")
         return self._store.recv()
@@ -162,6 +168,7 @@ class Simulation:
 def measure(world_size: int, repeats: int) -> Simulation:
     """Runs a healthy fit with `repeats` epochs and heartbeats."""
     with Simulation(world_size) as simulation:
+        simulation.measure(_MEETING, "meet", world_size)
         simulation.call("introduce")
         simulation.measure(_START, "count_off")
         simulation.mark(_ALL_AT_ONCE, "_pass", "fit_start", "the fit")
@@ -177,8 +184,7 @@ def measure(world_size: int, repeats: int) -> Simulation:
             simulation.mark(_SPAN, "eval_end", "stopped")
             simulation.mark(_SPAN, "train_end", "stopped")
             simulation.measure(_HEARTBEAT, "heartbeat")
-        if world_size <= _MAX_EXITING_RANKS:
-            simulation.measure(_EXIT, "exit")
+        simulation.exit(_EXIT)
         verdicts = [verdict for of_group, _ in simulation.call("verdicts") for verdict in of_group]
     if verdicts:
         raise RuntimeError(f"healthy simulated ranks have a verdict: {verdicts[0]}")
@@ -200,10 +206,8 @@ def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
 
 def operations(simulations: dict[int, Simulation]) -> Table:
     rows: list[dict[str, Any]] = []
-    for name in (_START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
+    for name in (_MEETING, _START, _ALL_AT_ONCE, _PER_MARK, _SPAN, _TICK, _HEARTBEAT, _EXIT):
         for size, simulation in simulations.items():
-            if name not in simulation.costs:
-                continue
             cost = simulation.costs[name]
             row: dict[str, Any] = {"what": name, "ranks": size}
             row |= {"operations": round(cost.total(0)), "per rank": cost.total(0) / size}

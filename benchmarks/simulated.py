@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
+from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.protocol import credits as credits_of_protocol
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.records import goodbye_entry
-from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.channel import Channel, decode
 from countoff.core.runtime.even_pass import EvenPass
+from countoff.core.runtime.rendezvous import Question, choose_place, keep_publishing, pause_since, publish
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import Speaker
 
@@ -92,7 +92,7 @@ class CountingStore:
 
     def _count(self, operation: str, keys: Sequence[str], sent: int = 0, received: int = 0) -> None:
         name = keys[0][len(PREFIX) :].removeprefix(GUARD).partition("/")[0] if keys else ""
-        kind = _KINDS.get(name, "other")
+        kind = _KINDS.get(name, "other") if keys and keys[0].startswith(PREFIX) else "rendezvous"
         if name == "even":
             self.credit_keys.update(keys)
         entry = self.counts[f"{kind}: {operation}"]
@@ -134,6 +134,20 @@ class CountingStore:
     def delete_key(self, key: str) -> bool:
         self._count("delete_key", [key], 0, 8)
         return self._store.delete_key(key)
+
+
+class CountingDefaultStore(PrefixStore):
+    """The job's default store, as a rank has it; it counts its operations.
+
+    Attributes:
+        counting: What counts them.
+    """
+
+    def __init__(self, store: TCPStore) -> None:
+        super().__init__("default_pg", store)
+        self.counting: Any = CountingStore(PrefixStore("default_pg", store))
+        self.set, self.get = self.counting.set, self.counting.get
+        self.add, self.check = self.counting.add, self.counting.check
 
 
 def counting_channel(port: int) -> tuple[Channel, CountingStore]:
@@ -232,6 +246,26 @@ class RankGroup:
     def __post_init__(self) -> None:
         self.speaker_channel, self._speaker_store = counting_channel(self.port)
         self.listener_channel, self._listener_store = counting_channel(self.port)
+        client = TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
+        self._default_store: Any = CountingDefaultStore(client)
+
+    def meet(self, world_size: int) -> None:
+        """Rank 0 says where the ranks meet until all have asked; every other rank returns with the place."""
+        store, began = self._default_store, time.monotonic()
+        if self.ranks[0].state.rank == 0:
+
+            def over(seconds: float) -> bool:
+                time.sleep(seconds)
+                uncounted = PrefixStore("default_pg", store.underlying_store)
+                return decode(uncounted.get("countoff/0"))["asked"] == world_size - 1
+
+            place = choose_place(store)
+            publish(store, 0, place)
+            keep_publishing(store, 0, place, over)
+        else:
+            questions = [Question(store, 0) for _ in self.ranks]
+            while questions := [question for question in questions if question.answer() is None]:
+                time.sleep(pause_since(began))
 
     def introduce(self) -> None:
         """Every rank writes which host it is on."""
@@ -335,14 +369,16 @@ class RankGroup:
         return self._speaker_store.credit_keys
 
     def exit(self) -> None:
-        """All ranks exit without having ended the fit, so each appends its goodbye to the log."""
+        """All ranks exit without having ended the fit, so their goodbyes must end the listeners' waits."""
+        for rank in self.ranks:  # at the same moment: none knows yet that another one leaves
+            rank.speaker.say_goodbye()
         for rank in self.ranks:
-            rank.speaker.hand(rank.speaker.append(goodbye_entry(rank.state.rank)))
             rank.turn(self.speaker_channel)
 
     def take(self) -> Counts:
         """Returns what this process has sent and received since the last call."""
-        return added(self._speaker_store.take(), self._listener_store.take())
+        stores = self._speaker_store, self._listener_store, self._default_store.counting
+        return added(*(store.take() for store in stores))
 
     def verdicts(self) -> list[str]:
         """Returns the verdicts of these ranks; healthy ranks have none."""

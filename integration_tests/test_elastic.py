@@ -70,14 +70,18 @@ def test_under_torchrun_on_two_hosts_too(run_torchrun_on_hosts):
 class Watched(PrefixStore):
     """A store that tells the test once a rank has looked for where the others meet."""
 
+    def __init__(self, store: TCPStore) -> None:
+        super().__init__("default_pg", store)
+        self._watched: Any = PrefixStore("default_pg", store)
+
     def check(self, keys: list[str]) -> bool:
-        found = super().check(keys)
+        found = self._watched.check(keys)
         if not found:
             tell("looked")
         return found
 
     def get(self, key: str) -> bytes:
-        value = super().get(key)
+        value = self._watched.get(key)
         tell("looked")
         return value
 
@@ -93,7 +97,7 @@ def make_group(attempt: int) -> TCPStore:
     dist.init_process_group("gloo", store=of_gloo, rank=own_rank(), world_size=int(os.environ["WORLD_SIZE"]))
     group = dist.distributed_c10d._get_default_group()
     groups = dist.distributed_c10d._world.pg_map
-    groups[group] = (groups[group][0], Watched("default_pg", store))
+    groups[group] = (groups[group][0], Watched(store))
     return store
 
 

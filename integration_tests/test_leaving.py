@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from countoff.core import DivergenceError, FitPlan, Guard, Settings
+from countoff.core.runtime.channel import Channel
 from countoff.core.verdict import PlanMismatch
 from countoff.torch import attach
 from integration_tests.jobs import own_rank, share_loader, verdict_lines
@@ -162,6 +163,58 @@ def leaves_unseen() -> None:
     except Exception as error:
         guard.failed(error)
         raise
+
+
+def test_ranks_that_all_leave_write_two_goodbyes_at_most(run_ranks):
+    """The log has a goodbye of the first one and of rank 0, and every rank ends its threads without a word."""
+    for result in run_ranks(leave_together, 5, finalise=True):
+        goodbyes, left = result.value
+        assert len(goodbyes) <= 2, result
+        assert 0 in goodbyes, result
+        assert left == [], result
+        assert result.output == "", result
+
+
+def leave_together() -> tuple[list[int], list[str]]:
+    """The ranks whose goodbyes are in the log, and the threads that are left."""
+    dist.init_process_group("gloo")
+    guard = Guard(Settings(), rank=own_rank(), world_size=5)
+    guard.fit_start(FitPlan())
+    guard.train_start(0)
+    monitor: Any = guard._monitor
+    place = monitor._connection.place
+    dist.barrier()
+    guard.close()
+    left = threads()
+    dist.barrier()
+    log, entries = Channel(place.host, place.port, place.prefix), []
+    while log.has(f"log/{len(entries)}"):
+        entries.append(log.get(f"log/{len(entries)}"))
+    return [entry["rank"] for entry in entries if entry["type"] == "goodbye"], left
+
+
+def test_a_rank_that_goes_on_after_another_has_left_is_compared(run_ranks):
+    """Nobody waits for entries of the log any more, and each one is read all the same."""
+    values = [result.value for result in run_ranks(goes_on_after_another, 3)]
+    assert values == ["rank 0 ran out of data", None, "rank 0 ran out of data"], values
+
+
+def goes_on_after_another() -> str | None:
+    dist.init_process_group("gloo")
+    guard = Guard(Settings(on_divergence="warn"), rank=own_rank(), world_size=3)
+    guard.fit_start(FitPlan())
+    guard.train_start(0)
+    dist.barrier()
+    if own_rank() != 1:
+        while guard._state.left is None:
+            time.sleep(0.01)
+        for _ in range(4 + own_rank()):
+            guard.batch()
+        guard.train_end("exhausted")
+        guard._state.ended.wait(20)
+    guard.close()
+    dist.barrier()
+    return None if guard.verdict is None else guard.verdict.sentence.partition(" after")[0]
 
 
 @pytest.mark.parametrize("way", ["exception", "plan"])

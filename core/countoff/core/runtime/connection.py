@@ -27,6 +27,7 @@ from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.watchdog import LOOK_SECONDS, Watchdog
 
 _FINISHED_POLL_SECONDS = 0.02
+_LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 _lock = threading.Lock()
@@ -75,9 +76,11 @@ class Connection:
         self._lock = threading.Lock()
         self._over = False
         self._closing = threading.Event()
+        self._woken = threading.Event()  # the listener, out of a pause
         self._ready: queue.SimpleQueue[Speaker | None] = queue.SimpleQueue()
         self._parts: dict[int, Channel] = {}
         self._next_heartbeat = 0.0
+        self._pause = _FINISHED_POLL_SECONDS
         self._speaking: Channel | None = None
         self._listening: Channel | None = None
         self._connected = threading.Event()
@@ -94,6 +97,7 @@ class Connection:
                 return False
             started = bool(self._members)
             self._members[member.number] = member
+        self._woken.set()
         member.state.outbox.tell(functools.partial(self._ready.put, speaker))
         if not started:
             for thread in (self._speaker, self._listener, self._watchdog):
@@ -114,6 +118,7 @@ class Connection:
         if last:
             self._closing.set()
             self._connected.set()
+            self._woken.set()
             _join(self._listener, self._listening)
         return last
 
@@ -193,11 +198,17 @@ class Connection:
         waiting = [member.state for member in members if member.state.end is None]
         if not waiting and self._over:
             return False
+        finished = all(state.finished for state in waiting)
         # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
-        if all(state.finished for state in waiting) and not (waiting and channel.has(f"log/{index}")):
+        # No rank that leaves after another one writes an entry, which would end it.
+        leaving = finished or all(state.finished or state.left is not None for state in waiting)
+        if leaving and not (waiting and channel.has(f"log/{index}")):
             line.arrived()
-            self._closing.wait(_FINISHED_POLL_SECONDS)
+            self._woken.wait(self._pause)
+            self._woken.clear()
+            self._pause = _FINISHED_POLL_SECONDS if finished else min(2 * self._pause, _LEFT_POLL_SECONDS)
         else:
+            self._pause = _FINISHED_POLL_SECONDS
             entry = channel.wait(f"log/{index}")
             line.arrived()
             line.receive(index, entry)

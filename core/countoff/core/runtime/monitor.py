@@ -11,12 +11,10 @@ import time
 import weakref
 
 from countoff.core.protocol.judgement import DIED, lost_rank
-from countoff.core.protocol.records import goodbye_entry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.channel import Channel, ChannelError, answers
 from countoff.core.runtime.connection import Connection, connect, standing_place
-from countoff.core.runtime.heartbeats import say_goodbye
 from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
@@ -126,7 +124,7 @@ class Monitor:
         if connected and (state.end is not None or state.proposed is not None):
             shutdown.wait_until_printed(state)
         if connected and state.end is None:
-            self._say_goodbye()
+            speaker.say_goodbye().wait(_GOODBYE_SECONDS)
         self.session.closing.set()
         self._all_met.set()
         self._meeting.join(_DRAIN_SECONDS)
@@ -147,14 +145,6 @@ class Monitor:
             shutdown.print_verdict(state, state.end)
         if last:
             connection.close()
-
-    def _say_goodbye(self) -> None:
-        state, speaker = self.state, self.speaker
-        told = threading.Event()
-        speaker.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
-        if not state.finished:  # the listeners do not know yet: one entry wakes our own
-            speaker.hand(speaker.append(goodbye_entry(state.rank)))
-        told.wait(_GOODBYE_SECONDS)
 
     def _meet(self) -> None:
         state, given_up = self.state, self.session.closing.is_set

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.protocol.actions import AddOne, PrintWarning, WriteEntry
+from countoff.core.protocol.records import goodbye_entry
 from countoff.core.protocol.state import State
 from countoff.core.runtime import hosts, shutdown
 from countoff.core.runtime.agreement import Agreement
@@ -136,6 +137,18 @@ class Speaker:
             pause *= 2  # so that many waiting ranks do not keep the store busy
             if agreement is not None:
                 agreement.look(channel)
+
+    def say_goodbye(self) -> threading.Event:
+        """Tells the others that this rank closes the guard; returns an event that is set once none waits for it.
+
+        Where its fit has not ended, the log must hold a goodbye, which ends the listeners' waits. The first one does,
+        whoever writes it, and so does rank 0's, with which the store may go.
+        """
+        state, told = self._state, threading.Event()
+        self.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
+        if not state.finished:
+            self.hand(self.append(goodbye_entry(state.rank), lambda: state.rank != 0 and state.left is not None))
+        return told
 
     def turn(self, channel: Channel) -> None:
         """Carries out the oldest action or job, if there is one."""

@@ -105,7 +105,7 @@ class Connection:
         return True
 
     def remove(self, member: Member) -> bool:
-        """Receives nothing for a guard any more; its jobs are still carried out.
+        """Waits for no entry for the sake of a guard any more; its jobs are still carried out.
 
         Returns:
             Whether that was the last guard. The listener has then ended, and `close` ends the other threads.
@@ -114,7 +114,6 @@ class Connection:
             self._members.pop(member.number, None)
             last = not self._members
             self._over |= last
-        self._line.remove(member.number)
         if last:
             self._closing.set()
             self._connected.set()

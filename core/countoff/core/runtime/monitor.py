@@ -88,7 +88,7 @@ class Monitor:
         deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
         while not (answered.wait(0.02) or ended.is_set() or session.failure or time.monotonic() > deadline):
             pass
-        if answered.is_set() and self.state.complete:
+        if self.state.complete:
             self._all_met.set()
             self._meeting.join(_DRAIN_SECONDS)  # it has done its work, and is about to end
         line = self.speaker.line
@@ -141,6 +141,7 @@ class Monitor:
             if state.end is not None or state.proposed is not None:
                 shutdown.wait_until_printed(state)
             speaker.drained.wait(_DRAIN_SECONDS)
+        speaker.line.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
         if state.end is not None:  # it came with the speaker's last jobs
             shutdown.print_verdict(state, state.end)
         if last:
@@ -165,7 +166,11 @@ class Monitor:
             return
         if state.rank == 0:
             with contextlib.suppress(Exception):  # the connection's own threads say what a lost store means
-                keep_publishing(store, self.number, place, self._all_met.wait)
+                keep_publishing(store, self.number, place, self._need_not_answer)
+
+    def _need_not_answer(self, seconds: float) -> bool:
+        """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""
+        return self._all_met.wait(seconds) or self.state.ended.is_set()
 
     def lose(self, error: Exception) -> None:
         """Decides what a lost store means: nothing (after the fit), no more comparing, or a lost rank."""

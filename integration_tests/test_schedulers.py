@@ -143,23 +143,25 @@ def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("files", ["shared", "of each host"])
 def test_torchrun_of_no_host_repeats_what_is_useless(run_torchrun_on_hosts, tmp_path, files):
-    """The torchruns of all hosts end, whether the hosts share the file or each has its own."""
-    name = "'verdict.json'" if files == "shared" else "f'verdict-{socket.gethostname()}.json'"
-    script = (
-        f"import os, socket, sys\nos.environ['COUNTOFF_VERDICT_FILE'] = {name}\n"
-        f"os.execv(sys.executable, [sys.executable, {str(WRAPPER)!r}, *sys.argv[1:]])\n"
-    )
-    train = tmp_path / "train.py"
+    """The torchruns of both hosts end after one attempt, whether the hosts share the file or each has its own."""
+    name = "verdict.json" if files == "shared" else "verdict-{socket.gethostname()}.json"
+    train, path = tmp_path / "train.py", tmp_path / name
     train.write_text("from integration_tests.loops import uneven\nuneven([5, 5, 5, 4])")
-    options = ["--max-restarts=2"]
+    script = (
+        f"import os, socket, sys\nos.environ['COUNTOFF_VERDICT_FILE'] = f{str(path)!r}\n"
+        f"os.execv(sys.executable, [sys.executable, {str(WRAPPER)!r}, {str(train)!r}])\n"
+    )
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     runs = run_torchrun_on_hosts(
-        script, str(train), hosts=2, per_host=2, options=options, env=env, deadline_seconds=300
+        script, hosts=2, per_host=2, options=["--max-restarts=2"], env=env, deadline_seconds=300
     )
     for run in runs:
         assert run.exit_code == 1, run.output
-        assert sum("countoff: UnevenBatches: " in line for line in run.output.splitlines()) <= 2, run.output
+        verdicts = [line for line in run.output.splitlines() if "] countoff: UnevenBatches: rank 3 on node-1 " in line]
+        assert 0 < len(verdicts) <= 2, run.output  # at most one of each rank
     assert any("not started again: UnevenBatches: " in run.output for run in runs), runs
+    assert len(list(tmp_path.glob("verdict*.json"))) == (1 if files == "shared" else 2)
+    assert list(tmp_path.glob(".verdict*")) == []
 
 
 @pytest.mark.torchrun

@@ -264,6 +264,7 @@ def test_a_verdict_as_json() -> None:
         "time_utc": "2023-11-14T22:13:20.250Z",
     }
     assert replace(lost, subject=LEFT).to_dict()["leave_out"] == []
+    assert replace(lost, hosts={3: "node\n1"}).to_dict()["leave_out"] == ["node\\n1"]
 
 
 @pytest.mark.parametrize("seconds", [1e300, float("nan"), float("inf"), -1e20])

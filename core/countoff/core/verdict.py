@@ -213,6 +213,7 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON types, with the keys that docs/schedulers.md describes."""
+        hosts = {str(rank): plain(name) for rank, name in self.hosts.items()}
         return {
             "kind": self.kind,
             "sentence": plain(self.sentence),
@@ -220,8 +221,8 @@ class Verdict:
             "ranks": list(self.ranks),
             "standing": self.standing,
             "world_size": self.world_size,
-            "hosts": {str(rank): name for rank, name in self.hosts.items()},
-            "leave_out": sorted(set(self.hosts.values())) if self.restart == "may_help" else [],
+            "hosts": hosts,
+            "leave_out": sorted(set(hosts.values())) if self.restart == "may_help" else [],
             "rows": [
                 {"ranks": 1, **{column: row[column] for column in (*_COLUMNS, "ranks") if column in row}}
                 for row in self.rows

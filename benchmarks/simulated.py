@@ -2,7 +2,7 @@
 
 Each simulated rank has its own `Guard`, `State`, `Speaker` and `RollCall`. These parts are simulated:
 
-- The ranks of one process share two connections. Real ranks have two each.
+- The ranks of one process share two connections, and a client of the default store. Real ranks have these each.
 - One thread takes the turns of all their speakers. Real ranks have a thread each.
 - One listener thread waits in the store for all of them, and then makes the `wait` and the `get` of each rank.
 - Eight neighbouring ranks report that they are on the same host.

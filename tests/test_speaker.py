@@ -52,3 +52,18 @@ def test_it_is_done_once_a_verdict_is_printed(policy: Literal["raise", "warn"], 
     speaker.turn(store)
     assert speaker.is_done is not goes_on
     assert store.has("told/1")
+
+
+@pytest.mark.parametrize(("rank", "writes"), [(0, True), (1, False)])
+def test_a_goodbye_of_another_rank_is_enough_for_all_but_rank_0(rank: int, writes: bool) -> None:
+    """It ends the listeners' waits. With rank 0 the store may go, so the others must know that rank 0 leaves."""
+    store, state = FakeStore(), State(rank, 3, Settings(), {})
+    speaker = Speaker(state)
+    store.set(f"joined/{rank}", {"joined": True})
+    store.set("log/0", {"type": "goodbye", "rank": 2, "guard": 0})
+    told = speaker.say_goodbye()
+    while not state.outbox.empty():
+        speaker.turn(store)
+    assert told.is_set()
+    assert not store.has(f"joined/{rank}")
+    assert store.has("log/1") is writes

@@ -46,6 +46,12 @@ class FakeStore(Channel):
     def own_address(self) -> str:
         return "192.0.2.1"
 
+    def store_address(self) -> str:
+        return "192.0.2.1"
+
+    def keep_alive(self, seconds: float) -> None:
+        del seconds
+
     def delete(self, key: str) -> None:
         self.values.pop(key, None)
 

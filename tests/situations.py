@@ -23,7 +23,18 @@ from countoff.core.arithmetic.horizon import Horizon, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import DIED, STOPPED, judge, lost_rank, nothing_to_repeat, row, unprotected
+from countoff.core.protocol.judgement import (
+    DIED,
+    STOPPED,
+    VICTIM,
+    judge,
+    lost_host,
+    lost_rank,
+    lost_store,
+    nothing_to_repeat,
+    row,
+    unprotected,
+)
 from countoff.core.protocol.plan_comparison import (
     even_record,
     judge_even_settings,
@@ -98,7 +109,7 @@ class Situation:
         if made is None:  # it prints by itself
             return _plain(capsys)
         assert made.kind == self.kind
-        world_size = max(len(self.rows) + made.gone, 2)
+        world_size = max(len(self.rows) + made.gone * len(made.ranks), 2)
         state = State(0, world_size, Settings(), remedies)
         entry = verdict_entry("end", replace(made, time=0.0))
         state.receive(json.loads(json.dumps(entry)))
@@ -259,6 +270,22 @@ def losses() -> Iterator[Situation]:
         "a rank is stopped",
         lambda _: lost_rank(1, "is stopped (pid 4242, SIGSTOP)", "It will not go on by itself.", subject=STOPPED),
         rows[:1],
+    )
+    yield Situation(
+        "LostRank",
+        "a host does not answer, on 2 hosts of 2 ranks",
+        lambda _: lost_host("node-1", (2, 3), 15.0),
+        [counted(rank, 4, 4, "in batch 4") for rank in range(2)],
+    )
+    yield Situation(
+        "LostRank", "the host of the job's store does not answer", lambda _: lost_store("192.0.2.7", 15.0), ()
+    )
+    closed = "raised RuntimeError: Connection closed by peer, as happens when another rank is lost"
+    yield Situation(
+        "LostRank",
+        "a rank has lost its connection to another one, and nothing shows to which",
+        lambda _: lost_rank(1, closed, gone=False, subject=VICTIM),
+        rows,
     )
     exited = Mark("train_end", EPOCH, at=3, reason="exited", rank=1)
     yield Situation(

@@ -16,9 +16,9 @@ from countoff.core.runtime.channel import (
     Channel,
     ChannelError,
     _to_port,
-    answers,
     decode,
     encode,
+    knock,
 )
 from tests.fake_store import FakeStore
 
@@ -269,9 +269,9 @@ def test_only_sockets_to_the_store_are_shut(family: str) -> None:
         os.close(end)
 
 
-def test_answers_is_false_for_a_closed_port(store: Any) -> None:
-    """`answers` is true for the port of a store, and false for a port on which no process listens."""
-    assert answers("127.0.0.1", store.port)
+def test_a_closed_port_is_told_from_an_open_one(store: Any) -> None:
+    """The port of a store is open, and a port on which no process listens is closed."""
+    assert knock("127.0.0.1", store.port) == "open"
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        assert not answers("127.0.0.1", closed.getsockname()[1])
+        assert knock("127.0.0.1", closed.getsockname()[1]) == "closed"

@@ -30,7 +30,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
-    connection, monitor = Connection(PLACE, Line(0, 2), None), Monitor(State(0, 2, Settings(), {}), 0)
+    connection, monitor = Connection(PLACE, Line(0, 2), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
 
     def connect(*_: object) -> Any:
         if threading.current_thread().name == "countoff speaker":

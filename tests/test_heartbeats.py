@@ -45,6 +45,26 @@ def test_a_rank_without_heartbeats_is_lost(job: Job) -> None:
     assert job.state.proposed.sentence == "rank 1 has not been heard for 30 s."
 
 
+def test_a_rank_on_a_host_that_answers_is_not_lost(job: Job) -> None:
+    """A rank that holds the interpreter sends no heartbeat, however long it does."""
+    job.other.send(job.store, 0)
+    for _ in range(60):
+        job.now += 1
+        job.own.send(job.store, 0)
+        job.own.report_silence(job.store, job.state, lambda _, rank: rank == 1)
+    assert job.state.proposed is None
+
+
+def test_the_longer_patience_counts(job: Job) -> None:
+    """Without a lifeline, a rank is lost after `stall_seconds`, or after `lost_seconds` if that is more."""
+    job.state.settings = Settings(stall_seconds=5.0, lost_seconds=40.0)
+    job.other.send(job.store, 0)
+    job.look_for(40)
+    assert job.state.proposed is None
+    job.look_for(2)
+    assert job.state.proposed is not None
+
+
 def test_a_rank_that_has_said_goodbye_is_not_lost(job: Job) -> None:
     job.other.send(job.store, 0)
     say_goodbye(job.store, 1)

@@ -1,7 +1,8 @@
-"""The monitor on a store in memory: what it does with a verdict that comes while it closes."""
+"""The monitor without a store of its own: a verdict that comes while it closes, and what a lost store means."""
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from countoff.core.protocol.state import State
 from countoff.core.runtime import connection
 from countoff.core.runtime import monitor as module
 from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.connection import Connection
+from countoff.core.runtime.lifelines import Hub, Loss
 from countoff.core.runtime.monitor import Monitor
 from countoff.core.runtime.rendezvous import Place
 from tests.fake_store import FakeStore
@@ -57,3 +60,58 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monitor.close()
     assert monitor.state.end is not None
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
+
+
+ELSEWHERE = Hub("another host", 1, b"", b"", (), True, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "hub", "seconds_ago", "sentence"),
+    [
+        ("silent", ELSEWHERE, None, "host node-0 with ranks 0, 1 does not answer."),
+        ("silent", replace(ELSEWHERE, ranks=()), None, "the host of the job's store (192.0.2.1) does not answer."),
+        (
+            "silent",
+            replace(ELSEWHERE, has_store=False),
+            None,
+            "the host of the job's store (192.0.2.1) does not answer.",
+        ),
+        ("silent", None, None, "the host of the job's store (192.0.2.1) does not answer."),
+        ("closed", ELSEWHERE, None, "rank 0 on node-0 or whoever hosts the job's store is gone."),
+        ("closed", ELSEWHERE, 0.0, "rank 0 on node-0 is gone."),
+        ("closed", ELSEWHERE, 100.0, "rank 0 on node-0 or whoever hosts the job's store is gone."),
+    ],
+)
+def test_a_lost_store_is_explained(
+    found: str, hub: Hub | None, seconds_ago: float | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
+    monkeypatch.setattr(module, "_BETTER_CAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "knock", lambda *_: found)
+    monitor = Monitor(State(2, 4, Settings(), {}, complete=True), 0)
+    line = monitor.speaker.line
+    line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
+    connected = Connection(Place("127.0.0.1", 1, "0123456789ab"), line, None, 15.0)
+    connected._speaking = FakeStore()
+    connected.lifelines.hub = hub
+    if seconds_ago is not None:
+        connected.lifelines.losses.append(Loss((0,), at=time.monotonic() - seconds_ago))
+    monitor._connection = connected
+    monitor.lose(RuntimeError("Connection timed out"))
+    assert monitor.state.end is not None
+    assert monitor.state.end.sentence == sentence
+
+
+def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel closes the connections of a killed process one after the other."""
+    answers = ["open", "closed"]
+    monkeypatch.setattr(module, "_BETTER_CAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
+    monitor = Monitor(State(1, 2, Settings(), {}, complete=True), 0)
+    monitor._connection = connected = Connection(
+        Place("127.0.0.1", 1, "0123456789ab"), monitor.speaker.line, None, 15.0
+    )
+    connected._speaking = FakeStore()
+    monitor.lose(RuntimeError("failed to recv, got 0 bytes"))
+    assert monitor.state.end is not None
+    assert monitor.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."

@@ -32,7 +32,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 3.0, 60.0, 64, 2, None)
+    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -83,6 +83,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_LOOKAHEAD", "1", "lookahead", 1),
         ("COUNTOFF_EVAL_RANKS", "3, 0", "eval_ranks", (0, 3)),
         ("COUNTOFF_STALL_SECONDS", "1e3", "stall_seconds", 1000.0),
+        ("COUNTOFF_LOST_SECONDS", "20", "lost_seconds", 20.0),
         ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
         ("COUNTOFF_DEADLINE_SECONDS", "5", "deadline_seconds", 5.0),
         ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
@@ -112,6 +113,7 @@ def test_every_option_has_an_environment_variable(
         ("COUNTOFF_EVAL_RANKS", "-1", "one or more different ranks of at least 0"),
         ("COUNTOFF_STALL_SECONDS", "nan", "a finite number of seconds above 0"),
         ("COUNTOFF_GRACE_SECONDS", "inf", "a finite number of seconds above 0"),
+        ("COUNTOFF_LOST_SECONDS", "-1", "a finite number of seconds above 0"),
         ("COUNTOFF_DEADLINE_SECONDS", "0", "a finite number of seconds above 0"),
         ("COUNTOFF_DEADLINE_SECONDS", "1\nminute", "a finite number of seconds above 0"),
         ("COUNTOFF_TICK_BATCHES", "0", "a whole number of batches of at least 1"),

@@ -365,6 +365,17 @@ def test_a_verdict_with_a_cause_of_its_own_is_printed_beside_another(capsys: pyt
     assert capsys.readouterr().err.count("countoff:") == 2
 
 
+def test_a_victim_has_a_remedy_of_its_own() -> None:
+    """Its output has nothing on the cause, so nobody should begin with it."""
+    state = state_of(rank=1)
+    state.printed.set()
+    state.ended.set()
+    shutdown.report_failure(state, ConnectionResetError(104, "Connection reset by peer"), "in batch 5")
+    assert state.proposed is not None
+    assert state.proposed.subject == "victim"
+    assert "on another rank" in state.proposed.remedy
+
+
 def test_a_victim_names_the_rank_that_has_left() -> None:
     """A rank that lost its peer names the rank that has closed its guard in the middle of the fit."""
     state = state_of(rank=3)

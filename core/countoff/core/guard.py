@@ -312,7 +312,8 @@ class Guard:
         """Tells the others that this rank is about to die of an exception; never raises.
 
         A rank that fails because it lost a peer waits half a second for the better cause first, longer if the store is
-        slow. The guard stays armed: if the way out blocks in a collective, the process ends after `grace_seconds`.
+        slow or there are several hosts. The guard stays armed: if the way out blocks in a collective, the process ends
+        after `grace_seconds`.
         One guard of a process reports an exception; the verdict of another guard is no failure of this one.
 
         Args:
@@ -325,7 +326,9 @@ class Guard:
             self._exit_early()
             return
         if not (isinstance(error, DivergenceError) and state.end is None):
-            shutdown.report_failure(state, error, self._where(), slow=self._monitor.speaker.line.slow)
+            line = self._monitor.speaker.line
+            slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
+            shutdown.report_failure(state, error, self._where(), slow=slow)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""

@@ -133,6 +133,7 @@ _RULES: dict[str, _Rule] = {
         "one or more different ranks of at least 0 (in the environment: 0,2,4)", _check_ranks, _parse_ranks
     ),
     "stall_seconds": _SECONDS,
+    "lost_seconds": _SECONDS,
     "grace_seconds": _SECONDS,
     "deadline_seconds": _SECONDS,
     "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
@@ -157,6 +158,7 @@ class Settings:
             `uneven_eval` makes ranks take the same number; must be equal on all ranks.
         eval_ranks: The ranks that evaluate, ascending; None means every rank.
         stall_seconds: Seconds without progress of any rank before a stall is reported.
+        lost_seconds: Seconds without any answer of a host before its ranks are lost.
         grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
@@ -175,6 +177,7 @@ class Settings:
     lookahead: int = 4
     eval_ranks: tuple[int, ...] | None = None
     stall_seconds: float = 180.0
+    lost_seconds: float = 15.0
     grace_seconds: float = 3.0
     deadline_seconds: float = 60.0
     tick_batches: int = 64

@@ -92,7 +92,7 @@ VERDICTS: dict[Kind, VerdictInfo] = {
         "raises, before the first batch",
     ),
     "LostRank": VerdictInfo(
-        "a rank raised an exception, exited early, was killed or stopped, or no longer sends heartbeats",
+        "a rank raised an exception, exited early, was killed or stopped, or its host no longer answers",
         "raises",
     ),
     "Stalled": VerdictInfo(
@@ -315,7 +315,7 @@ class RankMapError(DivergenceError):
 
 
 class LostRank(DivergenceError):
-    """A rank failed, was killed, was stopped, or sends no heartbeat any more."""
+    """A rank failed, was killed, was stopped, or its host no longer answers."""
 
 
 _ERRORS: dict[str, type[DivergenceError]] = {

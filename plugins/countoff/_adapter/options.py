@@ -38,6 +38,7 @@ class Options:
                 `stop` or `repeat`; at least 1, and equal on all ranks.
         eval_ranks: The ranks that evaluate, if not all of them do; evaluations are then not compared.
         stall_seconds: Seconds without progress of any rank after which their stacks are reported.
+        lost_seconds: Seconds without any answer of a host after which its ranks are lost.
         grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
@@ -64,6 +65,7 @@ class Options:
         lookahead: int | None = None,
         eval_ranks: list[int] | None = None,
         stall_seconds: float | None = None,
+        lost_seconds: float | None = None,
         grace_seconds: float | None = None,
         deadline_seconds: float | None = None,
         tick_batches: int | None = None,

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import EXITED, Remedies, Verdict, count_of
+from countoff.core.verdict import EXITED, Remedies, Verdict, count_of, names_of
 
 DECISION, EVALUATION, WHO_EVALUATES, REPEAT = "decision", "evaluation", "who evaluates", "repeat"
 """Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates, a rank
 has nothing to repeat. The subject of any other one, about train loaders of different lengths, is empty."""
-DIED, STOPPED = "died", "stopped"
-"""Subjects of a `LostRank`: the process is gone, or does not run. `EXITED` and `LEFT` are others: it has ended by
-itself. The subject of any other one is empty."""
+DIED, STOPPED, HOST, VICTIM = "died", "stopped", "host", "victim"
+"""Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost its
+connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is
+empty."""
 
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
@@ -43,6 +44,15 @@ GENERAL_REMEDIES: Remedies = {
         EXITED: (
             "look for a sys.exit() that only that rank reaches, such as a time limit or a check of its own data, and "
             "let all ranks decide together (all-reduce the flag before any rank acts on it)."
+        ),
+        HOST: (
+            "look at that host's console, and at the scheduler's report on it, for a loss of power, a kernel panic or "
+            "a lack of memory that has stopped the whole host. If it is up, look at the network between it and the "
+            "others. Until it is repaired, start the job without that host."
+        ),
+        VICTIM: (
+            "look for the cause on another rank: this one has only lost its connection to it. Read the output of all "
+            "ranks, and begin with one that has ended without a message."
         ),
         STOPPED: "look for what has stopped it, such as a debugger or the scheduler. kill -CONT PID lets it go on.",
     },
@@ -195,10 +205,48 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subjec
         event: What happened to it, as the rest of a sentence that begins with its name.
         why: The cause, where it is known.
         gone: False if the rank has failed and can still answer.
-        subject: `DIED`, `STOPPED`, `EXITED` or `LEFT`; empty for any other event.
+        subject: `DIED`, `STOPPED`, `EXITED`, `LEFT` or `VICTIM`; empty for any other event.
     """
     sentence = f"rank {rank} {event}."
     return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)
+
+
+def lost_host(name: str, ranks: Sequence[int], seconds: float) -> Verdict:
+    """Returns the verdict that a host is gone, or the way to it.
+
+    Args:
+        name: The host's name.
+        ranks: The ranks on it, ascending.
+        seconds: For how long it has not answered.
+    """
+    return Verdict(
+        "LostRank",
+        f"host {name} with {names_of(ranks)} does not answer.",
+        tuple(ranks),
+        why=_no_answer(seconds),
+        gone=True,
+        time=time.time(),
+        subject=HOST,
+        hosts=dict.fromkeys(ranks, name),
+    )
+
+
+def lost_store(address: str, seconds: float) -> Verdict:
+    """Returns the verdict that the host of the job's store is gone, or the way to it; no rank is known to be there.
+
+    Args:
+        address: The address at which the store was reached.
+        seconds: For how long it has not answered.
+    """
+    sentence = f"the host of the job's store ({address}) does not answer."
+    return Verdict("LostRank", sentence, why=_no_answer(seconds), gone=True, time=time.time(), subject=HOST)
+
+
+def _no_answer(seconds: float) -> str:
+    return (
+        f"Its kernel has not answered for {seconds:g} s, so the host has stopped, or the network to it is broken. "
+        "For a process that is busy or stopped, the kernel would answer."
+    )
 
 
 def unprotected(rank: int, reason: str) -> Verdict:

@@ -21,10 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
+
+from countoff.core.runtime.hosts import plain_address
+from countoff.core.runtime.keepalive import keep_alive
 
 RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
@@ -134,10 +137,16 @@ class Channel:
 
     def own_address(self) -> str:
         """The address of this host as the store's host sees it; empty if it cannot be told."""
-        for descriptor in self._sockets:
-            with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
-                return end.getsockname()[0].removeprefix("::ffff:")
-        return ""
+        return next((plain_address(end.getsockname()[0]) for end in self._ends()), "")
+
+    def store_address(self) -> str:
+        """The address at which this host has reached the store; empty if it cannot be told."""
+        return next((plain_address(end.getpeername()[0]) for end in self._ends()), "")
+
+    def keep_alive(self, seconds: float) -> None:
+        """Lets a `wait` end with an error once the store's host has not answered for so long (`keepalive`)."""
+        for end in self._ends():
+            keep_alive(end, seconds)
 
     def shut(self) -> None:
         """Ends the connection, from any thread. A thread that is blocked in a call gets an error within milliseconds.
@@ -145,10 +154,16 @@ class Channel:
         torch prints a C++ warning about it, so it is the last resort.
         """
         if self._pid == os.getpid():  # a forked child shares the socket: its parent still needs it
-            for descriptor in self._sockets:
-                with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+            for end in self._ends():
+                with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
+
+    def _ends(self) -> Iterator[socket.socket]:
+        """Copies of this connection's sockets, each open until the next one."""
+        for descriptor in self._sockets:
+            with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+                yield end
 
     def release(self) -> None:
         """Closes the connection once its thread has ended; nothing else may be called after that."""
@@ -203,13 +218,15 @@ def _to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
         yield end
 
 
-def answers(host: str, port: int) -> bool:
-    """Whether the address still accepts connections; takes half a second at most."""
+def knock(host: str, port: int) -> Literal["open", "closed", "silent"]:
+    """Whether an address accepts connections or refuses them, or its host is silent; takes half a second at most."""
     try:
         socket.create_connection((host, port), timeout=0.5).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return "closed"
     except OSError:
-        return False
-    return True
+        return "silent"
+    return "open"
 
 
 def sequence_numbers() -> dict[str, int]:

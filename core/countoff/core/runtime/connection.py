@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from countoff.core.protocol.state import State
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
+from countoff.core.runtime.lifelines import Lifelines
 from countoff.core.runtime.line import Line
 from countoff.core.runtime.rendezvous import Place
 from countoff.core.runtime.session import Session, first_line
@@ -62,15 +63,19 @@ class Connection:
         line: What outlives the threads.
         store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
             before its end.
+        seconds: The setting `lost_seconds` of the first guard.
 
     Attributes:
         place: Where the ranks meet.
         store: The job's default store.
+        lifelines: Those of this process.
     """
 
-    def __init__(self, place: Place, line: Line, store: Any) -> None:
+    def __init__(self, place: Place, line: Line, store: Any, seconds: float) -> None:
         self.place = place
         self.store = store
+        self.lifelines = Lifelines(line.rank, line.world_size, seconds, line.heartbeats)
+        self._seconds = seconds
         self._line = line
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
@@ -126,6 +131,7 @@ class Connection:
         self._ready.put(None)
         _join(self._speaker, self._speaking)
         _join(self._watchdog, None)
+        self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
         for channel in (self._listening, self._speaking):
             if channel is not None:
@@ -152,7 +158,9 @@ class Connection:
 
     def _connect(self) -> Channel:
         place = self.place
-        return Channel(place.host, place.port, place.prefix, self._closing.is_set)
+        channel = Channel(place.host, place.port, place.prefix, self._closing.is_set)
+        channel.keep_alive(self._seconds)
+        return channel
 
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
@@ -219,6 +227,8 @@ class Connection:
         line = self._line
         try:
             self._speaking = channel = self._connect()
+            line.store_address = channel.store_address() or self.place.host, self.place.port
+            self.lifelines.open(channel)
             line.heartbeats.introduce(channel)
             self._send_heartbeat(channel)  # before any guard begins its fit
             line.busy_since = 0.0  # the threads before may have ended within a job
@@ -258,12 +268,14 @@ class Connection:
         if overdue >= 0 and (ready.empty() or overdue > _SILENT_SECONDS):
             self._send_heartbeat(channel)
             for member in members:
-                line.heartbeats.report_silence(self._part(member.number, channel), member.state)
+                part = self._part(member.number, channel)
+                line.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
         return True
 
     def _send_heartbeat(self, channel: Channel) -> None:
         self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
         self._line.heartbeats.send(channel, self._line.read)
+        self.lifelines.tend(channel)
 
     def _end_if_done(self) -> bool:
         """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
@@ -291,6 +303,9 @@ class Connection:
             late, looked = time.monotonic() - looked, time.monotonic()
             for member in self._all():
                 member.watchdog.look(late)
+            for loss in self.lifelines.poll():
+                for member in self._all():
+                    member.watchdog.report(loss)
 
 
 def standing_place(rank: int, store: Any) -> Place | None:
@@ -319,7 +334,7 @@ def connect(member: Member, place: Place, store: Any) -> Connection:
                 del _lines[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             line = _lines.setdefault(key, Line(state.rank, state.world_size))
-            connection = _connections[key] = Connection(place, line, store)
+            connection = _connections[key] = Connection(place, line, store, state.settings.lost_seconds)
             connection.add(member)
     return connection
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from countoff.core.protocol.judgement import lost_rank
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
 HEARTBEAT_SECONDS = 1.0
-SILENCE_SECONDS = 30.0
-"""Without a heartbeat for so long, or for `stall_seconds` if that is more, a rank on another host is lost."""
 _LOG_MARGIN = 64
 
 
@@ -35,6 +34,8 @@ class Heartbeats:
         world_size: Ranks in the job.
 
     Attributes:
+        host: The id of this host.
+        all_introduced: Whether all ranks are known to have introduced themselves.
         neighbours: Processes of this host that are ranks, by rank.
         hosts: Names of the hosts of rank 0 and of this host's ranks, by rank, where the job has more than one host.
             They are known without the store.
@@ -43,13 +44,13 @@ class Heartbeats:
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
         self._world_size = world_size
-        self._host = host_id()
+        self.host = host_id()
         self._sent = 0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
         self._looked_at = 0.0
         self._pruned = 0
         self._introduced = False
-        self._all_introduced = False
+        self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
@@ -81,17 +82,17 @@ class Heartbeats:
             channel: The channel of the whole process.
             complete: Whether all ranks have introduced themselves, so that this look is the last one.
         """
-        if self._all_introduced:
+        if self.all_introduced:
             return
-        self._all_introduced = complete
-        places = min(channel.add(f"host/{self._host}", 0), self._world_size)
-        keys = [f"host/{self._host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
+        places = min(channel.add(f"host/{self.host}", 0), self._world_size)
+        keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
         written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_count(process.rank, self._world_size), process)
         if complete:
             self.hosts = hosts.names(channel, [0, *self.neighbours])
+            self.all_introduced = True
 
     def reporter(self, verdict: Verdict) -> int:
         """The rank that prints a verdict whole for this host: the first one that can."""
@@ -99,19 +100,25 @@ class Heartbeats:
         able = [rank for rank, process in list(self.neighbours.items()) if process.state() == "alive"]
         return min([self._rank, *(rank for rank in able if rank not in lost)])
 
-    def report_silence(self, channel: Channel, state: State) -> None:
+    def report_silence(
+        self,
+        channel: Channel,
+        state: State,
+        vouched: Callable[[Channel, int], bool] = lambda channel, rank: False,
+    ) -> None:
         """Proposes that a rank on another host is lost, if a guard's fit has gone on too long without its heartbeat.
 
         Args:
             channel: The guard's channel.
             state: The guard's state.
+            vouched: Whether a rank is known to be there, heartbeat or not. It gets the channel of the whole process.
         """
         # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
-        silence = max(SILENCE_SECONDS, state.settings.stall_seconds)
+        silence = max(state.settings.lost_seconds, state.settings.stall_seconds)
         now = time.monotonic()
         silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
         for rank in silent:
-            if rank in self.neighbours or not takes_part(channel, rank):
+            if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
             if channel.whole.get(f"heartbeat/{rank}")["heartbeat"] == self._last[rank][0]:

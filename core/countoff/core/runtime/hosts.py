@@ -80,3 +80,12 @@ def ranks_on(channel: Channel, rank: int, world_size: int) -> list[int]:
     places = range(1, min(channel.add(f"host/{host}", 0), world_size) + 1)
     records = channel.get_many([key for place in places if channel.has(key := f"host/{host}/{place}")])
     return sorted({rank, *(parse_count(record["rank"], world_size) for record in records)})
+
+
+def plain_address(address: str) -> str:
+    """An address as its user writes it.
+
+    >>> plain_address("::ffff:192.0.2.1"), plain_address("2001:db8::1")
+    ('192.0.2.1', '2001:db8::1')
+    """
+    return address.removeprefix("::ffff:")

@@ -27,15 +27,20 @@ class Line:
         world_size: Ranks in the job.
 
     Attributes:
+        rank: This rank.
+        world_size: Ranks in the job.
         heartbeats: Those of this rank and of others.
         read: Entries of the log read so far; the next one is entry number `read`.
         lock: Held while an entry is received, so that its effects are there once `read` has grown.
         connected: Whether the speaker has a connection to the store.
         busy_since: When the job under way began, by `time.monotonic()`; 0 between two jobs.
         last_turn_seconds: How long the last job took.
+        store_address: Address and port at which the store was reached.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
         self.heartbeats = Heartbeats(rank, world_size)
         self.read = 0
         self.lock = threading.RLock()
@@ -44,6 +49,7 @@ class Line:
         self.connected = False
         self.busy_since = 0.0
         self.last_turn_seconds = 0.0
+        self.store_address: tuple[str, int] = ("", 0)
         self._states: dict[int, State] = {}
         self._newest = -1
         self._early: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}

@@ -10,22 +10,24 @@ import threading
 import time
 import weakref
 
-from countoff.core.protocol.judgement import DIED, lost_rank
+from countoff.core.protocol.judgement import DIED, lost_host, lost_rank, lost_store
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
-from countoff.core.runtime.channel import Channel, ChannelError, answers
+from countoff.core.runtime.channel import Channel, ChannelError, knock
 from countoff.core.runtime.connection import Connection, connect, standing_place
+from countoff.core.runtime.lifelines import Lifelines
 from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.verdict_table import print_with_table
 from countoff.core.runtime.watchdog import Watchdog
-from countoff.core.verdict import at_hosts
+from countoff.core.verdict import Verdict, at_hosts
 
 _DRAIN_SECONDS = 1.0
 _CLOSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 0.2
 _BETTER_CAUSE_SECONDS = 0.5
+_RECENT_SECONDS = 5.0
 _started: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
@@ -134,13 +136,14 @@ class Monitor:
 
     def _leave(self, connection: Connection) -> None:
         state, speaker = self.state, self.speaker
+        reachable = connection.open  # if not, the speaker may be blocked in a call to a host that is gone
         last = connection.remove(self)
         self.conclude()  # a verdict may have come while this rank said goodbye
         speaker.hand(None)
         if speaker.line.connected:
             if state.end is not None or state.proposed is not None:
                 shutdown.wait_until_printed(state)
-            speaker.drained.wait(_DRAIN_SECONDS)
+            speaker.drained.wait(_DRAIN_SECONDS if reachable else 0)
         speaker.line.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
         if state.end is not None:  # it came with the speaker's last jobs
             shutdown.print_verdict(state, state.end)
@@ -185,10 +188,13 @@ class Monitor:
         if self._connection is None or not self._connection.reached:
             session.stop_comparing(first_line(error))
             return
-        place = self._connection.place
+        place, lifelines = self._connection.place, self._connection.lifelines
         why = f"The job's store went with it: {first_line(error)}"
         deadline = time.monotonic() + _BETTER_CAUSE_SECONDS
+        found = knock(*self.speaker.line.store_address)
         while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
+            if found == "silent":
+                continue  # a neighbour that is gone was only the first to know
             for rank, process in list(self.speaker.line.heartbeats.neighbours.items()):
                 if state.complete and process.state() == "gone":  # one that never came may have ended before
                     event = f"is gone (pid {process.pid})"
@@ -197,10 +203,28 @@ class Monitor:
                     return
         if session.closing.is_set() or state.finished:
             return
-        if not answers(place.host, place.port):
-            session.conclude_alone(lost_rank(0, "or whoever hosts the job's store is gone", why))
+        if state.end is not None:
+            return
+        if found == "open":  # a process that is killed does not close all its connections at once
+            found = knock(*self.speaker.line.store_address)
+        if found != "open":
+            session.conclude_alone(self._lost_store(lifelines, found, why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
             channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
             announce_stopped(channel.at(f"{self.number}/"), state.rank)
         session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
+
+    def _lost_store(self, lifelines: Lifelines, found: str, why: str) -> Verdict:
+        """The verdict where the store cannot be reached any more."""
+        seconds, hub = self.state.settings.lost_seconds, lifelines.hub
+        heartbeats = self.speaker.line.heartbeats
+        elsewhere = hub is not None and hub.host != heartbeats.host
+        recent = [loss for loss in lifelines.losses if time.monotonic() - loss.at < _RECENT_SECONDS]
+        if recent:
+            return at_hosts(recent[0].verdict(), heartbeats.hosts)
+        if found == "silent" and hub is not None and hub.has_store and elsewhere and hub.ranks:
+            return lost_host(heartbeats.hosts.get(0, self.speaker.line.store_address[0]), hub.ranks, seconds)
+        if found == "silent":
+            return lost_store(self.speaker.line.store_address[0], seconds)
+        return at_hosts(lost_rank(0, "or whoever hosts the job's store is gone", why), heartbeats.hosts)

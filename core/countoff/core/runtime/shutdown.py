@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from countoff.core.protocol.judgement import describe_mark, lost_rank
+from countoff.core.protocol.judgement import VICTIM, describe_mark, lost_rank
 from countoff.core.protocol.records import clip
 from countoff.core.protocol.state import State
 from countoff.core.runtime import verdict_file
@@ -173,7 +173,8 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
         state: This rank's state.
         error: The exception that is about to end this rank.
         where: Its batch and span, in words.
-        slow: Whether the store takes long to answer: the better cause may then take seconds to arrive.
+        slow: Whether the better cause may take seconds to arrive: the store takes long to answer, or the peer was on
+            another host.
     """
     words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
@@ -205,7 +206,7 @@ def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
         return lost_rank(exited.rank, event, subject=LEFT)
     if left is not None:
         return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
-    return lost_rank(state.rank, lost, gone=False)
+    return lost_rank(state.rank, lost, gone=False, subject=VICTIM)
 
 
 def wait_until_printed(state: State) -> None:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from countoff.core.protocol.judgement import DIED, STOPPED, describe_mark, lost_rank
 from countoff.core.runtime import gloo_interrupt, shutdown, stacks
-from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.channel import Channel, knock
 from countoff.core.runtime.heartbeats import takes_part
+from countoff.core.runtime.lifelines import Loss
 from countoff.core.runtime.session import Session
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.runtime.stall import Stall
-from countoff.core.verdict import at_hosts
+from countoff.core.verdict import Verdict, at_hosts
 
 LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
-_STORE_SECONDS = 30.0
 _OVERSLEPT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
@@ -55,10 +56,23 @@ class Watchdog:
             self._stall.moved_at += late
         if self._state.end is not None:
             self._ensure_process_ends()
-        elif not (self._session.failure or self._session.closing.is_set()):
+        elif self._compares:
             self._look_at_neighbours()
             self._look_at_store()
             self._stall.look()
+
+    @property
+    def _compares(self) -> bool:
+        return not (self._session.failure or self._session.closing.is_set())
+
+    def report(self, loss: Loss) -> None:
+        """Reports a lifeline that has broken, unless the fit has ended."""
+        if self._state.end is None and self._compares and not self._state.finished:
+            verdict = loss.verdict(self._before_that(loss.ranks[0]))
+            if loss.has_store and self._state.complete:
+                self._session.conclude_alone(verdict)
+            else:
+                self._accuse(verdict)
 
     def _look_at_neighbours(self) -> None:
         for rank, process in list(self._speaker.line.heartbeats.neighbours.items()):
@@ -68,19 +82,36 @@ class Watchdog:
                 continue
             since = self._stopped_since.setdefault(rank, time.monotonic())
             if found == "gone" and not self._state.finished:
-                self._accuse(rank, f"is gone (pid {process.pid})", "It was killed, or it crashed.", DIED)
+                self._accuse_neighbour(rank, f"is gone (pid {process.pid})", "It was killed, or it crashed.", DIED)
             elif found == "stopped" and time.monotonic() - since > _STOPPED_SECONDS:
-                self._accuse(rank, f"is stopped (pid {process.pid}, SIGSTOP)", "It will not go on by itself.", STOPPED)
+                event = f"is stopped (pid {process.pid}, SIGSTOP)"
+                self._accuse_neighbour(rank, event, "It will not go on by itself.", STOPPED)
 
-    def _accuse(self, rank: int, event: str, why: str, subject: str) -> None:
-        """Proposes that a rank of this host is lost, if it takes part in this fit; prints it alone without a store."""
-        session = self._session
-        verdict = lost_rank(rank, event, f"{why} {self._before_that(rank)}".strip(), subject=subject)
+    def _accuse_neighbour(self, rank: int, event: str, why: str, subject: str) -> None:
         self._accused.add(rank)
+        verdict = lost_rank(rank, event, f"{why} {self._before_that(rank)}".strip(), subject=subject)
+        # A neighbour may have ended because the store's host is gone: it was only the first to know.
+        if not self._accuse(verdict, unless=self._store_is_silent):
+            self._accused.discard(rank)
+
+    def _store_is_silent(self) -> bool:
+        return knock(*self._speaker.line.store_address) == "silent"
+
+    def _accuse(self, verdict: Verdict, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Proposes that ranks are lost, if one of them takes part in this fit; prints it alone without a store.
+
+        Args:
+            verdict: What has happened to them.
+            unless: Where the store does not answer, whether to say nothing yet.
+
+        Returns:
+            Whether it is settled.
+        """
+        session = self._session
         checked = threading.Event()
 
         def accuse(channel: Channel) -> None:
-            if takes_part(channel, rank):
+            if any(takes_part(channel, rank) for rank in verdict.ranks):
                 self._state.propose(verdict)
             checked.set()
 
@@ -88,10 +119,13 @@ class Watchdog:
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline and not (checked.is_set() or session.closing.is_set()):
             if self._state.ended.wait(0.01):
-                return
+                return True
         answered = checked.is_set() or session.closing.is_set() or self._state.finished
+        if not answered and unless():
+            return False
         if self._state.complete and not answered:
             session.conclude_alone(at_hosts(verdict, self._speaker.line.heartbeats.hosts))
+        return True
 
     def _before_that(self, rank: int) -> str:
         """What may have led to the loss of a rank: a mark that it alone has passed, or a warning."""
@@ -105,8 +139,10 @@ class Watchdog:
     def _look_at_store(self) -> None:
         line = self._speaker.line
         since = line.busy_since
-        if since and line.connected and time.monotonic() - max(since, self._stall.moved_at) > _STORE_SECONDS:
-            why = f"Neither the store nor this rank has made progress for {_STORE_SECONDS:.0f} s."
+        # A host that is gone is found by the keepalive of the listener's connection. This store's host is there.
+        patience = max(self._state.settings.lost_seconds, self._state.settings.stall_seconds)
+        if since and line.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
+            why = f"Neither the store nor this rank has made progress for {patience:.0f} s."
             self._session.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from countoff.core.runtime import lifelines
+from countoff.core.verdict import names_of
 from countoff.torch import attach
 from integration_tests import loops
-from integration_tests.harness import RanksTimedOut, tell
+from integration_tests.harness import RankResult, RanksTimedOut, tell
 from integration_tests.hosts import HostsWatch
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines, whole_message
 from integration_tests.test_faults import assert_survivors_name, end_of, long_job, pace
 from integration_tests.torchrun import family
 
-PARTITION_SECONDS = 8.0
 
-
-def train_slowly(batches: int, epochs: int) -> int:
+def train_slowly(batches: int, epochs: int, before: Callable[[int], None] = pace) -> int:
     """A plain loop, of which the test can wait for the third batch; returns the number of batches."""
     dist.init_process_group("gloo")
     model, optimizer = loops.model_and_optimizer()
-    loader = share_loader(batches, before=pace)
+    loader = share_loader(batches, before=before)
     attach(train=loader, optimizer=optimizer)
     trained = 0
     for _ in range(epochs):
@@ -37,6 +38,39 @@ def train_slowly(batches: int, epochs: int) -> int:
             loops.train_on(model, optimizer, batch)
             trained += 1
     return trained
+
+
+_watched: list[bool] = []
+
+
+def pace_until_watched(number: int) -> None:
+    """Trains slowly, and tells the test once the lifelines stand and the ranks know each other's hosts."""
+    pace(number)
+    if not _watched and any(map(_is_watched, lifelines._all)):  # Lightning fetches batches before there are any
+        _watched.append(True)
+        tell("watched")
+
+
+def _is_watched(own: lifelines.Lifelines) -> bool:
+    rank, per_host = own_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if rank == 0:
+        return len(own._hosts) == 4 // per_host - 1
+    stands = 0 in own._standing or not own._is_first()
+    return rank < per_host or (stands and own.hub is not None and bool(own.hub.ranks))
+
+
+def wait_until_watched(watch: HostsWatch) -> None:
+    for rank in range(4):
+        watch.wait_for(rank, "watched")
+
+
+SOON = {"COUNTOFF_LOST_SECONDS": "3", "COUNTOFF_GRACE_SECONDS": "1"}
+"""So that tests are short."""
+JOBS: dict[str, tuple[Any, ...]] = {
+    "plain": (train_slowly, 500, 1, pace_until_watched),
+    "lightning": (fit, Job(train=[500] * 4, before=pace_until_watched)),
+}
+nightly = pytest.mark.nightly
 
 
 def wait_in_a_loader() -> int:
@@ -194,19 +228,20 @@ def test_a_killed_rank_is_named_at_once_on_every_host(run_hosts, framework):
     assert ended[0] < 10, ended
 
 
-def test_a_partition_that_heals_is_no_fault(run_hosts):
-    """After eight seconds in which neither host reaches the other, the job ends well and without a word."""
+@pytest.mark.parametrize("seconds", [8, pytest.param(13, marks=pytest.mark.nightly)])
+def test_a_partition_that_heals_is_no_fault(run_hosts, seconds):
+    """After some seconds in which neither host reaches the other, the job ends well and without a word."""
 
     def cut(watch: HostsWatch) -> None:
         watch.wait_for(2, "training")
         watch.link_down(1)
-        watch.let_run(PARTITION_SECONDS)
+        watch.let_run(seconds)
         watch.link_up(1)
 
     results = run_hosts(train_slowly, 60, 1, hosts=2, per_host=2, while_running=cut)
     for result in results:
         assert result.value == 60
-        assert result.seconds > PARTITION_SECONDS
+        assert result.seconds > seconds
         assert verdict_lines(result) == [], result
 
 
@@ -224,6 +259,130 @@ def test_hosts_may_know_the_store_by_different_names(run_hosts, hosted_by):
         assert verdict_lines(result) == [], result
     results = run_hosts(loops.uneven, [5, 5, 5, 4], expect=None, **where)
     assert_named(results, "UnevenBatches", [3], "rank 3 on node-1 ran out of data after 4 batches of train epoch 0")
+
+
+def assert_host_lost(results: list[RankResult], host: str, ranks: str) -> None:
+    """All of these ranks have ended with the loss of a host, and have named no other rank."""
+    for result in results:
+        text = "\n".join(verdict_lines(result))
+        assert text.count("countoff: LostRank: ") == 1, result
+        assert f"countoff: LostRank: host {host} with {ranks} does not answer." in text, result
+        assert f"lost: {ranks} of 4 ranks" in text or "lost: " not in text, result
+        assert result.exit_code not in (0, None), result
+        assert f"host {host} with {ranks} does not answer" in result.error_file, result
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("framework", "hosts", "per_host", "lost", "hosted_by"),
+    [
+        ("plain", 2, 2, 1, "agent"),
+        ("lightning", 2, 2, 0, "rank0"),
+        pytest.param("lightning", 2, 2, 1, "rank0", marks=nightly),
+        pytest.param("plain", 2, 2, 0, "agent", marks=nightly),
+        pytest.param("plain", 4, 1, 1, "agent", marks=nightly),
+        pytest.param("plain", 4, 1, 0, "rank0", marks=nightly),
+    ],
+)
+def test_a_host_without_power_is_named(run_hosts, framework, hosts, per_host, lost, hosted_by):
+    """Every survivor names the host and all of its ranks, though it may be the store's."""
+    dead = range(lost * per_host, (lost + 1) * per_host)
+
+    def cut(watch: HostsWatch) -> None:
+        wait_until_watched(watch)
+        watch.power_off(lost)
+        survivors = [rank for rank in range(4) if rank not in dead]
+        for rank in survivors:
+            watch.wait_for_end(rank, timeout=20)
+
+    results = run_hosts(
+        *JOBS[framework],
+        hosts=hosts,
+        per_host=per_host,
+        hosted_by=hosted_by,
+        env=SOON,
+        expect=None,
+        while_running=cut,
+        deadline_seconds=80,
+    )
+    survivors = [result for result in results if result.rank not in dead]
+    assert_host_lost(survivors, f"node-{lost}", names_of(list(dead)))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("framework", ["plain", pytest.param("lightning", marks=nightly)])
+def test_in_a_partition_each_side_names_the_other(run_hosts, framework):
+    """In a partition that lasts, each side ends with the other's host, and no rank blames one of its own host."""
+
+    def cut(watch: HostsWatch) -> None:
+        wait_until_watched(watch)
+        watch.link_down(1)
+        for rank in range(4):
+            watch.wait_for_end(rank, timeout=20)
+        watch.link_up(1)
+
+    results = run_hosts(
+        *JOBS[framework], hosts=2, per_host=2, env=SOON, expect=None, while_running=cut, deadline_seconds=80
+    )
+    assert_host_lost(results[:2], "node-1", "ranks 2, 3")
+    assert_host_lost(results[2:], "node-0", "ranks 0, 1")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("framework", ["plain", pytest.param("lightning", marks=nightly)])
+def test_a_killed_rank_without_neighbours_is_named(run_hosts, framework):
+    """With one rank per host, no neighbour sees a killed rank's process end, and all survivors name it."""
+
+    def kill(watch: HostsWatch) -> None:
+        wait_until_watched(watch)
+        watch.kill(3)
+        for rank in range(3):
+            watch.wait_for_end(rank)
+
+    results = run_hosts(*JOBS[framework], hosts=4, per_host=1, expect=None, while_running=kill, deadline_seconds=40)
+    assert_survivors_name(end_of(results, 3), "rank 3 on node-3 is gone")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), pytest.param(4, 1, marks=nightly)], ids=["2x2", "4x1"])
+def test_a_killed_rank_0_is_named_though_it_hosts_the_store(run_hosts, hosts, per_host):
+    """Every survivor names it, and none takes its own lost connection for the cause."""
+
+    def kill(watch: HostsWatch) -> None:
+        wait_until_watched(watch)
+        watch.kill(0)
+
+    results = run_hosts(
+        *JOBS["plain"],
+        hosts=hosts,
+        per_host=per_host,
+        hosted_by="rank0",
+        expect=None,
+        while_running=kill,
+        deadline_seconds=60,
+    )
+    assert_survivors_name(end_of(results, 0), "countoff: LostRank: rank 0 on node-0 ")
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=nightly)])
+def test_a_host_whose_ranks_are_all_stopped_is_not_lost(run_hosts, stopped):
+    """A stopped process sends no heartbeat, but its kernel answers: the job goes on where it has stopped."""
+    ranks = range(2 * stopped, 2 * stopped + 2)
+
+    def stop(watch: HostsWatch) -> None:
+        wait_until_watched(watch)
+        for rank in ranks:
+            watch.kill(rank, signal.SIGSTOP)
+        watch.let_run(8)
+        for rank in ranks:
+            watch.kill(rank, signal.SIGCONT)
+
+    env = {**SOON, "COUNTOFF_STALL_SECONDS": "4"}  # that is how patient heartbeats alone would be
+    results = run_hosts(train_slowly, 200, 1, pace_until_watched, hosts=2, per_host=2, env=env, while_running=stop)
+    for result in results:
+        assert result.value == 200
+        assert "LostRank" not in result.output, result
 
 
 @pytest.mark.parametrize("delay_seconds", [None, 0.03])

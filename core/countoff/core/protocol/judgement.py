@@ -16,8 +16,8 @@ DECISION, EVALUATION, WHO_EVALUATES, REPEAT = "decision", "evaluation", "who eva
 """Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates, a rank
 has nothing to repeat. The subject of any other one, about train loaders of different lengths, is empty."""
 DIED, STOPPED, HOST, VICTIM = "died", "stopped", "host", "victim"
-"""Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost its
-connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is
+"""Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost
+its connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is
 empty."""
 
 GENERAL_REMEDIES: Remedies = {

@@ -1,0 +1,177 @@
+"""Loses ranks, hosts and links of jobs on several hosts, and prints what the survivors say and how soon, as markdown.
+
+    python -m integration_tests.hosts_table
+    python -m integration_tests.hosts_table --only power partition --frameworks plain
+
+All settings have their defaults, so a lost host takes `lost_seconds` (15) to be found. Needs what `hosts` needs.
+"""
+
+import argparse
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from integration_tests import loops
+from integration_tests.harness import RankResult, RanksFailed
+from integration_tests.hosts import HostsWatch, run_hosts, why_impossible
+from integration_tests.jobs import Job, fit, printed_lines
+from integration_tests.test_hosts import JOBS, wait_until_watched
+
+Shape = tuple[int, int]
+SHORT = [5, 5, 5, 4]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What happens to a job of four ranks.
+
+    Attributes:
+        what: In words.
+        shapes: Hosts and ranks per host on which it is tried.
+        do: Does it, and returns when, by `time.monotonic()`; gets the number of ranks per host. None: uneven data.
+        hosted_by: Who hosts the job's store.
+    """
+
+    what: str
+    shapes: tuple[Shape, ...]
+    do: Callable[[HostsWatch, int], float] | None = None
+    hosted_by: str = "agent"
+
+
+def kill(rank: int) -> Callable[[HostsWatch, int], float]:
+    def do(watch: HostsWatch, per_host: int) -> float:
+        del per_host
+        watch.kill(rank)
+        return time.monotonic()
+
+    return do
+
+
+def power_off(host: int) -> Callable[[HostsWatch, int], float]:
+    def do(watch: HostsWatch, per_host: int) -> float:
+        del per_host
+        watch.power_off(host)
+        return time.monotonic()
+
+    return do
+
+
+def cut(seconds: float) -> Callable[[HostsWatch, int], float]:
+    def do(watch: HostsWatch, per_host: int) -> float:
+        del per_host
+        began = time.monotonic()
+        watch.link_down(1)
+        watch.let_run(seconds)
+        watch.link_up(1)
+        return began
+
+    return do
+
+
+def stop(seconds: float) -> Callable[[HostsWatch, int], float]:
+    def do(watch: HostsWatch, per_host: int) -> float:
+        began = time.monotonic()
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in range(per_host, 2 * per_host):
+                watch.kill(rank, number)
+            if number == signal.SIGSTOP:
+                watch.let_run(seconds)
+        return began
+
+    return do
+
+
+BOTH: tuple[Shape, ...] = ((2, 2), (4, 1))
+LOSSES = {
+    "uneven": Loss("rank 3 has one batch less", BOTH),
+    "killed": Loss("rank 3 is killed", BOTH, kill(3)),
+    "killed-0": Loss("rank 0 is killed", BOTH, kill(0)),
+    "killed-store": Loss("rank 0, with the store, is killed", BOTH, kill(0), "rank0"),
+    "power": Loss("host 1 loses its power", BOTH, power_off(1)),
+    "power-store": Loss("host 0, with the store, loses its power", BOTH, power_off(0), "rank0"),
+    "cut": Loss("host 1 is cut off for 8 s", ((2, 2),), cut(8)),
+    "partition": Loss("host 1 is cut off for 60 s", ((2, 2),), cut(60)),
+    "stopped": Loss("all ranks of host 1 are stopped for 60 s", ((2, 2),), stop(60)),
+}
+
+
+def said(results: Sequence[RankResult]) -> str:
+    """The sentences of the survivors, each with the number of ranks that said it; "nothing" if none said anything."""
+    sentences: dict[str, int] = {}
+    for result in results:
+        first = next((line for line in printed_lines(result) if line.startswith("countoff: ")), "nothing")
+        sentence = re.sub(r" See the output of rank \d+\.$", "", first.removeprefix("countoff: "))
+        sentences[sentence] = sentences.get(sentence, 0) + 1
+    return "; ".join(f"{sentence} ({count}×)" for sentence, count in sentences.items())
+
+
+def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[str, str, str]:
+    """Runs one job; returns what the survivors said, the seconds until the last one ended, and the lines printed."""
+    hosts, per_host = shape
+    done: list[float] = []
+    ended: list[float] = []
+
+    def act(watch: HostsWatch) -> None:
+        if loss.do is not None:
+            wait_until_watched(watch)
+            done.append(loss.do(watch, per_host))
+        watch.finish()
+        ended.append(time.monotonic())
+
+    if loss.do is None:
+        call: tuple[Any, ...] = (loops.uneven, SHORT) if framework == "plain" else (fit, Job(train=SHORT))
+    else:
+        call = JOBS[framework]
+    try:
+        results = run_hosts(
+            *call,
+            hosts=hosts,
+            per_host=per_host,
+            directory=directory,
+            hosted_by="rank0" if loss.hosted_by == "rank0" else "agent",
+            expect=None,
+            while_running=act,
+            deadline_seconds=150,
+        )
+    except RanksFailed as error:
+        return f"FAILED: {str(error).splitlines()[0]}", "", ""
+    survivors = [result for result in results if result.exit_code != -signal.SIGKILL]
+    seconds = f"{ended[0] - done[0]:.1f}" if done and any(result.exit_code for result in survivors) else "–"
+    lines = sum(len(printed_lines(result)) for result in survivors)
+    return said(survivors), seconds, str(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the chosen losses and prints the table; 2 if this machine cannot make hosts."""
+    parser = argparse.ArgumentParser(
+        "python -m integration_tests.hosts_table", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--only", nargs="+", choices=LOSSES, default=list(LOSSES), help="which losses (default: all)")
+    parser.add_argument("--frameworks", nargs="+", choices=JOBS, default=list(JOBS), help="which loops (default: all)")
+    given = parser.parse_args(arguments)
+    if reason := why_impossible():
+        print(reason, file=sys.stderr)
+        return 2
+    print(f"torch {torch.__version__}, 4 ranks:\n")
+    print("| what happens | hosts × ranks | loop | until the last survivor has ended, s | what survivors say | lines |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory:
+        for loss in map(LOSSES.__getitem__, given.only):
+            for hosts, per_host in loss.shapes:
+                for framework in given.frameworks:
+                    words, seconds, lines = try_out(loss, framework, (hosts, per_host), Path(directory))
+                    row = (loss.what, f"{hosts} × {per_host}", framework, seconds, words, lines)
+                    print(f"| {' | '.join(row)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,7 @@ PARTS = {
     "rollcall": ("rollcall", "roll_call", "tables"),
     "scale": ("scale", "scale", "tables"),
     "credits": ("scale", "credits_scale", "tables"),
+    "lifelines": ("scale", "lifelines_scale", "tables"),
 }
 EPILOG = """\
 parts:
@@ -39,6 +40,7 @@ parts:
   rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:
     credits       those of even passes (uneven_train), with 64 to 4,096 simulated ranks
+    lifelines     the sockets and the processor time of rank 0, with one real connection per host
 
 examples:
   python -m benchmarks --only scale --quick               two minutes or less

@@ -43,6 +43,8 @@ _KINDS = {
     "tick": "tick",
     "heartbeat": "heartbeat",
     "host": "host",
+    "hosts": "host",
+    "rank": "host",
     "data": "data identity",
     "even": "credits",
 }
@@ -179,7 +181,7 @@ class SimulatedRank:
         self.speaker = Speaker(self.state)
         self.line = self.speaker.line
         self.line.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
-        self.line.heartbeats._host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
+        self.line.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.guard._monitor = ThreadlessMonitor(self.speaker)
         self.guard._roll_call = RollCall(self.state, self.speaker)
         self.answered = threading.Event()

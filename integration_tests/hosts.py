@@ -195,7 +195,7 @@ def run_hosts(
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
         while_running: Called while the ranks run.
         finalise: True to finalise the interpreter at the end.
-        delay_seconds: How long each reply of the agent's store takes on its way to a rank; None for no relay there.
+        delay_seconds: How long each reply of the agent's store takes on its way to another host; None for no relay.
 
     Raises:
         HostsError: If this machine cannot make hosts.
@@ -210,7 +210,9 @@ def run_hosts(
         stack.enter_context(watch)
         for rank in range(hosts * per_host):
             torchruns = torchrun_environment(rank, hosts * per_host, directory, hosts)
-            environment = {**torchruns, **rendezvous, **of_rank(env, rank)}
+            # The store's own host has no way to it that could be slow.
+            direct = {"MASTER_PORT": str(_PORT)} if rank < per_host else {}
+            environment = {**torchruns, **rendezvous, **direct, **of_rank(env, rank)}
             watch.start(call, environment, directory, finalise, made.hosts[rank // per_host])
         if while_running:
             while_running(watch)

@@ -12,9 +12,8 @@ def directory(monkeypatch: pytest.MonkeyPatch, ranks: Mapping[int, tuple[str, st
     """A store in which ranks have introduced themselves, each with the id and the name of its host."""
     store = FakeStore()
     for rank, (host, name) in ranks.items():
-        monkeypatch.setattr(hosts, "host_id", lambda host=host: host)
         monkeypatch.setattr(hosts.socket, "gethostname", lambda name=name: name)
-        hosts.introduce(store, rank)
+        hosts.introduce(store, rank, host)
     return store
 
 

@@ -43,7 +43,6 @@ class Job:
         self._beats: list[Heartbeats] = []
         for rank in range(ranks):
             host = f"host-{rank // 2}"
-            monkeypatch.setattr(hosts, "host_id", lambda host=host: host)
             monkeypatch.setattr(hosts.socket, "gethostname", lambda rank=rank: f"node-{rank // 2}")
             beats = Heartbeats(rank, ranks)
             beats.host = host

@@ -58,7 +58,7 @@ class Heartbeats:
         """Tells the others where this rank is; a second call does nothing."""
         if not self._introduced:
             self._introduced = True
-            hosts.introduce(channel, self._rank)
+            hosts.introduce(channel, self._rank, self.host)
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from countoff.core.protocol.records import clip, parse_count
-from countoff.core.runtime.processes import Process, host_id
+from countoff.core.runtime.processes import Process
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
@@ -20,14 +20,15 @@ _NAME_BYTES = 40
 _MOST_NAMED = 16
 
 
-def introduce(channel: Channel, rank: int) -> None:
+def introduce(channel: Channel, rank: int, host: str) -> None:
     """Tells the others on which host this rank is, and the ranks of that host which process it is.
 
     Args:
         channel: The channel of the whole process.
         rank: This rank.
+        host: The id of this host; see `host_id`.
     """
-    process, host = Process.own(rank), host_id()
+    process = Process.own(rank)
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)

@@ -22,7 +22,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-latest test-all integration integration-latest coverage \
-	test-composer-classic test-torchtitan test-suites bench faults soak docs lint lock clean
+	test-composer-classic test-torchtitan test-suites bench faults hosts soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ bench: .venv/.installed ## what countoff costs, how soon it knows, how both grow
 
 faults: .venv/.installed ## every fault in every framework, as a table; FAULTS_FLAGS="--only F1 --ranks 2 4 8"
 	.venv/bin/python -m integration_tests.faults $(FAULTS_FLAGS)
+
+hosts: .venv/.installed ## what survivors say where ranks, hosts and links are lost, as a table; HOSTS_FLAGS="--only power"
+	.venv/bin/python -m integration_tests.hosts_table $(HOSTS_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)

@@ -7,6 +7,7 @@ All settings have their defaults, so a lost host takes `lost_seconds` (15) to be
 """
 
 import argparse
+import logging
 import re
 import signal
 import sys
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,6 +28,7 @@ from integration_tests.test_hosts import JOBS, wait_until_watched
 
 Shape = tuple[int, int]
 SHORT = [5, 5, 5, 4]
+_KNOWN = r"known on every rank ([\d.]+) ms after"
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,16 @@ class Loss:
         shapes: Hosts and ranks per host on which it is tried.
         do: Does it, and returns when, by `time.monotonic()`; gets the number of ranks per host. None: uneven data.
         hosted_by: Who hosts the job's store.
+        delay_seconds: How late the store answers to all hosts but the first; None for not at all.
+        stall_seconds: How late it does so now and then.
     """
 
     what: str
     shapes: tuple[Shape, ...]
     do: Callable[[HostsWatch, int], float] | None = None
-    hosted_by: str = "agent"
+    hosted_by: Literal["agent", "rank0"] = "agent"
+    delay_seconds: float | None = None
+    stall_seconds: float = 0.0
 
 
 def kill(rank: int) -> Callable[[HostsWatch, int], float]:
@@ -92,6 +98,8 @@ def stop(seconds: float) -> Callable[[HostsWatch, int], float]:
 BOTH: tuple[Shape, ...] = ((2, 2), (4, 1))
 LOSSES = {
     "uneven": Loss("rank 3 has one batch less", BOTH),
+    "slow": Loss("the same, with a store that answers 30 ms late", BOTH, delay_seconds=0.03),
+    "stalls": Loss("the same, and 3 s late now and then", BOTH, delay_seconds=0.03, stall_seconds=3.0),
     "killed": Loss("rank 3 is killed", BOTH, kill(3)),
     "killed-0": Loss("rank 0 is killed", BOTH, kill(0)),
     "killed-store": Loss("rank 0, with the store, is killed", BOTH, kill(0), "rank0"),
@@ -101,6 +109,12 @@ LOSSES = {
     "partition": Loss("host 1 is cut off for 60 s", ((2, 2),), cut(60)),
     "stopped": Loss("all ranks of host 1 are stopped for 60 s", ((2, 2),), stop(60)),
 }
+
+
+def logged(function: Callable[..., Any], *arguments: Any) -> None:
+    """Runs a job on one rank, with countoff's log on the console: how soon every rank knew."""
+    logging.basicConfig(level=logging.INFO)
+    function(*arguments)
 
 
 def said(results: Sequence[RankResult]) -> str:
@@ -114,7 +128,7 @@ def said(results: Sequence[RankResult]) -> str:
 
 
 def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[str, str, str]:
-    """Runs one job; returns what the survivors said, the seconds until the last one ended, and the lines printed."""
+    """Runs one job; returns what the survivors said, how soon, and the number of lines that they printed."""
     hosts, per_host = shape
     done: list[float] = []
     ended: list[float] = []
@@ -123,11 +137,14 @@ def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[
         if loss.do is not None:
             wait_until_watched(watch)
             done.append(loss.do(watch, per_host))
+        elif loss.stall_seconds:
+            watch.stall_now_and_then(loss.stall_seconds, every=2 * loss.stall_seconds)
         watch.finish()
         ended.append(time.monotonic())
 
     if loss.do is None:
-        call: tuple[Any, ...] = (loops.uneven, SHORT) if framework == "plain" else (fit, Job(train=SHORT))
+        job: tuple[Any, ...] = (loops.uneven, SHORT) if framework == "plain" else (fit, Job(train=SHORT))
+        call: tuple[Any, ...] = (logged, *job)
     else:
         call = JOBS[framework]
     try:
@@ -136,7 +153,8 @@ def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[
             hosts=hosts,
             per_host=per_host,
             directory=directory,
-            hosted_by="rank0" if loss.hosted_by == "rank0" else "agent",
+            hosted_by=loss.hosted_by,
+            delay_seconds=loss.delay_seconds,
             expect=None,
             while_running=act,
             deadline_seconds=150,
@@ -144,9 +162,13 @@ def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[
     except RanksFailed as error:
         return f"FAILED: {str(error).splitlines()[0]}", "", ""
     survivors = [result for result in results if result.exit_code != -signal.SIGKILL]
-    seconds = f"{ended[0] - done[0]:.1f}" if done and any(result.exit_code for result in survivors) else "–"
+    soon = "–"
+    if done and any(result.exit_code for result in survivors):
+        soon = f"{ended[0] - done[0]:.1f} s until the last one has ended"
+    elif known := [float(each) for result in results for each in re.findall(_KNOWN, result.output)]:
+        soon = f"{known[0]:.1f} ms until every rank knew"
     lines = sum(len(printed_lines(result)) for result in survivors)
-    return said(survivors), seconds, str(lines)
+    return said(survivors), soon, str(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,14 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 2
     print(f"torch {torch.__version__}, 4 ranks:\n")
-    print("| what happens | hosts × ranks | loop | until the last survivor has ended, s | what survivors say | lines |")
+    print("| what happens | hosts × ranks | loop | how soon | what survivors say | lines |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
         for loss in map(LOSSES.__getitem__, given.only):
             for hosts, per_host in loss.shapes:
                 for framework in given.frameworks:
-                    words, seconds, lines = try_out(loss, framework, (hosts, per_host), Path(directory))
-                    row = (loss.what, f"{hosts} × {per_host}", framework, seconds, words, lines)
+                    words, soon, lines = try_out(loss, framework, (hosts, per_host), Path(directory))
+                    row = (loss.what, f"{hosts} × {per_host}", framework, soon, words, lines)
                     print(f"| {' | '.join(row)} |", flush=True)
     return 0
 

@@ -37,7 +37,7 @@ parts:
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
-  rollcall    the roll call at fit start, on 2, 4 and 8 real ranks
+  rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:
     credits       those of even passes (uneven_train), with 64 to 4,096 simulated ranks
     lifelines     the sockets and the processor time of rank 0, with one real connection per host

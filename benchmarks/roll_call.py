@@ -1,4 +1,4 @@
-"""Measures the time from the first rank's call of `fit_start` until every rank has the answer, on 2, 4, 8 and 24 ranks."""
+"""Measures the time from the first rank's call of `fit_start` until every rank has the answer, on 2 to 24 ranks."""
 
 import time
 from collections.abc import Iterator

@@ -54,6 +54,17 @@ def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.Captu
     assert capsys.readouterr().err.count("countoff:") == 1
 
 
+def test_without_the_store_a_verdict_names_the_hosts_of_its_ranks_alone() -> None:
+    """A scheduler must not leave out the hosts of ranks that are well."""
+    hosts = {0: "node-0", 2: "node-1", 3: "node-1"}
+    session = Session(State(3, 4, Settings(), {}), hosts=lambda: hosts)
+    session.conclude_alone(replace(LOST, gone=True))
+    assert session.state.end is not None
+    told = session.state.end.to_dict()
+    assert (told["sentence"], told["hosts"]) == ("rank 0 on node-0 is gone.", {"0": "node-0"})
+    assert told["leave_out"] == ["node-0"]
+
+
 def test_without_the_store_a_rank_prints_its_verdict(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
     """A rank that has lost the store ends the fit with the verdict that it is given, and its remedy."""
     session.conclude_alone(LOST)

@@ -80,9 +80,7 @@ def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_rank_of_a_host_prints_the_whole_verdict(error_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another rank prints one line that names it. The error file of every rank has the whole verdict."""
     verdict = replace(VERDICT, why="It was killed.")
-    state = state_of(3)
-    state.reporter = lambda _: 2
-    shutdown.print_verdict(state, verdict)
+    shutdown.print_verdict(state_of(3), verdict, 2)
     assert capsys.readouterr().err.strip() == f"[rank 3] countoff: {verdict.headline} See the output of rank 2."
     assert "It was killed." in error_file.read_text(encoding="utf-8")
     shutdown.print_verdict(state_of(2), verdict)
@@ -108,7 +106,7 @@ def with_file(state: State, path: Path) -> State:
 
 @pytest.mark.parametrize(
     ("rank", "policy", "reporter", "writes"),
-    [(0, "raise", None, True), (3, "raise", 3, True), (3, "raise", 2, False), (0, "warn", None, False)],
+    [(0, "raise", None, True), (3, "raise", None, True), (3, "raise", 2, False), (0, "warn", None, False)],
 )
 def test_the_verdict_that_ends_the_job_is_in_the_users_file(
     rank: int,

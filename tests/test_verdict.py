@@ -141,14 +141,16 @@ def test_a_table_has_at_most_sixteen_rows(ranks: int, rest: list[str]) -> None:
         ("5 on rank 1, 4 on rank 2.", "5 on rank 1 on a, 4 on rank 2 on b."),
         ("ranks 3, 4 differ.", "ranks 3, 4 differ."),
         ("ranks 0–999999999999 differ.", "ranks 0–999999999999 differ."),
+        ("ranks 0, 2, … (20 in all) differ.", "ranks 0, 2, … (20 in all) differ."),
         ("dp_rank 3 and pp_rank 3.", "dp_rank 3 and pp_rank 3."),
+        ("rank 3 began b a after 4.", "rank 3 on b began b a after 4."),
         ("host b with ranks 2, 3 is gone; rank 0 waits.", "host b with ranks 2, 3 is gone; rank 0 on a waits."),
     ],
 )
 def test_a_sentence_names_the_host_of_each_rank_once(sentence: str, told: str) -> None:
     """Each rank gets its host at its first mention, whole lists get one, and nothing else changes."""
     hosts = {0: "a", 1: "a", 2: "b", 3: "b"}
-    placed = at_hosts(Verdict("LostRank", sentence, (3,)), hosts)
+    placed = at_hosts(Verdict("LostRank", sentence, (0, 1, 2, 3)), hosts)
     assert placed.sentence == told
     assert at_hosts(placed, hosts) == placed
     assert at_hosts(Verdict("LostRank", sentence), {}).sentence == sentence

@@ -5,9 +5,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
-from countoff.core.protocol.records import ranks_to_json, verdict_from_json, verdict_to_json
+from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdict_from_json, verdict_to_json
+from countoff.core.runtime.channel import decode, encode
 from countoff.core.runtime.verdict_table import publish_table, with_table
 from countoff.core.verdict import TABLE_ROWS, Kind, Verdict, at_hosts
 from tests.fake_store import FakeStore
@@ -130,5 +133,21 @@ def test_all_ranks_of_a_large_host_are_named() -> None:
     """A verdict that names many ranks goes through the store whole."""
     lost = Verdict("LostRank", "host b with ranks 16–39 does not answer.", tuple(range(16, 40)), gone=True)
     assert verdict_from_json(json.loads(json.dumps(verdict_to_json(lost)))).ranks == lost.ranks
+    striped = tuple(range(0, 4096, 2))  # as in a layout with two pipeline stages
+    assert verdict_from_json(json.loads(json.dumps(verdict_to_json(replace(lost, ranks=striped))))).ranks == striped
     found = with_published(16, lost, {}, **ranks_to_json(lost.ranks, "odd"))
     assert replace(found, world_size=40).render().splitlines()[1] == "  lost: ranks 16–39 of 40 ranks"
+
+
+@pytest.mark.parametrize("runs", [[[0, 1 << 40, 1]], [[0, 99999, 1]] * 12, [[0, 8, 0]], [[0, 8]], "many"])
+def test_a_hostile_list_of_ranks_is_refused(runs: Any) -> None:
+    """A record of a kibibyte must not become gigabytes of ranks."""
+    with pytest.raises((ValueError, TypeError)):
+        ranks_from_json({"ranks": [], "runs": runs})
+
+
+def test_a_verdict_of_any_length_fits_into_the_store() -> None:
+    """Twelve runs of ranks, and texts that are as long as they may be."""
+    ranks = tuple(rank for first in range(1000, 100_000, 3001) for rank in (first, first + 1, first + 7))
+    verdict = Verdict("DuplicateData", "s" * 500, ranks, why="w" * 300, remedy="r" * 300, subject="x" * 50)
+    assert verdict_from_json(decode(encode(verdict_to_json(verdict)).encode())).ranks[0] == 1000

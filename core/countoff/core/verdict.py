@@ -57,8 +57,10 @@ _REPEATS: frozenset[Kind] = frozenset(
 
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "state")
-_NAMED = re.compile(r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:(?:, | and )\d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w)")
-"""Ranks in a sentence, as `names_of` writes them, or two with an `and`; not those of a `dp_rank`."""
+_NAMED = re.compile(
+    r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:(?:, | and )\d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w|(?:, \d+(?:–\d+)?)*, …)"
+)
+"""Ranks in a sentence, as `names_of` writes them, or two with an `and`; not those of a `dp_rank`, nor a folded list."""
 
 
 class VerdictInfo(NamedTuple):
@@ -214,6 +216,7 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON types, with the keys that docs/schedulers.md describes."""
         hosts = {str(rank): plain(name) for rank, name in self.hosts.items()}
+        names = {host.partition(" (")[0] for host in hosts.values()}  # schedulers do not know the address behind one
         return {
             "kind": self.kind,
             "sentence": plain(self.sentence),
@@ -222,7 +225,7 @@ class Verdict:
             "standing": self.standing,
             "world_size": self.world_size,
             "hosts": hosts,
-            "leave_out": sorted(set(hosts.values())) if self.restart == "may_help" else [],
+            "leave_out": sorted(names) if self.restart == "may_help" else [],
             "rows": [
                 {"ranks": 1, **{column: row[column] for column in (*_COLUMNS, "ranks") if column in row}}
                 for row in self.rows
@@ -425,15 +428,14 @@ def at_hosts(verdict: Verdict, hosts: Mapping[int, str]) -> Verdict:
 
     Args:
         verdict: The verdict.
-        hosts: Names of the hosts of its ranks, by rank; empty where the job has one host.
+        hosts: Names of hosts, by rank; empty where the job has one host. Only those of the named ranks count.
 
-    >>> at_hosts(Verdict("LostRank", "rank 3 is gone; rank 3 had 4 batches."), {3: "node-1"}).sentence
+    >>> at_hosts(Verdict("LostRank", "rank 3 is gone; rank 3 had 4 batches.", (3,)), {3: "node-1"}).sentence
     'rank 3 on node-1 is gone; rank 3 had 4 batches.'
     """
-    if not hosts:
-        return verdict
+    hosts = {rank: hosts[rank] for rank in verdict.ranks if rank in hosts}
     sentence, named = verdict.sentence, set[int]()
-    told = {host for host in hosts.values() if re.search(rf"(?<!\w){re.escape(host)}(?!\w)", sentence)}
+    told = {host for host in hosts.values() if re.search(rf"\b(?:on|host) {re.escape(host)}(?!\w)", sentence)}
 
     def place(match: re.Match[str]) -> str:
         groups: dict[str, list[int]] = {}

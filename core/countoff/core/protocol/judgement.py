@@ -51,8 +51,9 @@ GENERAL_REMEDIES: Remedies = {
             "others. Until it is repaired, start the job without that host."
         ),
         VICTIM: (
-            "look for the cause on another rank: this one has only lost its connection to it. Read the output of all "
-            "ranks, and begin with one that has ended without a message."
+            "if this exception comes from a collective (gloo, NCCL), look for the cause on another rank: this one has "
+            "only lost its connection to it. Read the output of all ranks, and begin with one that has ended without a "
+            "message. If the exception comes from anywhere else, begin with this rank's own traceback."
         ),
         STOPPED: "look for what has stopped it, such as a debugger or the scheduler. kill -CONT PID lets it go on.",
     },

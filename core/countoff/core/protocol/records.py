@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
-from countoff.core.verdict import Kind, Standing, Verdict, runs_of
+from countoff.core.verdict import Kind, Standing, Verdict
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 Reason = Literal["", "exhausted", "stopped", "exited"]
@@ -18,8 +18,8 @@ Reason = Literal["", "exhausted", "stopped", "exited"]
 _TEXT_BYTES = 700
 """The texts of a verdict take at most as many bytes, so that its record fits into the store."""
 
-_LISTED_RANKS, _RUNS, _MOST_RANKS = 8, 16, 1 << 20
-"""A record lists as many ranks, has as many runs of consecutive ranks where they are more, and no higher rank there."""
+_LISTED_RANKS, _RUNS, _MOST_RANKS = 8, 12, 1 << 17
+"""A record lists as many ranks, has as many runs of them where they are more, and as many ranks in them at most."""
 
 Records = dict[int, dict[str, Any]]
 """One record of each rank, by rank."""
@@ -130,17 +130,16 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
 
     Of a remedy, half a sentence could do harm: it is there as a whole, or not at all.
     """
-    texts = {
-        "sentence": clip(verdict.sentence, 420),
-        "why": clip(verdict.why, 240),
-        "subject": clip(verdict.subject, 40),
-    }
-    left = _TEXT_BYTES - sum(len(json.dumps(text)) for text in texts.values())
+    ranks = ranks_to_json(verdict.ranks)
+    texts = {"sentence": clip(verdict.sentence, 420), "subject": clip(verdict.subject, 40)}
+    left = _TEXT_BYTES - sum(len(json.dumps(part)) for part in (*texts.values(), ranks.get("runs", "")))
+    texts["why"] = clip(verdict.why, min(240, left))
+    left -= len(json.dumps(texts["why"]))
     return {
         "kind": verdict.kind,
         **texts,
         "remedy": verdict.remedy if len(json.dumps(verdict.remedy)) <= left else "",
-        **ranks_to_json(verdict.ranks),
+        **ranks,
         "standing": verdict.standing,
         "gone": verdict.gone,
         "time": verdict.time,
@@ -171,14 +170,33 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
 
 
 def ranks_to_json(ranks: Sequence[int], key: str = "ranks") -> dict[str, Any]:
-    """The ranks that a verdict names as a part of a record: as runs of consecutive ones too where they are many.
+    """The ranks that a verdict names as a part of a record: as runs of evenly spaced ones too where they are many.
 
     Args:
         ranks: The ranks.
         key: The key under which the first ones are listed.
     """
-    runs = {"runs": runs_of(ranks)[:_RUNS]} if len(ranks) > _LISTED_RANKS else {}
+    runs = {"runs": _runs_of(ranks)[:_RUNS]} if len(ranks) > _LISTED_RANKS else {}
     return {key: list(ranks[:_LISTED_RANKS]), **runs}
+
+
+def _runs_of(ranks: Sequence[int]) -> list[list[int]]:
+    """Ranks as runs of evenly spaced ones: the first, the last and the step of each.
+
+    The first rank stays the first one. Parallel layouts make groups of neighbours, and of every n-th rank.
+
+    >>> _runs_of([4, 0, 2, 6, 9])
+    [[4, 4, 1], [0, 2, 2], [6, 9, 3]]
+    """
+    first, *others = ranks
+    runs: list[list[int]] = [[first, first, 1]]
+    for rank in sorted(others):
+        begin, last, step = runs[-1]
+        if len(runs) > 1 and rank > last and (begin == last or rank - last == step):
+            runs[-1] = [begin, rank, rank - last]
+        else:
+            runs.append([rank, rank, 1])
+    return runs
 
 
 def ranks_from_json(record: Mapping[str, Any], key: str = "ranks") -> tuple[int, ...]:
@@ -189,8 +207,12 @@ def ranks_from_json(record: Mapping[str, Any], key: str = "ranks") -> tuple[int,
     """
     if "runs" not in record:
         return tuple(parse_count(rank) for rank in record[key])
-    runs = [(parse_count(first, _MOST_RANKS), parse_count(last, _MOST_RANKS)) for first, last in record["runs"]]
-    return tuple(rank for first, last in runs for rank in range(first, last + 1))
+    runs = [
+        range(parse_count(first), parse_count(last) + 1, parse_count(step))
+        for first, last, step in record["runs"][:_RUNS]
+    ]
+    parse_count(sum(map(len, runs)), _MOST_RANKS)
+    return tuple(rank for run in runs for rank in run)
 
 
 def parse_standing(value: object) -> Standing:

@@ -76,7 +76,6 @@ class State:
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
-        reporter: Returns the rank of this host that prints a verdict whole; the others print its first line.
     """
 
     rank: int
@@ -107,7 +106,6 @@ class State:
     left: int | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
-    reporter: Callable[[Verdict], int] = field(init=False)
     _last_step: tuple[int, int] = (-1, -1)
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -115,7 +113,6 @@ class State:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
-        self.reporter = lambda _: self.rank
 
     # Events of the training thread.
 

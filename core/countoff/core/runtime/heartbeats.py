@@ -73,6 +73,7 @@ class Heartbeats:
         others = list(range(1, self._world_size)) if self._rank == 0 else [0]
         records = self._look(channel, others)
         if self._rank == 0 and len(records) == len(others):
+            self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
             self._prune(channel, min([read, *(record["read"] for record in records.values())]))
 
     def find_neighbours(self, channel: Channel, *, complete: bool = False) -> None:
@@ -90,9 +91,9 @@ class Heartbeats:
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_count(process.rank, self._world_size), process)
-        if complete:
-            self.hosts = hosts.names(channel, [0, *self.neighbours])
-            self.all_introduced = True
+        named = hosts.names(channel, [0, self._rank])
+        self.hosts = {**named, **dict.fromkeys(self.neighbours, named[self._rank])} if self._rank in named else {}
+        self.all_introduced = complete
 
     def reporter(self, verdict: Verdict) -> int:
         """The rank that prints a verdict whole for this host: the first one that can."""

@@ -16,7 +16,8 @@ from countoff.core.runtime.processes import Process
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
-_NAME_BYTES = 40
+_NAME_BYTES = 66
+"""A name has 64 characters at most on Linux, and two quotes as JSON."""
 _MOST_NAMED = 16
 
 
@@ -50,7 +51,7 @@ def several(channel: Channel) -> bool:
 def names(channel: Channel, ranks: Sequence[int]) -> dict[int, str]:
     """The names of the hosts of these ranks, by rank; none with one host, and none of a rank that has not begun.
 
-    Two hosts that have one name (containers) get their addresses behind it.
+    Two hosts of the message that have one name (containers) get their addresses behind it.
 
     Args:
         channel: The channel of the whole process.

@@ -21,7 +21,7 @@ from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.verdict_table import print_with_table
 from countoff.core.runtime.watchdog import Watchdog
-from countoff.core.verdict import Verdict, at_hosts
+from countoff.core.verdict import Verdict
 
 _DRAIN_SECONDS = 1.0
 _CLOSE_SECONDS = 3.0
@@ -49,10 +49,9 @@ class Monitor:
     def __init__(self, state: State, number: int) -> None:
         self.state = state
         self.number = number
-        self.session = Session(state)
-        self.speaker = Speaker(state, number)
+        self.speaker = speaker = Speaker(state, number)
+        self.session = Session(state, hosts=lambda: speaker.line.heartbeats.hosts)
         self.watchdog = Watchdog(self.session, self.speaker)
-        state.reporter = lambda verdict: self.speaker.line.heartbeats.reporter(verdict)
         self._connection: Connection | None = None
         self._concluded = False
         self._all_met = threading.Event()  # or this rank is closing
@@ -118,7 +117,9 @@ class Monitor:
         """Has the verdict printed, with its table, if there is one; a second call changes nothing."""
         if self.state.end is not None and not self._concluded:
             self._concluded = True
-            self.speaker.hand(lambda channel: print_with_table(channel, self.state))
+            self.speaker.hand(
+                lambda channel: print_with_table(channel, self.state, self.speaker.line.heartbeats.reporter)
+            )
 
     def _close(self) -> None:
         state, speaker = self.state, self.speaker
@@ -198,8 +199,7 @@ class Monitor:
             for rank, process in list(self.speaker.line.heartbeats.neighbours.items()):
                 if state.complete and process.state() == "gone":  # one that never came may have ended before
                     event = f"is gone (pid {process.pid})"
-                    lost = lost_rank(rank, event, why, subject=DIED)
-                    session.conclude_alone(at_hosts(lost, self.speaker.line.heartbeats.hosts))
+                    session.conclude_alone(lost_rank(rank, event, why, subject=DIED))
                     return
         if session.closing.is_set() or state.finished:
             return
@@ -222,9 +222,9 @@ class Monitor:
         elsewhere = hub is not None and hub.host != heartbeats.host
         recent = [loss for loss in lifelines.losses if time.monotonic() - loss.at < _RECENT_SECONDS]
         if recent:
-            return at_hosts(recent[0].verdict(), heartbeats.hosts)
+            return recent[0].verdict()
         if found == "silent" and hub is not None and hub.has_store and elsewhere and hub.ranks:
             return lost_host(heartbeats.hosts.get(0, self.speaker.line.store_address[0]), hub.ranks, seconds)
         if found == "silent":
             return lost_store(self.speaker.line.store_address[0], seconds)
-        return at_hosts(lost_rank(0, "or whoever hosts the job's store is gone", why), heartbeats.hosts)
+        return lost_rank(0, "or whoever hosts the job's store is gone", why)

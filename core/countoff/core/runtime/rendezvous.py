@@ -84,10 +84,8 @@ def publish(store: Any, number: int, place: Place) -> int:
         How often ranks have asked, in this attempt and in earlier ones.
     """
     asked = store.add(_ASKED, 0)
-    record: dict[str, Any] = {"nonce": place.nonce, "asked": asked}
-    if place.hosted is not None:  # else each rank has an address of its own for the job's store
-        record |= {"host": place.host, "port": place.port}
-    store.set(_key(number), encode(record))
+    record = {"nonce": place.nonce, "asked": asked, "hosted": place.hosted is not None}
+    store.set(_key(number), encode({**record, "host": place.host, "port": place.port}))
     return asked
 
 
@@ -127,7 +125,8 @@ class Question:
         # A rank 0 of an older version does not count those who ask.
         if parse_count(record.get("asked", self._ticket)) < self._ticket:
             return None
-        own = None if "host" in record else _tcp_store(self._store)
+        # Each rank has an address of its own for the job's store, which may not be that of rank 0.
+        own = None if record.get("hosted") else _tcp_store(self._store)
         host, port = (record["host"], record["port"]) if own is None else (own.host, own.port)
         return Place(str(host), int(port), str(record["nonce"]))
 

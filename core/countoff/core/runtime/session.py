@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from countoff.core.protocol.judgement import remedy_for, unprotected
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import Verdict, at_hosts
 
 _IN_WORDS = {
     "failed to recv, got 0 bytes": "the job's store closed the connection",
@@ -26,11 +27,13 @@ class Session:
         state: This rank's state.
         closing: Set once the guard is closing.
         failure: Why this rank has stopped comparing; empty while it compares.
+        hosts: Returns the names of hosts, by rank, that are known without the store.
     """
 
     state: State
     closing: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
+    hosts: Callable[[], Mapping[int, str]] = dict[int, str]
 
     def stop_comparing(self, reason: str) -> None:
         """Lets this rank train on without comparing, and prints that once."""
@@ -46,9 +49,9 @@ class Session:
         shutdown.print_to_stderr(Verdict("LateRank", sentence), self.state.rank)
 
     def conclude_alone(self, verdict: Verdict) -> None:
-        """Ends the fit without the store: each rank prints what it knows."""
+        """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""
         state = self.state
-        found = replace(verdict, remedy=remedy_for(verdict, state.remedies))
+        found = at_hosts(replace(verdict, remedy=remedy_for(verdict, state.remedies)), self.hosts())
         state.adopt(state.proposed or found)  # what this rank has proved itself is the better cause
         if state.end is not None:
             shutdown.print_verdict(state, state.end)

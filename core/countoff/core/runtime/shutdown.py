@@ -51,7 +51,7 @@ def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) ->
         reporter: The rank that prints it whole, where this one prints only the first line.
     """
     message = verdict.render()
-    if reporter not in (None, rank):
+    if reporter is not None:
         message = f"countoff: {verdict.headline} See the output of rank {reporter}."
     text = "\n".join(f"[rank {rank}] {line}" for line in message.splitlines())
     _write_to_stderr(f"\n{text}\n")
@@ -116,14 +116,16 @@ def _flush() -> None:
 def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
-    One rank per host prints it whole, and writes it for a scheduler; the others print one line. In warn mode rank 0
-    alone prints it, and nothing is written for the launcher or for a scheduler. The loss of a rank is not printed where
-    another guard of this process has just printed a verdict: the ranks are ending with that one.
+    One rank per host prints it whole, and writes it for a scheduler; the others print one line, if they know that it
+    has. In warn mode rank 0 alone prints it, and nothing is written for the launcher or for a scheduler. The loss of a
+    rank is not printed where another guard of this process has just printed a verdict: the ranks are ending with that
+    one.
 
     Args:
         state: This rank's state.
         verdict: The verdict.
-        reporter: The rank that prints it whole; None to ask `State.reporter`.
+        reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
+            rank is to print it whole.
     """
     with state.lock:
         if state.printing:
@@ -134,9 +136,8 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict)
-        reporter = state.reporter(verdict) if reporter is None else reporter
         print_to_stderr(verdict, state.rank, reporter)
-        if reporter == state.rank:
+        if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
     elif state.rank == 0:
         print_to_stderr(verdict, state.rank)

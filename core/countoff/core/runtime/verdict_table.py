@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +29,16 @@ _MOST_SPREAD_SECONDS = 30.0
 """A longer time until all ranks knew is no measurement: the hosts' clocks differ."""
 
 
-def print_with_table(channel: Channel, state: State) -> None:
+def print_with_table(channel: Channel, state: State, reporter_of: Callable[[Verdict], int]) -> None:
     """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the speaker thread.
 
     Every rank posts its row once its training thread has received the verdict, or is evidently blocked. Rank 0 gathers
     and publishes the table. One rank per host prints it, then the others print one line.
+
+    Args:
+        channel: The guard's channel.
+        state: This rank's state.
+        reporter_of: Returns the rank of this host that is to print a verdict whole.
     """
     verdict = state.end
     if verdict is None or state.printed.is_set():
@@ -50,17 +56,21 @@ def print_with_table(channel: Channel, state: State) -> None:
         _poll_until(lambda: channel.has("table"), deadline)
     whole = with_table(channel, verdict, state.remedies, state.world_size)
     whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
-    reporter = state.reporter(whole)
-    if reporter != state.rank:
-        other = f"told/{reporter}"
-        if not _poll_until(lambda: channel.has(other), time.monotonic() + _TOLD_SECONDS):
-            reporter = state.rank  # the other one does not print: something holds its interpreter
-    shutdown.print_verdict(state, whole, reporter)
+    reporter = reporter_of(whole)
+    prints_whole = reporter == state.rank or not _has_told(channel, reporter)
+    shutdown.print_verdict(state, whole, None if prints_whole else reporter)
     channel.set(f"told/{state.rank}", {"told": True})
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
         _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
     state.printed.set()
+
+
+def _has_told(channel: Channel, rank: int) -> bool:
+    """Whether a rank has printed the verdict in time: it cannot if something holds its interpreter."""
+    with contextlib.suppress(RuntimeError, OSError):  # the store has ended, with rank 0
+        return _poll_until(lambda: channel.has(f"told/{rank}"), time.monotonic() + _TOLD_SECONDS)
+    return False
 
 
 def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: list[int]) -> None:

@@ -19,7 +19,7 @@ from countoff.core.runtime.lifelines import Loss
 from countoff.core.runtime.session import Session
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.runtime.stall import Stall
-from countoff.core.verdict import Verdict, at_hosts
+from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
 _STOPPED_SECONDS = 2.0
@@ -54,6 +54,7 @@ class Watchdog:
         # If it overslept, the job was paused or something held the interpreter: no rank made progress.
         if late > _OVERSLEPT_SECONDS:
             self._stall.moved_at += late
+            self._stopped_since.clear()  # others were paused as well, and may be about to go on
         if self._state.end is not None:
             self._ensure_process_ends()
         elif self._compares:
@@ -124,7 +125,7 @@ class Watchdog:
         if not answered and unless():
             return False
         if self._state.complete and not answered:
-            session.conclude_alone(at_hosts(verdict, self._speaker.line.heartbeats.hosts))
+            session.conclude_alone(verdict)
         return True
 
     def _before_that(self, rank: int) -> str:

@@ -81,6 +81,10 @@ class Job:
             if rank in beats.neighbours:
                 beats.neighbours[rank] = Process(rank, os.getpid(), 1)
 
+    def kill(self, rank: int) -> None:
+        """Lets the kernel close a rank's connections, as it does when a process is killed."""
+        self.ranks[rank]._forget()
+
     def connect(self, greeting: bytes = b"") -> socket.socket:
         """A connection to rank 0 that is none of the job's."""
         stranger = socket.create_connection(("127.0.0.1", self.hub.port), timeout=5)
@@ -136,18 +140,53 @@ def test_a_job_on_one_host_has_none(start: Callable[[int], Job]) -> None:
         job.connect()
 
 
-def test_a_process_that_has_ended_is_told_to_both_ends(start: Callable[[int], Job]) -> None:
+def test_a_process_that_is_killed_is_told_to_both_ends(start: Callable[[int], Job]) -> None:
     job = start(6)
     job.until(lambda: job.standing()[0] == (2, 4) and job.standing()[4] == (0,))
-    job.ranks[2].close()
+    job.kill(2)
     job.until(lambda: bool(job.ranks[0].losses))
     assert [loss.ranks for loss in job.ranks[0].losses] == [(2,)]
     verdict = job.ranks[0].losses[0].verdict("Before that, it was there.")
     assert (verdict.sentence, verdict.ranks, verdict.subject) == ("rank 2 is gone.", (2,), "died")
     assert verdict.why.endswith("it crashed. Before that, it was there.")
-    job.ranks[0].close()
+    job.kill(0)
     job.until(lambda: bool(job.ranks[4].losses))
     assert job.ranks[4].losses[0].verdict().sentence == "rank 0 is gone."
+
+
+def test_a_process_that_ends_in_order_is_no_loss(start: Callable[[int], Job]) -> None:
+    """Whichever end it is, also if it ends after its greeting and before it has read the answer."""
+    job = start(6)
+    job.until(lambda: job.standing()[0] == (2, 4) and job.standing()[4] == (0,))
+    job.ranks[2].close()
+    job.until(lambda: job.standing()[0] == (4,))
+    job.ranks[0].close()
+    job.until(lambda: job.standing()[4] == ())
+    assert [lines.losses for lines in job.ranks] == [[]] * 6
+
+
+@pytest.mark.parametrize("how", ["it ends", "it has no patience"])
+def test_a_call_that_ends_before_the_answer_is_no_loss(start: Callable[[int], Job], how: str) -> None:
+    job = start(4)
+    own = job.ranks[2]
+    job.ranks[0].tend(job.store)
+    own.tend(job.store)
+    patience = time.monotonic() + 10
+    while not job.standing()[0]:  # rank 2 says its greeting, and does not look for an answer
+        assert time.monotonic() < patience
+        if own._call is not None and own._call.deadline < time.monotonic() + module._CONNECT_SECONDS:
+            own.poll()
+        job.ranks[0].poll()
+    if how == "it ends":
+        own.close()
+    else:
+        assert own._call is not None
+        own._redial(own._call, "it does not answer")
+    patience = time.monotonic() + 10
+    while job.standing()[0]:
+        assert time.monotonic() < patience
+        job.ranks[0].poll()
+    assert job.ranks[0].losses == []
 
 
 def test_the_next_rank_of_a_host_takes_over(start: Callable[[int], Job]) -> None:
@@ -155,7 +194,7 @@ def test_the_next_rank_of_a_host_takes_over(start: Callable[[int], Job]) -> None
     job = start(4)
     job.until(lambda: job.standing() == [(2,), (), (0,), ()])
     job.end_process(2)
-    job.ranks[2].close()
+    job.kill(2)
     job.until(lambda: job.standing() == [(3,), (), (), (0,)])
     job.turn()
     assert job.ranks[0].vouches(job.store, 2)
@@ -310,7 +349,7 @@ def test_a_forked_process_keeps_no_lifeline_open(start: Callable[[int], Job]) ->
         os.read(reader, 1)  # until the test has seen it
         os._exit(0)
     try:
-        job.ranks[2].close()
+        job.kill(2)
         job.until(lambda: bool(job.ranks[0].losses))
         assert job.standing()[0] == ()
     finally:

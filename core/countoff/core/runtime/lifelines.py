@@ -5,8 +5,8 @@ answers keepalive probes also for a process that holds the interpreter or is sto
 process ends. If no answer comes, the host is gone, or the way to it.
 
 The first rank of each other host has the lifeline of its host. It greets rank 0 with its rank and a nonce from the
-store, rank 0 answers with another nonce, and nothing else is ever sent. Where rank 0 cannot be reached, as behind a
-firewall, heartbeats decide.
+store, rank 0 answers with another nonce, and nothing else is sent but one byte as a goodbye: an end without it is that
+of a process that was killed, or crashed. Where rank 0 cannot be reached, as behind a firewall, heartbeats decide.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("countoff")
 _GREETING = struct.Struct(">16sI")  # rank 0's nonce, and the rank that has connected
 _ANSWER_BYTES = 16
+_GOODBYE = b"."
 _GREETING_SECONDS = 5.0
 """After so long, rank 0 closes a connection that has not greeted it."""
 _ARRIVALS = 64
@@ -298,9 +299,11 @@ class Lifelines:
             return self.losses[before:]
 
     def close(self) -> None:
-        """Closes all connections, from any thread, any number of times."""
+        """Closes all connections with a goodbye, from any thread, any number of times."""
         with self._lock:
             self._closed = True
+            for end in (*self._standing.values(), self._call and self._call.end):
+                _say_goodbye(end)
             self._forget()
 
     def _accept(self) -> None:
@@ -340,7 +343,7 @@ class Lifelines:
         self._watch(end, selectors.EVENT_READ, lambda: self._look_at(rank, end))
 
     def _look_at(self, rank: int, end: socket.socket) -> None:
-        """Looks at why a lifeline that stands has something to say: it has broken."""
+        """Looks at why a lifeline that stands has something to say: it has broken, or it is a goodbye."""
         try:
             found = len(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -398,6 +401,7 @@ class Lifelines:
 
     def _redial(self, call: _Call, why: str) -> None:
         call.errors.append(f"{call.address}: {why}")
+        _say_goodbye(call.end)  # rank 0 may have let it stand in this moment
         self._drop(call.end)
         call.end, call.received = None, b""
         self._dial(call)
@@ -466,7 +470,7 @@ class Lifelines:
             self._drop(end)
 
     def _forget(self) -> None:
-        """Closes this process's descriptors, and changes nothing that a process could share with it."""
+        """Closes this process's descriptors without a word, and changes nothing that a process could share with it."""
         for end in self._ends:
             end.close()
         if self._selector is not None:
@@ -536,6 +540,13 @@ def _listen() -> socket.socket:
         listener = socket.create_server(("", 0), backlog=1024)
     listener.setblocking(False)
     return listener
+
+
+def _say_goodbye(end: socket.socket | None) -> None:
+    """Tells the other end of a connection, if it can, that its end is no loss."""
+    if end is not None:
+        with contextlib.suppress(OSError):
+            end.send(_GOODBYE, socket.MSG_DONTWAIT)
 
 
 def _outward() -> str:

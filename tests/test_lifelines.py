@@ -5,6 +5,7 @@ import errno
 import logging
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -259,13 +260,42 @@ def test_rank_0_closes_what_is_not_of_the_job(start: Callable[[int], Job], monke
 def test_what_comes_after_the_greeting_ends_the_lifeline(start: Callable[[int], Job]) -> None:
     """Nothing is ever sent on a lifeline, so that is no loss of a rank, and heartbeats decide from there on."""
     job = start(4)
-    with job.connect(module._GREETING.pack(job.hub.nonce, 3) + b"more") as stranger:
+    with job.connect(module._GREETING.pack(job.hub.nonce, 3)) as stranger:
         stranger.settimeout(5)
         job.ranks[0].poll()
         assert stranger.recv(64) == job.hub.answer
+        stranger.sendall(b"more")
         assert is_closed(job, stranger)
     assert 3 not in job.ranks[0]._standing
     assert job.ranks[0].losses == []
+
+
+@pytest.mark.parametrize("how", ["closed", "reset", "goodbye"])
+def test_a_call_that_has_ended_before_rank_0_sees_it_never_stands(start: Callable[[int], Job], how: str) -> None:
+    """Rank 0 held the interpreter while it came; the next call of the same rank is the one that stands."""
+    job = start(4)
+    stranger = job.connect(module._GREETING.pack(job.hub.nonce, 2) + (b"." if how == "goodbye" else b""))
+    if how == "reset":
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stranger.close()
+    job.ranks[0].poll()
+    assert job.standing()[0] == ()
+    job.until(lambda: job.standing() == [(2,), (), (0,), ()])
+    assert job.ranks[0].losses == []
+
+
+def test_a_lifeline_that_another_one_replaces_is_no_loss(start: Callable[[int], Job]) -> None:
+    """Neither on rank 0 nor at its other end."""
+    job = start(4)
+    job.until(lambda: job.standing() == [(2,), (), (0,), ()])
+    with job.connect(module._GREETING.pack(job.hub.nonce, 2)) as newer:
+        newer.settimeout(5)
+        job.ranks[0].poll()
+        assert newer.recv(64) == job.hub.answer
+        job.until(lambda: job.ranks[2]._standing.get(0) is None)
+        job.turn()
+        assert job.standing()[0] == (2,)
+        assert [lines.losses for lines in job.ranks] == [[]] * 4
 
 
 def test_many_connections_are_left_in_the_kernel(start: Callable[[int], Job], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,14 +330,18 @@ class Lifelines:
             if hub is None or not arrival.receive(_GREETING.size):
                 return
             nonce, rank = _GREETING.unpack(arrival.received)
-            if not hmac.compare_digest(nonce, hub.nonce) or not 0 < rank < self._world_size:
-                raise ConnectionError("a connection that is none of ours")
+            known = hmac.compare_digest(nonce, hub.nonce) and 0 < rank < self._world_size
+            # It waited in the kernel while this process held the interpreter: the other end may have lost patience.
+            if not known or not _is_quiet(end):
+                raise ConnectionError("a connection that is none of ours, or that is over")
             end.send(hub.answer)
             del self._arrivals[end]
             self._stand(rank, end)
 
     def _stand(self, rank: int, end: socket.socket) -> None:
-        self._drop(self._standing.pop(rank, None))
+        older = self._standing.pop(rank, None)
+        _say_goodbye(older)
+        self._drop(older)
         self._hosts.pop(rank, None)
         self._standing[rank] = end
         self._watch(end, selectors.EVENT_READ, lambda: self._look_at(rank, end))
@@ -540,6 +544,19 @@ def _listen() -> socket.socket:
         listener = socket.create_server(("", 0), backlog=1024)
     listener.setblocking(False)
     return listener
+
+
+def _is_quiet(end: socket.socket) -> bool:
+    """Whether the other end has neither sent anything more nor closed the connection.
+
+    Raises:
+        OSError: If the connection has broken.
+    """
+    try:
+        end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _say_goodbye(end: socket.socket | None) -> None:

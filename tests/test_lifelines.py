@@ -367,6 +367,41 @@ def test_closed_lifelines_leave_no_descriptor(start: Callable[[int], Job]) -> No
     assert job.ranks[0].poll() == []
 
 
+def test_lifelines_that_are_closed_open_no_port() -> None:
+    """A guard may be closed while its speaker is still connecting."""
+    store, lines = _LocalStore(), Lifelines(0, 4, 15.0, Heartbeats(0, 4))
+    before = len(os.listdir("/dev/fd"))
+    lines.close()
+    lines.open(store)
+    assert len(os.listdir("/dev/fd")) == before
+    assert not store.has("lifeline")
+
+
+def test_a_process_without_descriptors_has_no_lifelines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no reason to give the store up, on either end, and what was opened is closed."""
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    store, beats = _LocalStore(), [Heartbeats(rank, 2) for rank in range(2)]
+    own, other = (Lifelines(rank, 2, 15.0, beats[rank]) for rank in range(2))
+    for rank in range(2):
+        beats[rank].host = f"host-{rank}"
+        beats[rank].introduce(store)
+    beats[1].find_neighbours(store)
+    with monkeypatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as listener:
+        patch.setattr(module.selectors, "DefaultSelector", fail)
+        before = len(os.listdir("/dev/fd"))
+        own.open(store)
+        assert own.hub is not None
+        assert own.hub.port == 0
+        port = listener.getsockname()[1]
+        store.set("lifeline", {**own.hub.to_json(), "port": port, "addresses": ["127.0.0.1"]})
+        other.tend(store)
+        assert other._tries == 1
+        assert len(os.listdir("/dev/fd")) == before
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of os.fork, where other tests have left threads
 def test_a_forked_process_keeps_no_lifeline_open(start: Callable[[int], Job]) -> None:
     """A killed rank's loader workers live on for seconds; its end is told at once all the same."""

@@ -185,7 +185,7 @@ class Lifelines:
     # The speaker.
 
     def open(self, channel: Channel) -> None:
-        """Lets rank 0 listen, and tell the others where; it does nothing on any other rank, or the second time.
+        """Lets rank 0 listen, and tell the others where; it does nothing on other ranks, if closed, or the second time.
 
         Args:
             channel: The channel of the whole process.
@@ -194,13 +194,16 @@ class Lifelines:
             return
         own, port = channel.own_address(), 0
         with self._lock:
+            if self._closed:
+                return
             try:
                 self._listener = listener = _listen()
-            except OSError as error:
-                _log.debug("rank 0 cannot listen for lifelines, so heartbeats decide which hosts are there: %s", error)
-            else:
-                port = listener.getsockname()[1]
                 self._watch(listener, selectors.EVENT_READ, self._accept)
+                port = listener.getsockname()[1]
+            except OSError as error:
+                self._drop(self._listener)
+                self._listener = None
+                _log.debug("rank 0 cannot listen for lifelines, so heartbeats decide which hosts are there: %s", error)
         self.hub = Hub(
             self._heartbeats.host,
             port,
@@ -392,11 +395,11 @@ class Lifelines:
                 code = end.connect_ex((address, call.hub.port))
                 if code not in (0, errno.EINPROGRESS):
                     raise OSError(code, os.strerror(code))
+                self._watch(end, selectors.EVENT_WRITE, lambda: self._connected(call))
             except OSError as error:
                 call.errors.append(f"{address}: {error}")
                 self._drop(end)
                 continue
-            self._watch(end, selectors.EVENT_WRITE, lambda: self._connected(call))
             return
         self._call = None
         if self._tries == 1 or self._tries == _TRIES:

@@ -367,6 +367,33 @@ def test_closed_lifelines_leave_no_descriptor(start: Callable[[int], Job]) -> No
     assert job.ranks[0].poll() == []
 
 
+@pytest.mark.parametrize(
+    ("own", "store", "has_store"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("127.0.0.1", "127.0.1.1", True),
+        ("::1", "::1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("", "", False),
+    ],
+)
+def test_rank_0_knows_whether_the_store_is_on_its_host(own: str, store: str, has_store: bool) -> None:
+    """Debian and Ubuntu have a host's own name at 127.0.1.1. Where nothing is known, it is not."""
+
+    class Store(FakeStore):
+        def own_address(self) -> str:
+            return own
+
+        def store_address(self) -> str:
+            return store
+
+    lines = Lifelines(0, 4, 15.0, Heartbeats(0, 4))
+    lines.open(Store())
+    lines.close()
+    assert lines.hub is not None
+    assert lines.hub.has_store is has_store
+
+
 def test_lifelines_that_are_closed_open_no_port() -> None:
     """A guard may be closed while its speaker is still connecting."""
     store, lines = _LocalStore(), Lifelines(0, 4, 15.0, Heartbeats(0, 4))

@@ -192,7 +192,7 @@ class Lifelines:
         """
         if self._rank != 0 or self.hub is not None:
             return
-        own, port = channel.own_address(), 0
+        own, store, port = channel.own_address(), channel.store_address(), 0
         with self._lock:
             if self._closed:
                 return
@@ -210,7 +210,8 @@ class Lifelines:
             os.urandom(16),
             os.urandom(_ANSWER_BYTES),
             tuple(dict.fromkeys(address for address in (own, _outward()) if port and _is_reachable(address))),
-            own == channel.store_address(),
+            # A host that has its own name at 127.0.1.1 (Debian, Ubuntu) reaches its store there from 127.0.0.1.
+            bool(store) and (own == store or not _is_reachable(store)),
         )
         channel.set("lifeline", self.hub.to_json())
 

@@ -47,3 +47,19 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     assert connection.remove(monitor)
     connection.close()
     assert ("LateRank" in capsys.readouterr().err) is not closing
+
+
+def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next connection at the same place may have none, and its host's other ranks would rely on it."""
+    store, connection = _Store(), Connection(PLACE, Line(1, 2), None, 15.0)
+    monitor = Monitor(State(1, 2, Settings(), {}), 0)
+    monkeypatch.setattr(module, "Channel", lambda *_: store)
+    monkeypatch.setattr(store, "wait", lambda _: connection._closing.wait(), raising=False)
+    connection.lifelines._tell(store, stands=True)
+    connection.add(monitor)
+    assert connection._connected.wait(30)
+    assert store.get("lifeline/1")["stands"]
+    assert connection.remove(monitor)
+    connection.close()
+    connection._speaker.join(30)
+    assert not store.get("lifeline/1")["stands"]

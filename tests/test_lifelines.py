@@ -130,6 +130,35 @@ def test_each_other_host_has_one_lifeline(start: Callable[[int], Job]) -> None:
     assert job.hub.ranks == (0, 1)
 
 
+def test_to_vouch_takes_rank_0_and_first_ranks_no_call(start: Callable[[int], Job]) -> None:
+    """They know it without the store, except for a host that rank 0 has not learned yet."""
+    job = start(6)
+    job.until(lambda: job.standing() == [(2, 4), (), (0,), (), (0,), ()] and len(job.ranks[0]._hosts) == 2)
+    no_store: Any = None
+    assert all(job.ranks[0].vouches(no_store, rank) for rank in range(2, 6))
+    assert job.ranks[2].vouches(no_store, 0)
+    job.ranks[0]._hosts.clear()
+    assert all(job.ranks[0].vouches(job.store, rank) for rank in range(2, 6))
+
+
+def test_who_withdraws_its_lifeline_vouches_for_its_host_no_more(start: Callable[[int], Job]) -> None:
+    """Its neighbours rely on what it has written: it says so before it closes the lifeline."""
+    job = start(4)
+    job.until(lambda: job.ranks[3].vouches(job.store, 0))
+    job.ranks[2].withdraw(job.store)
+    assert not job.ranks[3].vouches(job.store, 0)
+
+
+def test_rank_0_soon_knows_all_hosts(start: Callable[[int], Job]) -> None:
+    """Until then, a loss is told by an address and with one rank."""
+    job = start(130)
+    job.until(lambda: len(job.standing()[0]) == 64)
+    job.ranks[0]._hosts.clear()
+    job.ranks[0].tend(job.store)
+    assert len(job.ranks[0]._hosts) == 64
+    assert job.ranks[0]._hosts[128] == ("node-64", (128, 129))
+
+
 def test_a_job_on_one_host_has_none(start: Callable[[int], Job]) -> None:
     """Rank 0 does not listen any more once all ranks are known to be on its host."""
     job = start(2)

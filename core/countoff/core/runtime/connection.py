@@ -237,6 +237,7 @@ class Connection:
             while self._turn(channel):
                 line.last_turn_seconds = time.monotonic() - line.busy_since
                 line.busy_since = 0.0
+            self.lifelines.withdraw(channel)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self._connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death

@@ -52,6 +52,8 @@ _ANSWER_SECONDS = 60.0
 """Rank 0 may hold the interpreter for a while before it answers."""
 _TRIES = 3
 _RETRY_SECONDS = 10.0
+_LEARNED = 64
+"""Hosts whose names and ranks rank 0 learns in one second; each takes it about 15 calls to the store."""
 _RANKS = 100
 """Ranks of rank 0's host that are in its record; more do not fit."""
 _SILENT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
@@ -143,8 +145,8 @@ class Loss:
 class Lifelines:
     """The lifelines of one process: those of all other hosts on rank 0, at most that of its own host on another rank.
 
-    `open`, `tend` and `vouches` are for the speaker thread, `poll` is for the watchdog. None of them waits for another
-    process, except for the store.
+    `open`, `tend`, `vouches` and `withdraw` are for the speaker thread, `poll` is for the watchdog. None of them waits
+    for another process, except for the store.
 
     Args:
         rank: This rank.
@@ -239,9 +241,24 @@ class Lifelines:
             rank: Rank 0, or on rank 0 any other.
         """
         if self._rank == 0:
+            known = list(self._hosts.items())
+            if any(rank in ranks and other in self._standing for other, (_, ranks) in known):
+                return True
+            # Not known as long as ranks are missing. No other rank gets here twice in a fit: it is lost then.
             return any(other in self._standing for other in hosts.ranks_on(channel, rank, self._world_size))
-        living = [other for other, process in self._heartbeats.neighbours.items() if process.state() != "gone"]
-        return any(channel.has(f"lifeline/{other}") for other in living)
+        if self._is_first():
+            return 0 in self._standing
+        key = f"lifeline/{self._first()}"  # nobody removes it: a `get` of a missing one would block
+        return channel.has(key) and channel.get(key)["stands"] is True
+
+    def withdraw(self, channel: Channel) -> None:
+        """Takes back that the lifeline stands, before it is closed; this waits for no answer.
+
+        Args:
+            channel: The channel of the whole process.
+        """
+        if self._told:
+            self._tell(channel, stands=False)
 
     def _tend_all(self, channel: Channel) -> None:
         heartbeats, hub = self._heartbeats, self.hub
@@ -255,15 +272,14 @@ class Lifelines:
             ranks = tuple(hosts.ranks_on(channel, 0, self._world_size))
             self.hub = hub = replace(hub, ranks=ranks)
             channel.set("lifeline", hub.to_json())
-        for rank in [rank for rank in list(self._standing) if rank not in self._hosts][:8]:
+        for rank in [rank for rank in list(self._standing) if rank not in self._hosts][:_LEARNED]:
             name = hosts.names(channel, [0, rank]).get(rank, "")
             self._hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._world_size))
 
     def _tend_own(self, channel: Channel, hub: Hub) -> None:
         stands, now = 0 in self._standing, time.monotonic()
         if stands != self._told:
-            self._told = stands
-            (channel.set if stands else lambda key, _: channel.delete(key))(f"lifeline/{self._rank}", {"stands": True})
+            self._tell(channel, stands=stands)
         due = not stands and self._call is None and not self.losses and self._tries < _TRIES and now >= self._next_try
         if due and self._is_first():
             self._tries += 1
@@ -274,12 +290,19 @@ class Lifelines:
                 self._call = _Call(hub, addresses)
                 self._dial(self._call)
 
+    def _tell(self, channel: Channel, *, stands: bool) -> None:
+        self._told = stands
+        channel.set(f"lifeline/{self._rank}", {"stands": stands})
+
     def _is_first(self) -> bool:
-        """Whether this rank is the first of its host that is left."""
+        return self._first() == self._rank
+
+    def _first(self) -> int | None:
+        """The first rank of this host that is left, whose lifeline is that of the host."""
         for rank, process in list(self._heartbeats.neighbours.items()):
             if rank == self._rank or process.state() != "gone":
-                return rank == self._rank
-        return False
+                return rank
+        return None
 
     # The watchdog.
 

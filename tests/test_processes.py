@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +97,11 @@ def test_two_processes_of_one_host_have_one_host_id() -> None:
 def test_a_host_id_can_be_part_of_a_key() -> None:
     assert 0 < len(host_id()) <= 64
     assert "/" not in host_id()
+
+
+def test_when_a_process_began_is_known_in_seconds_of_the_epoch() -> None:
+    """It can be compared with a file's time, to tell an earlier run's file from this run's."""
+    program = "from countoff.core.runtime import processes; print(processes.began_at())"
+    before = time.time()
+    began = float(subprocess.check_output([sys.executable, "-c", program], text=True))
+    assert before - 1 < began < time.time() + 1

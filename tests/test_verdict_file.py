@@ -1,5 +1,6 @@
 """The verdict's file: its content, when it is removed, and that it is written as a whole or not at all."""
 
+import errno
 import json
 import os
 import resource
@@ -12,9 +13,15 @@ from typing import Any
 import pytest
 
 from countoff.core import FitPlan, Guard, Settings, SettingsError, Verdict
-from countoff.core.runtime import verdict_file
+from countoff.core.runtime import processes, verdict_file
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data — after 4 batches.", (1,), time=1700000000.0, world_size=2)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.fixture
@@ -28,6 +35,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def clear(path: Path, rank: int = 0) -> None:
     verdict_file.clear(Settings(verdict_file=str(path)), rank)
+
+
+def leave_from_an_earlier_run(path: Path) -> None:
+    """Leaves the file of a run that ended an hour before this process began."""
+    verdict_file.write(str(path), VERDICT, 0)
+    os.utime(path, (processes.began_at() - 3600,) * 2)
 
 
 def files(directory: Path) -> list[str]:
@@ -120,21 +133,58 @@ def test_a_file_system_that_does_not_answer_is_not_waited_for(path: Path, monkey
 
 def test_the_verdict_of_an_earlier_run_is_removed(path: Path) -> None:
     """What a rank that was killed while it wrote has left is removed too."""
-    verdict_file.write(str(path), VERDICT, 3)
+    leave_from_an_earlier_run(path)
     (path.parent / ".verdict.json.countoff-3.tmp").write_text('{"for')
     clear(path, rank=3)
     assert files(path.parent) == []
     clear(path)
 
 
-def test_one_rank_of_a_host_removes_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict_file.write(str(path), VERDICT, 0)
-    monkeypatch.setenv("LOCAL_RANK", "1")
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+def test_one_rank_of_a_host_removes_it(path: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun and srun each say in their own way which rank is the first of its host."""
+    leave_from_an_earlier_run(path)
+    monkeypatch.setenv(variable, "1")
     clear(path, rank=1)
     assert path.exists()
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv(variable, "0")
     clear(path)
     assert not path.exists()
+
+
+def test_a_late_rank_does_not_remove_the_verdict_of_its_own_run(path: Path) -> None:
+    """Where no launcher says which rank is the first of its host, each one clears; the others may have ended by then."""
+    verdict_file.write(str(path), VERDICT, 0)
+    os.utime(path, (processes.began_at() + 60,) * 2)
+    clear(path, rank=1)
+    assert read(path)["kind"] == "UnevenBatches"
+
+
+def test_the_verdict_of_an_earlier_fit_of_this_process_is_removed(path: Path) -> None:
+    """A program that catches a verdict may begin another fit."""
+    clear(path)
+    verdict_file.write(str(path), VERDICT, 0)
+    os.utime(path, (processes.began_at() + 60,) * 2)
+    clear(path)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("call", ["stat", "unlink"])
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_a_file_that_another_host_has_just_removed_is_nothing(
+    call: str, code: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system, a file that goes away during a call is a stale handle."""
+    leave_from_an_earlier_run(path)
+    original = getattr(os, call)
+
+    def fail(at: Any, *arguments: Any, **options: Any) -> Any:
+        if at == str(path):
+            raise OSError(code, os.strerror(code), at)
+        return original(at, *arguments, **options)
+
+    monkeypatch.setattr(verdict_file.os, call, fail)
+    clear(path)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,15 @@ def _stat(pid: int) -> tuple[str, int]:
     except OSError:
         return "", 0
     return fields[0], int(fields[19])
+
+
+def began_at() -> float:
+    """When this process began, in seconds since the epoch; now, where there is no /proc."""
+    ticks = _stat(os.getpid())[1]
+    if not ticks:
+        return time.time()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def host_id() -> str:

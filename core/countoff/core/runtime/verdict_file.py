@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import threading
 from typing import Any, Literal
 
 import countoff.core
+from countoff.core.runtime import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.verdict import Verdict
 
@@ -27,6 +29,12 @@ _RUN = {
     "slurm_job_id": "SLURM_JOB_ID",
     "slurm_restart_count": "SLURM_RESTART_COUNT",
 }
+_GONE = (errno.ENOENT, errno.ESTALE)
+"""A rank of another host has just removed the file; ESTALE is how a network file system says so of an open one."""
+_STARTING_SECONDS = 1.0
+"""No run has a verdict so soon. The clocks of hosts and file systems may differ by as much."""
+_begun: set[str] = set()
+"""Paths of the fits that this process has begun."""
 _writing = threading.Lock()
 
 
@@ -69,13 +77,16 @@ def clear(settings: Settings, rank: int) -> None:
         )
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
         os.unlink(_temporary(path, rank))
-    if found == "a verdict" and os.environ.get("LOCAL_RANK", "0") == "0":
+    if found == "a verdict" and _is_first_of_host():
         try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass  # a rank of another host has removed it: they may share the directory
+            if path in _begun or _is_of_an_earlier_run(path):
+                os.unlink(path)
         except OSError as error:
-            raise SettingsError(f"verdict_file={path!r}: rank {rank} may not replace it: {error.strerror}") from None
+            if error.errno not in _GONE:
+                raise SettingsError(
+                    f"verdict_file={path!r}: rank {rank} may not replace it: {error.strerror}"
+                ) from None
+    _begun.add(path)
 
 
 def write(path: str, verdict: Verdict, rank: int) -> str:
@@ -110,6 +121,16 @@ def write(path: str, verdict: Verdict, rank: int) -> str:
     return problem
 
 
+def _is_first_of_host() -> bool:
+    """Whether this is the host's first rank; where no launcher says which one it is, each rank takes itself for it."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
+def _is_of_an_earlier_run(path: str) -> bool:
+    """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
+    return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
+
+
 def _replace(path: str, temporary: str, text: str) -> None:
     try:
         with open(temporary, "x", encoding="utf-8") as file:
@@ -137,8 +158,8 @@ def _find(path: str) -> Literal["nothing", "a verdict", "something else"]:
             return "nothing"
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
-    except FileNotFoundError:
-        return "nothing"
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        return "nothing" if error.errno in _GONE else "something else"
+    except (ValueError, RecursionError):
         return "something else"
     return "a verdict" if isinstance(content, dict) and content.keys() >= _OWN_KEYS else "something else"

@@ -153,7 +153,7 @@ def test_one_rank_of_a_host_removes_it(path: Path, variable: str, monkeypatch: p
 
 
 def test_a_late_rank_does_not_remove_the_verdict_of_its_own_run(path: Path) -> None:
-    """Where no launcher says which rank is the first of its host, each one clears; the others may have ended by then."""
+    """Where no launcher says which rank is its host's first, each one clears; the others may have ended by then."""
     verdict_file.write(str(path), VERDICT, 0)
     os.utime(path, (processes.began_at() + 60,) * 2)
     clear(path, rank=1)

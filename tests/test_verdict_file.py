@@ -37,10 +37,16 @@ def clear(path: Path, rank: int = 0) -> None:
     verdict_file.clear(Settings(verdict_file=str(path)), rank)
 
 
+def date(path: Path, seconds: float) -> None:
+    """Lets a file be of so many seconds after this process began."""
+    at = processes.began_at() + seconds
+    os.utime(path, (at, at))
+
+
 def leave_from_an_earlier_run(path: Path) -> None:
     """Leaves the file of a run that ended an hour before this process began."""
     verdict_file.write(str(path), VERDICT, 0)
-    os.utime(path, (processes.began_at() - 3600,) * 2)
+    date(path, -3600)
 
 
 def files(directory: Path) -> list[str]:
@@ -155,7 +161,7 @@ def test_one_rank_of_a_host_removes_it(path: Path, variable: str, monkeypatch: p
 def test_a_late_rank_does_not_remove_the_verdict_of_its_own_run(path: Path) -> None:
     """Where no launcher says which rank is its host's first, each one clears; the others may have ended by then."""
     verdict_file.write(str(path), VERDICT, 0)
-    os.utime(path, (processes.began_at() + 60,) * 2)
+    date(path, 60)
     clear(path, rank=1)
     assert read(path)["kind"] == "UnevenBatches"
 
@@ -164,7 +170,7 @@ def test_the_verdict_of_an_earlier_fit_of_this_process_is_removed(path: Path) ->
     """A program that catches a verdict may begin another fit."""
     clear(path)
     verdict_file.write(str(path), VERDICT, 0)
-    os.utime(path, (processes.began_at() + 60,) * 2)
+    date(path, 60)
     clear(path)
     assert not path.exists()
 

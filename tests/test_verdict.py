@@ -9,11 +9,13 @@ import pytest
 
 from countoff.core import verdict
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import DIED, STOPPED, lost_rank, row
+from countoff.core.protocol.judgement import DIED, EVALUATION, STOPPED, lost_rank, row
 from countoff.core.verdict import (
+    DECISION,
     EXITED,
     LEFT,
     VERDICTS,
+    WHO_EVALUATES,
     DivergenceError,
     Kind,
     Verdict,
@@ -209,6 +211,9 @@ def test_an_error_survives_pickling(kind: Kind) -> None:
             (Verdict(kind, "they differ.", (1,)), "useless")
             for kind in ("PlanMismatch", "UnevenBatches", "StepMismatch", "LearningRateMismatch", "RankMapError")
         ],
+        (Verdict("UnevenBatches", "evaluations differ in length.", subject=EVALUATION), "useless"),
+        (Verdict("UnevenBatches", "rank 1 left the loop.", subject=DECISION), "unknown"),
+        (Verdict("UnevenBatches", "rank 1 alone evaluates.", subject=WHO_EVALUATES), "unknown"),
         (lost_rank(2, "is gone (pid 4)", subject=DIED), "may_help"),
         (lost_rank(2, "is stopped (pid 4, SIGSTOP)", subject=STOPPED), "may_help"),
         (lost_rank(2, "has not been heard for 180 s"), "may_help"),

@@ -43,6 +43,8 @@ others; or two sides differ, and nobody can tell which is right."""
 Restart = Literal["useless", "may_help", "unknown"]
 """Whether a job that a verdict has ended may end otherwise if it is started again as it is."""
 
+DECISION, WHO_EVALUATES = "decision", "who evaluates"
+"""Subjects of an `UnevenBatches` for which one rank's loop decided: it has left the loop, or evaluates alone."""
 EXITED, LEFT = "exited", "left"
 """Subjects of a `LostRank` whose process was not lost: it has left by `sys.exit()`, or by the end of its program."""
 
@@ -208,7 +210,7 @@ class Verdict:
         >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
         'useless'
         """
-        if self.kind in _REPEATS:
+        if self.kind in _REPEATS and self.subject not in (DECISION, WHO_EVALUATES):  # a clock may have decided these
             return "useless"
         lost = self.kind == "LostRank" and self.gone and self.subject not in (EXITED, LEFT)
         return "may_help" if lost else "unknown"

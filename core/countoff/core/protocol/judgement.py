@@ -10,11 +10,11 @@ from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import EXITED, Remedies, Verdict, count_of, names_of
+from countoff.core.verdict import DECISION, EXITED, WHO_EVALUATES, Remedies, Verdict, count_of, names_of
 
-DECISION, EVALUATION, WHO_EVALUATES, REPEAT = "decision", "evaluation", "who evaluates", "repeat"
-"""Subjects of an `UnevenBatches`: one rank left a loop, evaluations differ in length, one rank alone evaluates, a rank
-has nothing to repeat. The subject of any other one, about train loaders of different lengths, is empty."""
+EVALUATION, REPEAT = "evaluation", "repeat"
+"""Subjects of an `UnevenBatches`: evaluations differ in length, a rank has nothing to repeat. `DECISION` and
+`WHO_EVALUATES` are others. The subject of any other one, about train loaders of different lengths, is empty."""
 DIED, STOPPED, HOST, VICTIM = "died", "stopped", "host", "victim"
 """Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost
 its connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is

@@ -1,11 +1,11 @@
 """Ends torchrun where its restarts are useless: the program, its configuration or its data is at fault.
 
-    export COUNTOFF_VERDICT_FILE=verdict.json; rm -f verdict.json
+    export COUNTOFF_VERDICT_FILE=verdict.json
     torchrun --standalone --nproc-per-node 2 --max-restarts 2 examples/restart_if_useful.py examples/torch_digits.py
 
 torchrun starts this program on every rank, and it becomes the one that its arguments name. At a restart, the file tells
-how the attempt before has ended. If a restart is useless, the first rank of each host ends torchrun there. See
-docs/schedulers.md.
+how the attempt before has ended. If a restart is useless, the first rank of each host ends torchrun there. The file of
+another run, and a start without torchrun, change nothing. See docs/schedulers.md.
 """
 
 import json
@@ -20,8 +20,9 @@ def main():
         with open(os.environ["COUNTOFF_VERDICT_FILE"], encoding="utf-8") as file:
             verdict = json.load(file)
     except (FileNotFoundError, ValueError):  # nothing has ended here; an empty file is no verdict
-        verdict = {"restart": "unknown"}
-    if verdict["restart"] == "useless":
+        verdict = {"restart": "unknown", "run": {}}
+    run = os.environ.get("TORCHELASTIC_RUN_ID")  # the parent is torchrun only where this is set
+    if verdict["restart"] == "useless" and run and verdict["run"].get("torchelastic_run_id") == run:
         if os.environ["LOCAL_RANK"] == "0":
             print(f"not started again: {verdict['kind']}: {verdict['sentence']}", file=sys.stderr, flush=True)
             os.kill(os.getppid(), signal.SIGTERM)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[1] / "docs" / "schedulers.md").read_text(encoding="utf-8")
+IN_TORCHRUN = {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "digits"}
 WRAPPER = Path(__file__).parents[1] / "examples" / "restart_if_useful.py"
 
 
@@ -21,8 +22,9 @@ def block(language: str) -> str:
     return found[1]
 
 
-def verdict(restart: str, *leave_out: str) -> str:
-    return json.dumps({"format": 1, "kind": "LostRank", "restart": restart, "leave_out": leave_out})
+def verdict(restart: str, *leave_out: str, run: str = "digits") -> str:
+    content = {"format": 1, "kind": "LostRank", "sentence": "rank 1 is gone.", "restart": restart}
+    return json.dumps({**content, "leave_out": leave_out, "run": {"torchelastic_run_id": run}})
 
 
 def run(command: list[str], directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -49,8 +51,18 @@ def stand_in(directory: Path, name: str, script: str) -> None:
     ("written", "code", "environment", "asked"),
     [
         (verdict("may_help"), 1, {}, "scontrol requeue 42"),
-        (verdict("may_help", "node-1", "node-3"), 1, {}, "sbatch --exclude=node-1,node-3 train.sbatch, attempts 1"),
-        (verdict("may_help", "node-1"), 1, {"ATTEMPTS": "2"}, "sbatch --exclude=node-1 train.sbatch, attempts 3"),
+        (
+            verdict("may_help", "node-1", "node-3"),
+            1,
+            {},
+            "sbatch --exclude=node-1,node-3 train.sbatch, attempts 1, without node-1,node-3",
+        ),
+        (
+            verdict("may_help", "node-1"),
+            1,
+            {"ATTEMPTS": "2", "LEAVE_OUT": "node-2,node-3"},
+            "sbatch --exclude=node-2,node-3,node-1 train.sbatch, attempts 3, without node-2,node-3,node-1",
+        ),
         (verdict("may_help", "node-1"), 1, {"ATTEMPTS": "3"}, ""),
         (verdict("may_help"), 1, {"SLURM_RESTART_COUNT": "3"}, ""),
         (verdict("useless"), 1, {}, ""),
@@ -67,7 +79,7 @@ def test_slurm_starts_again_only_what_a_restart_may_help(
     write = "" if written is None else f"echo '{written}' > \"$COUNTOFF_VERDICT_FILE\"\n"
     stand_in(tmp_path, "srun", f'test ! -e "$COUNTOFF_VERDICT_FILE" || exit 9\n{write}exit {code}')
     stand_in(tmp_path, "scontrol", 'echo "scontrol $*" > asked')
-    stand_in(tmp_path, "sbatch", 'echo "sbatch $*, attempts $ATTEMPTS" > asked')
+    stand_in(tmp_path, "sbatch", 'echo "sbatch $*, attempts $ATTEMPTS, without $LEAVE_OUT" > asked')
     (tmp_path / "verdict-42.json").write_text(verdict("may_help"))  # of an earlier run of the same job
     done = run(["bash", "-c", block("bash")], tmp_path, SLURM_JOB_ID="42", **environment)
     assert (done.returncode, done.stderr) == (code, "")
@@ -119,12 +131,37 @@ def test_the_wrapper_of_the_page_is_the_example() -> None:
     assert WRAPPER.read_text(encoding="utf-8").endswith(block("python"))
 
 
-@pytest.mark.parametrize("written", [None, "", verdict("may_help"), verdict("unknown")])
-def test_the_wrapper_becomes_the_program(written: str | None, tmp_path: Path) -> None:
-    """Where a restart is not useless, the program runs with its arguments, in the wrapper's process."""
+@pytest.mark.parametrize(
+    ("written", "environment"),
+    [
+        (None, IN_TORCHRUN),
+        ("", IN_TORCHRUN),
+        (verdict("may_help"), IN_TORCHRUN),
+        (verdict("unknown"), IN_TORCHRUN),
+        (verdict("useless", run="yesterday"), IN_TORCHRUN),
+        (verdict("useless"), {}),
+        (json.dumps({**json.loads(verdict("useless")), "run": {}}), {}),
+    ],
+)
+def test_the_wrapper_becomes_the_program(written: str | None, environment: dict[str, str], tmp_path: Path) -> None:
+    """Where a restart is not useless, or the file is of another run, or torchrun is not there, the program runs.
+
+    It has its arguments, and the wrapper's process. The parent would exit with 9.
+    """
     if written is not None:
         (tmp_path / "verdict.json").write_text(written)
     program = "import os, sys; print(sys.argv[1:]); sys.exit(7)"
     command = [sys.executable, str(WRAPPER), "-c", program, "--lr", "0.1"]
-    done = run(command, tmp_path, COUNTOFF_VERDICT_FILE="verdict.json", LOCAL_RANK="0")
+    parent = ["bash", "-c", 'trap "exit 9" TERM; "$@"; exit $?', "parent", *command]
+    done = run(parent, tmp_path, COUNTOFF_VERDICT_FILE="verdict.json", **environment)
     assert (done.returncode, done.stdout, done.stderr) == (7, "['--lr', '0.1']\n", "")
+
+
+def test_the_wrapper_ends_torchrun_where_a_restart_is_useless(tmp_path: Path) -> None:
+    """It says why, and ends its parent, which stands in for torchrun here; that ends the wrapper."""
+    (tmp_path / "verdict.json").write_text(verdict("useless"))
+    command = [sys.executable, str(WRAPPER), "-c", "print('started')"]
+    parent = ["bash", "-c", 'trap "kill \\$!; exit 9" TERM; "$@" & wait', "parent", *command]
+    done = run(parent, tmp_path, COUNTOFF_VERDICT_FILE="verdict.json", **IN_TORCHRUN)
+    expected = (9, "", "not started again: LostRank: rank 1 is gone.\n")
+    assert (done.returncode, done.stdout, done.stderr) == expected

@@ -53,7 +53,7 @@ def without_countoff(run: Run, show: Show, seconds_before_cut: float) -> str:
 
 
 def with_countoff(run: Run, show: Show) -> str:
-    """Shows the verdict that every rank prints. Returns the line for the summary.
+    """Shows the verdict that rank 0 prints, and the others in one line. Returns the line for the summary.
 
     Raises:
         DemoFailed: If a rank ends without the verdict, or the verdict names another rank.

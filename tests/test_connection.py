@@ -1,5 +1,7 @@
 """The connection of a process without a store: what it reports when its guards close early."""
 
+import errno
+import os
 import threading
 from typing import Any
 
@@ -63,3 +65,32 @@ def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.Mon
     connection.close()
     connection._speaker.join(30)
     assert not store.get("lifeline/1")["stands"]
+
+
+def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on to look after the guards, and the lifelines are closed: heartbeats decide then."""
+    connection, monitor = Connection(PLACE, Line(0, 2), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
+    looks, failed = threading.Semaphore(0), threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(connection.lifelines, "poll", fail)
+    monkeypatch.setattr(monitor.watchdog, "look", lambda _: failed.is_set() and looks.release())
+    monkeypatch.setattr(module, "Channel", lambda *_: _Store())
+    monkeypatch.setattr(_Store, "wait", lambda *_: connection._closing.wait())
+    connection.add(monitor)
+    assert looks.acquire(timeout=30)
+    assert connection.lifelines._closed
+    assert connection.remove(monitor)
+    connection.close()
+
+
+def test_lifelines_whose_descriptors_are_closed_can_be_closed() -> None:
+    """A user's code that closes all descriptors must not break the end of a fit."""
+    connection = Connection(PLACE, Line(0, 2), None, 15.0)
+    connection.lifelines.open(FakeStore())
+    for end in connection.lifelines._ends:
+        os.close(end.fileno())
+    connection.lifelines.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import queue
 import threading
@@ -20,13 +21,14 @@ from typing import Any, Protocol
 from countoff.core.protocol.state import State
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
-from countoff.core.runtime.lifelines import Lifelines
+from countoff.core.runtime.lifelines import Lifelines, Loss
 from countoff.core.runtime.line import Line
 from countoff.core.runtime.rendezvous import Place
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.watchdog import LOOK_SECONDS, Watchdog
 
+_log = logging.getLogger("countoff")
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
@@ -304,9 +306,18 @@ class Connection:
             late, looked = time.monotonic() - looked, time.monotonic()
             for member in self._all():
                 member.watchdog.look(late)
-            for loss in self.lifelines.poll():
+            for loss in self._poll():
                 for member in self._all():
                     member.watchdog.report(loss)
+
+    def _poll(self) -> list[Loss]:
+        """Looks at the lifelines. If that fails, this thread must go on: it also ends the process after a verdict."""
+        try:
+            return self.lifelines.poll()
+        except Exception:
+            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._line.rank, exc_info=True)
+            self.lifelines.close()
+            return []
 
 
 def standing_place(rank: int, store: Any) -> Place | None:

@@ -503,9 +503,11 @@ class Lifelines:
     def _forget(self) -> None:
         """Closes this process's descriptors without a word, and changes nothing that a process could share with it."""
         for end in self._ends:
-            end.close()
+            with contextlib.suppress(OSError):  # the user's code may have closed all descriptors
+                end.close()
         if self._selector is not None:
-            self._selector.close()  # not `unregister`: a forked process and its parent share the epoll instance
+            with contextlib.suppress(OSError):
+                self._selector.close()  # not `unregister`: a forked process and its parent share the epoll instance
         self._ends.clear()
         self._arrivals.clear()
         self._addresses.clear()

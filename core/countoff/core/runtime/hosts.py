@@ -79,8 +79,9 @@ def ranks_on(channel: Channel, rank: int, world_size: int) -> list[int]:
         world_size: Ranks in the job.
     """
     host = str(channel.get(f"rank/{rank}")["host"])
-    places = range(1, min(channel.add(f"host/{host}", 0), world_size) + 1)
-    records = channel.get_many([key for place in places if channel.has(key := f"host/{host}/{place}")])
+    places = min(channel.add(f"host/{host}", 0), world_size)
+    keys = [f"host/{host}/{place}" for place in range(1, places + 1)]
+    records = channel.get_many(keys if channel.has(*keys) else [key for key in keys if channel.has(key)])
     return sorted({rank, *(parse_count(record["rank"], world_size) for record in records)})
 
 

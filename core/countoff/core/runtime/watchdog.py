@@ -1,4 +1,4 @@
-"""The watchdog of one guard: it does no I/O on the store, and so still acts when the store's host is frozen.
+"""The watchdog of one guard: it makes no call to the store, and so still acts when the store's host is frozen.
 
 One thread looks through the watchdogs of all guards of a process (`connection.Connection`).
 """

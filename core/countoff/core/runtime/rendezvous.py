@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -125,10 +125,10 @@ class Question:
         # A rank 0 of an older version does not count those who ask.
         if parse_count(record.get("asked", self._ticket)) < self._ticket:
             return None
+        place = Place(str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]))
         # Each rank has an address of its own for the job's store, which may not be that of rank 0.
         own = None if record.get("hosted") else _tcp_store(self._store)
-        host, port = (record["host"], record["port"]) if own is None else (own.host, own.port)
-        return Place(str(host), int(port), str(record["nonce"]))
+        return place if own is None else replace(place, host=own.host, port=own.port)
 
 
 def find_place(store: Any, number: int, *, deadline: float, given_up: Callable[[], bool] = lambda: False) -> Place:

@@ -305,9 +305,10 @@ class Attached:
             with contextlib.suppress(DivergenceError):
                 self.detach()
         raised = self._failed or getattr(sys, "last_value", None) is not None
-        if self.guard.verdict is not None and not raised and self._settings.on_divergence == "raise":
+        late = self.guard.verdict is not None and not raised and self._settings.on_divergence == "raise"
+        self.guard.close()  # waits until a verdict is printed
+        if late:
             shutdown.exit_now()  # the verdict came after the program's last line: only an exit code can report it
-        self.guard.close()
 
 
 def _nothing() -> Iterator[Any]:

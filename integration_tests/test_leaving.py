@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from countoff.core import DivergenceError, FitPlan, Guard, Settings
 from countoff.core.runtime.channel import Channel
 from countoff.core.verdict import PlanMismatch
 from countoff.torch import attach
-from integration_tests.jobs import own_rank, share_loader, verdict_lines
+from integration_tests.jobs import BATCH_SIZE, assert_named, own_rank, share_loader, verdict_lines
 from integration_tests.loops import even_loader, model_and_optimizer, train_on
 from integration_tests.objects import threads
 
@@ -415,3 +416,28 @@ def child_rank(rank: int, path: str) -> None:
         if rank == 1 and number == 3:
             raise ValueError("of the user's own")
         train_on(model, optimizer, batch)
+
+
+def test_a_program_that_ends_as_the_verdict_comes_prints_it(run_ranks):
+    """A rank that has run its last line when it learns of the verdict prints that before it exits."""
+    results = run_ranks(ends_as_the_verdict_comes, 2, [5, 4], expect=None)
+    assert_named(results, "UnevenBatches", [1], "rank 1 ran out of data after 4 batches")
+    assert results[1].exit_code == 87
+
+
+def ends_as_the_verdict_comes(batches: list[int]) -> None:
+    dist.init_process_group("gloo")
+    model, optimizer = model_and_optimizer()
+    deadline, left = time.monotonic() + 20, Path("rank 1 has left its loop")
+
+    def hold(sample: int) -> None:
+        while own_rank() == 0 and sample == 4 * BATCH_SIZE and not left.exists() and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    loader = share_loader(batches[own_rank()], before=hold)
+    handle = attach(train=loader, optimizer=optimizer)
+    for batch in loader:
+        train_on(model, optimizer, batch)
+    left.touch()
+    while handle.guard.verdict is None and time.monotonic() < deadline:
+        time.sleep(0.001)

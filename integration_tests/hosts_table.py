@@ -38,7 +38,7 @@ class Loss:
     Attributes:
         what: In words.
         shapes: Hosts and ranks per host on which it is tried.
-        do: Does it, and returns when, by `time.monotonic()`; gets the number of ranks per host. None: uneven data.
+        do: Does it; None: nothing, the ranks have uneven data.
         hosted_by: Who hosts the job's store.
         delay_seconds: How late the store answers to all hosts but the first; None for not at all.
         stall_seconds: How late it does so now and then.
@@ -46,53 +46,26 @@ class Loss:
 
     what: str
     shapes: tuple[Shape, ...]
-    do: Callable[[HostsWatch, int], float] | None = None
+    do: Callable[[HostsWatch], None] | None = None
     hosted_by: Literal["agent", "rank0"] = "agent"
     delay_seconds: float | None = None
     stall_seconds: float = 0.0
 
 
-def kill(rank: int) -> Callable[[HostsWatch, int], float]:
-    def do(watch: HostsWatch, per_host: int) -> float:
-        del per_host
-        watch.kill(rank)
-        return time.monotonic()
-
-    return do
+def cut(watch: HostsWatch, seconds: float) -> None:
+    """Cuts host 1 off for a while."""
+    watch.link_down(1)
+    watch.let_run(seconds)
+    watch.link_up(1)
 
 
-def power_off(host: int) -> Callable[[HostsWatch, int], float]:
-    def do(watch: HostsWatch, per_host: int) -> float:
-        del per_host
-        watch.power_off(host)
-        return time.monotonic()
-
-    return do
-
-
-def cut(seconds: float) -> Callable[[HostsWatch, int], float]:
-    def do(watch: HostsWatch, per_host: int) -> float:
-        del per_host
-        began = time.monotonic()
-        watch.link_down(1)
-        watch.let_run(seconds)
-        watch.link_up(1)
-        return began
-
-    return do
-
-
-def stop(seconds: float) -> Callable[[HostsWatch, int], float]:
-    def do(watch: HostsWatch, per_host: int) -> float:
-        began = time.monotonic()
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for rank in range(per_host, 2 * per_host):
-                watch.kill(rank, number)
-            if number == signal.SIGSTOP:
-                watch.let_run(seconds)
-        return began
-
-    return do
+def stop(watch: HostsWatch, seconds: float) -> None:
+    """Stops both ranks of host 1 for a while."""
+    for rank in (2, 3):
+        watch.kill(rank, signal.SIGSTOP)
+    watch.let_run(seconds)
+    for rank in (2, 3):
+        watch.kill(rank, signal.SIGCONT)
 
 
 BOTH: tuple[Shape, ...] = ((2, 2), (4, 1))
@@ -100,14 +73,14 @@ LOSSES = {
     "uneven": Loss("rank 3 has one batch less", BOTH),
     "slow": Loss("the same, with a store that answers 30 ms late", BOTH, delay_seconds=0.03),
     "stalls": Loss("the same, and 3 s late now and then", BOTH, delay_seconds=0.03, stall_seconds=3.0),
-    "killed": Loss("rank 3 is killed", BOTH, kill(3)),
-    "killed-0": Loss("rank 0 is killed", BOTH, kill(0)),
-    "killed-store": Loss("rank 0, with the store, is killed", BOTH, kill(0), "rank0"),
-    "power": Loss("host 1 loses its power", BOTH, power_off(1)),
-    "power-store": Loss("host 0, with the store, loses its power", BOTH, power_off(0), "rank0"),
-    "cut": Loss("host 1 is cut off for 8 s", ((2, 2),), cut(8)),
-    "partition": Loss("host 1 is cut off for 60 s", ((2, 2),), cut(60)),
-    "stopped": Loss("all ranks of host 1 are stopped for 60 s", ((2, 2),), stop(60)),
+    "killed": Loss("rank 3 is killed", BOTH, lambda watch: watch.kill(3)),
+    "killed-0": Loss("rank 0 is killed", BOTH, lambda watch: watch.kill(0)),
+    "killed-store": Loss("rank 0, with the store, is killed", BOTH, lambda watch: watch.kill(0), "rank0"),
+    "power": Loss("host 1 loses its power", BOTH, lambda watch: watch.power_off(1)),
+    "power-store": Loss("host 0, with the store, loses its power", BOTH, lambda watch: watch.power_off(0), "rank0"),
+    "cut": Loss("host 1 is cut off for 8 s", ((2, 2),), lambda watch: cut(watch, 8)),
+    "partition": Loss("host 1 is cut off for 60 s", ((2, 2),), lambda watch: cut(watch, 60)),
+    "stopped": Loss("all ranks of host 1 are stopped for 60 s", ((2, 2),), lambda watch: stop(watch, 60)),
 }
 
 
@@ -136,7 +109,8 @@ def try_out(loss: Loss, framework: str, shape: Shape, directory: Path) -> tuple[
     def act(watch: HostsWatch) -> None:
         if loss.do is not None:
             wait_until_watched(watch)
-            done.append(loss.do(watch, per_host))
+            done.append(time.monotonic())
+            loss.do(watch)
         elif loss.stall_seconds:
             watch.stall_now_and_then(loss.stall_seconds, every=2 * loss.stall_seconds)
         watch.finish()

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from countoff.core import Settings
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdict_from_json, verdict_to_json
+from countoff.core.protocol.state import State
 from countoff.core.runtime.channel import decode, encode
-from countoff.core.runtime.verdict_table import publish_table, with_table
+from countoff.core.runtime.heartbeats import Heartbeats
+from countoff.core.runtime.verdict_table import print_with_table, publish_table, with_table
 from countoff.core.verdict import TABLE_ROWS, Kind, Verdict, at_hosts
 from tests.fake_store import FakeStore
 
@@ -50,6 +53,24 @@ def test_a_message_about_many_ranks_tells_their_number() -> None:
     lines = found.render().splitlines()
     assert lines[1] == "  out of step: rank 2 of 40 ranks"
     assert lines[-1] == "  … and 24 ranks more"
+
+
+def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verdict of the roll call comes before the answer with which ranks look for the others of their host."""
+    store, state = FakeStore(), State(1, 2, Settings(), {})
+    first, own = Heartbeats(0, 2), Heartbeats(1, 2)
+    own.introduce(store)
+    own.send(store, 0)
+    first.introduce(store)
+    state.adopt(Verdict("PlanMismatch", "they differ.", (0, 1)))
+    state.answered.set()
+    store.set("table", {"rows": 0, "odd": [0, 1], "spread": None, "failed": None})
+    store.set("told/0", {"told": True})
+    print_with_table(store, state, own)
+    assert capsys.readouterr().err.splitlines() == [
+        "",
+        "[rank 1] countoff: PlanMismatch: they differ. See the output of rank 0.",
+    ]
 
 
 def test_odd_ranks_come_first_in_the_published_table() -> None:

@@ -117,9 +117,7 @@ class Monitor:
         """Has the verdict printed, with its table, if there is one; a second call changes nothing."""
         if self.state.end is not None and not self._concluded:
             self._concluded = True
-            self.speaker.hand(
-                lambda channel: print_with_table(channel, self.state, self.speaker.line.heartbeats.reporter)
-            )
+            self.speaker.hand(lambda channel: print_with_table(channel, self.state, self.speaker.line.heartbeats))
 
     def _close(self) -> None:
         state, speaker = self.state, self.speaker

@@ -17,6 +17,7 @@ from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, count
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
+    from countoff.core.runtime.heartbeats import Heartbeats
 
 _COUNTED = ("where", "batches", "fetched", "steps", "state")
 """What ranks of one line of the table have in common."""
@@ -29,7 +30,7 @@ _MOST_SPREAD_SECONDS = 30.0
 """A longer time until all ranks knew is no measurement: the hosts' clocks differ."""
 
 
-def print_with_table(channel: Channel, state: State, reporter_of: Callable[[Verdict], int]) -> None:
+def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> None:
     """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the speaker thread.
 
     Every rank posts its row once its training thread has received the verdict, or is evidently blocked. Rank 0 gathers
@@ -38,7 +39,7 @@ def print_with_table(channel: Channel, state: State, reporter_of: Callable[[Verd
     Args:
         channel: The guard's channel.
         state: This rank's state.
-        reporter_of: Returns the rank of this host that is to print a verdict whole.
+        heartbeats: The heartbeats of this process, which know the other ranks of this host.
     """
     verdict = state.end
     if verdict is None or state.printed.is_set():
@@ -56,7 +57,9 @@ def print_with_table(channel: Channel, state: State, reporter_of: Callable[[Verd
         _poll_until(lambda: channel.has("table"), deadline)
     whole = with_table(channel, verdict, state.remedies, state.world_size)
     whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
-    reporter = reporter_of(whole)
+    # A verdict may come before this rank has looked for its neighbours. Those that have posted a row are there now.
+    heartbeats.find_neighbours(channel.whole)
+    reporter = heartbeats.reporter(whole)
     prints_whole = reporter == state.rank or not _has_told(channel, reporter)
     shutdown.print_verdict(state, whole, None if prints_whole else reporter)
     channel.set(f"told/{state.rank}", {"told": True})

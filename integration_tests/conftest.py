@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from integration_tests import harness, hosts, torchrun
 
@@ -25,6 +26,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         nightly = mark.kwargs.get("nightly", ()) if mark else ()
         slow = [pytest.param(count, marks=pytest.mark.nightly) for count in nightly]
         metafunc.parametrize("ranks", [*counts, *slow], ids=lambda count: f"{count}ranks")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `gpu` where there are too few: it needs one, or with `each_rank` one for each rank."""
+    mark = item.get_closest_marker("gpu")
+    if mark is None:
+        return
+    ranks = item.callspec.params["ranks"] if mark.kwargs.get("each_rank") else 1  # pyright: ignore[reportAttributeAccessIssue]
+    needed = "a GPU" if ranks == 1 else f"{ranks} GPUs"
+    if (found := torch.cuda.device_count()) < ranks:
+        pytest.skip(f"needs {needed}, found {found}")
 
 
 @pytest.fixture(autouse=True)

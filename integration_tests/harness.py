@@ -32,11 +32,11 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import pytest
-import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
+from integration_tests import devices
 from integration_tests import rank as rank_process
+from integration_tests.devices import Placement
 from integration_tests.rank import Host, Job
 from integration_tests.rank import tell as tell
 
@@ -303,6 +303,7 @@ def run_ranks(
     kill_peers_after: float | None = None,
     while_running: Callable[[Watch], None] | None = None,
     finalise: bool = False,
+    device: Placement = "cpu",
 ) -> list[RankResult]:
     """Run `function(*args)` on `world_size` ranks and return their results, by rank.
 
@@ -319,6 +320,7 @@ def run_ranks(
         while_running: Called while the ranks run; it can wait for what they `tell`, and kill or stop them.
         finalise: True to finalise the interpreter at the end, as a script does, for a test of how ranks exit. It costs
             more CPU time than a short job. Otherwise a rank exits after it has joined its threads and run atexit.
+        device: Where the ranks train, and with which backend (`devices`).
 
     Raises:
         RanksTimedOut: If ranks are alive at the deadline.
@@ -327,7 +329,7 @@ def run_ranks(
     directory, call = prepare(function, args, directory)
     with _rendezvous(hosted_by, world_size) as rendezvous, Watch(deadline_seconds, kill_peers_after) as watch:
         for rank in range(world_size):
-            torchruns = torchrun_environment(rank, world_size, directory)
+            torchruns = {**torchrun_environment(rank, world_size, directory), devices.VARIABLE: device}
             watch.start(call, {**torchruns, **rendezvous, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)
@@ -358,12 +360,6 @@ def compare_exit_codes(results: Sequence[RankResult], expect: int | Sequence[int
     expected = [expect] * len(results) if isinstance(expect, int) else expect
     if expected is not None and codes != list(expected):
         raise RanksFailed(f"exit codes {codes}, expected {list(expected)}", results)
-
-
-def requires_gpus(count: int) -> pytest.MarkDecorator:
-    """A mark that skips the test where there are fewer than `count` GPUs."""
-    found = torch.cuda.device_count()
-    return pytest.mark.skipif(found < count, reason=f"needs {count} GPUs, found {found}")
 
 
 @functools.cache

@@ -8,7 +8,6 @@ import pytest
 
 from integration_tests import even_loops
 from integration_tests.even_loops import Case
-from integration_tests.harness import requires_gpus
 from integration_tests.jobs import assert_named, ranks_in, verdict_lines
 
 TWO = [
@@ -77,7 +76,6 @@ def test_all_ranks_take_the_same_batches_as_if_cut_by_hand(run_ranks, ranks):
 
 
 @pytest.mark.gpu
-@requires_gpus(1)
 def test_pinned_batches_are_taken_as_if_cut_by_hand(run_ranks):
     """Batches in the look-ahead are those that the loader's thread has pinned."""
     results = run_ranks(even_loops.with_twins, 2, PINNED, deadline_seconds=150)

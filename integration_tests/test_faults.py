@@ -2,14 +2,20 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
 
+from countoff.torch import attach
 from integration_tests.harness import RankResult, Watch, tell
-from integration_tests.jobs import Job, assert_named, fit, own_rank, verdict_lines
+from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines
 from tests.relay import slow_store
 
 
@@ -212,8 +218,6 @@ def test_warn_mode_prints_once_and_ends_nothing(run_ranks):
 
 def epochs_by_hand() -> int:
     """Two epochs in which nothing is synchronised, so that only the counts differ."""
-    import torch.distributed as dist
-
     from countoff.core import FitPlan, Guard, Settings
 
     dist.init_process_group("gloo")
@@ -242,8 +246,6 @@ def test_a_closed_guard_leaves_no_thread_and_no_descriptor(run_ranks):
 def leftovers() -> tuple[int, int]:
     import threading
 
-    import torch.distributed as dist
-
     from countoff.core import FitPlan, Guard, Settings
 
     dist.init_process_group("gloo")
@@ -256,3 +258,46 @@ def leftovers() -> tuple[int, int]:
         guard.close()
         del guard
     return threading.active_count() - threads, len(os.listdir("/dev/fd")) - descriptors
+
+
+def wait_in_different_collectives() -> None:
+    """After two batches, rank 0 sums once more, and rank 1 waits for a broadcast from it in another group."""
+    dist.init_process_group("gloo")
+    pair = dist.new_group([0, 1])
+    loader = share_loader(4)
+    attach(train=loader, stall_seconds=1.0)
+    total = torch.zeros(3)
+    for number, _ in enumerate(loader, 1):
+        dist.all_reduce(total)
+        if number == 2:
+            break
+    threading.Thread(target=_tell_of_the_stall, daemon=True).start()
+    if own_rank() == 0:
+        dist.all_reduce(total)
+    else:
+        dist.broadcast(total, src=0, group=pair)
+
+
+def _tell_of_the_stall() -> None:
+    while "Collectives issued" not in Path("rank0.log").read_text():
+        time.sleep(0.05)
+    tell("stalled")
+
+
+def test_a_stall_shows_the_last_collectives(run_ranks):
+    """Torch's flight recorder has them: since 2.8 those of gloo, before that those of NCCL alone."""
+
+    def end(watch):
+        watch.wait_for(0, "stalled")
+        for rank in (0, 1):
+            watch.kill(rank)
+
+    results = run_ranks(wait_in_different_collectives, 2, expect=None, while_running=end, deadline_seconds=40)
+    report = "\n".join(verdict_lines(results[0]))
+    if hasattr(_distributed_c10d, "_dump_fr_trace_json"):
+        sums, broadcast = "(the last: all_reduce of [3])", "(the last: broadcast of [3])"
+        assert f"in process group 0: 3 {sums} by rank 0, 2 {sums} by rank 1." in report, report
+        assert f"in process group 1: 0 by rank 0, 1 {broadcast} by rank 1." in report, report
+    else:
+        assert "in process group 0: 3 by rank 0, 2 by rank 1." in report, report
+        assert "in process group 1: 0 by rank 0, 1 by rank 1." in report, report

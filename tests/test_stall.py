@@ -12,7 +12,7 @@ from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import printed
 
 EPOCH = "train epoch 0"
-WORDS = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+WORDS = {"gpu": "blocked on the GPU", "loader": "in its loader", "collective": "in a collective", "code": "in its code"}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ WORDS = {"loader": "in its loader", "collective": "in a collective", "code": "in
         (["collective", "code", "collective"], (1,)),
         (["collective", "collective", "collective"], (0, 1, 2)),
         (["loader", "loader", "collective"], (0, 1)),
+        (["gpu", "code", "gpu"], (1,)),
+        (["gpu", "collective", "gpu"], (0, 1, 2)),
     ],
 )
 def test_a_loader_comes_before_code_before_a_collective(states: list[str], culprits: tuple[int, ...]) -> None:
@@ -45,6 +47,28 @@ def test_a_stall_shows_lines_and_collectives() -> None:
     counts = "Collectives issued in process group 0: 4 by rank 2, 5 by ranks 0, 1."
     assert found.why == f"rank 2 is at data.py:7 in read; ranks 0, 1 are at train.py:9 in main. {counts}"
     assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
+
+
+def test_ranks_that_wait_for_their_gpus_wait_for_one_another() -> None:
+    """With NCCL, a rank that waits for another one is blocked where it reads a value from its GPU."""
+    record = {"frames": ["train.py:9 in main"], "collectives": {}}
+    states = ["blocked on the GPU", "in a collective", "blocked on the GPU"]
+    records = {rank: {**row(rank, None, 0, state), **record, "state": state} for rank, state in enumerate(states)}
+    sentence = "no rank has made progress for 180 s; ranks 0–2 are in a collective or blocked on the GPU."
+    assert judge_stall(records, 180.0).sentence == sentence
+
+
+def test_a_stall_shows_which_collectives_the_ranks_issued_last() -> None:
+    """As many collectives on each rank are no evidence where one of them is another one."""
+    record = {"frames": [], "collectives": {"0": 5, "1": 2}}
+    records = {
+        rank: {**row(rank, None, 0, ""), **record, "state": "in a collective", "last": {"0": last, "1": "barrier"}}
+        for rank, last in enumerate(["all_reduce of [3]", "all_reduce of [3]", "broadcast of [1]"])
+    }
+    assert judge_stall(records, 180.0).why == (
+        "no rank is in a line of the user's own. Collectives issued in process group 0: 5 (the last: broadcast of [1]) "
+        "by rank 2, 5 (the last: all_reduce of [3]) by ranks 0, 1."
+    )
 
 
 @pytest.mark.parametrize("lines", [(31, 31), (31, 52)])

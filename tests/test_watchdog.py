@@ -1,6 +1,8 @@
-"""The watchdog on a store in memory: what it does about a lifeline that has broken, and about a neighbour's end."""
+"""The watchdog on a store in memory: what it does about a lifeline that has broken, about a neighbour's end,
+and after a verdict."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +14,9 @@ from countoff.core.runtime.lifelines import Loss
 from countoff.core.runtime.processes import Process
 from countoff.core.runtime.session import Session
 from countoff.core.runtime.speaker import Job as SpeakerJob
+from countoff.core.runtime.stacks import Place
 from countoff.core.runtime.watchdog import Watchdog
+from countoff.core.verdict import Verdict
 from tests.fake_store import FakeSpeaker, FakeStore
 
 GONE, SILENT = Loss((2,)), Loss((2, 3), "node-1", 15.0)
@@ -112,3 +116,104 @@ def test_a_neighbour_that_was_only_the_first_to_know_is_not_blamed(rank: Rank, m
     rank.watchdog.look(0.1)  # the store's host answers, so nothing else explains that neighbour's end
     assert rank.state.end is not None
     assert rank.state.end.sentence.startswith("rank 1 is gone (pid ")
+
+
+class Ending:
+    """Rank 0 of four after a verdict that it has printed, by a clock of the test's own.
+
+    Attributes:
+        now: The time, in seconds.
+        place: Where the main thread is.
+        busy: Whether its GPU has work left.
+        aborts: The abort of each time that the communicators were aborted.
+        exits: How many times the process would have ended.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, nccl: bool = True) -> None:
+        self.now, self.busy, self.exits = 1000.0, True, 0
+        self.place = Place("code", (), (1, 1))
+        self.aborts: list[SimpleNamespace] = []
+        self.rank = Rank()
+        self.rank.state.end = Verdict("UnevenBatches", "they differ.", (1,))
+        self.rank.state.printed.set()
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module.stacks, "main_thread", lambda: self.place)
+        monkeypatch.setattr(module.nccl, "gpu_is_busy", lambda: self.busy)
+        monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
+        monkeypatch.setattr(module.gloo_interrupt, "cut_collectives", lambda: 0)
+        monkeypatch.setattr(module.shutdown, "exit_now", self._exit)
+
+    def _abort(self) -> SimpleNamespace:
+        self.aborts.append(SimpleNamespace(under_way=True))
+        return self.aborts[-1]
+
+    def _exit(self) -> None:
+        self.exits += 1
+
+    def look_for(self, seconds: float) -> None:
+        """The watchdog looks for so long."""
+        for _ in range(round(seconds / module.LOOK_SECONDS)):
+            self.now += module.LOOK_SECONDS
+            self.rank.watchdog.look(0.1)
+
+    def move(self) -> None:
+        frame, at = self.place.token
+        self.place = Place("code", (), (frame, at + 1))
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
+    return Ending(monkeypatch)
+
+
+def test_a_main_thread_that_waits_for_its_gpu_is_brought_back(
+    ending: Ending, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After `grace_seconds` the communicators are aborted. The process is not ended before that is done, nor after."""
+    ending.look_for(2.5)
+    assert not ending.aborts
+    ending.look_for(10)
+    assert len(ending.aborts) == 1
+    assert "[rank 0] countoff: this rank still waited for its GPU 3 s after the verdict" in capsys.readouterr().err
+    ending.aborts[0].under_way = False
+    ending.move()
+    ending.look_for(0.2)
+    ending.rank.state.answered.set()  # it has come to a hook, and raises
+    ending.look_for(60)
+    assert (len(ending.aborts), ending.exits) == (1, 0)
+
+
+def test_a_main_thread_that_does_not_come_back_is_ended(ending: Ending) -> None:
+    """Within about a second after the abort is done, or given up."""
+    ending.look_for(5)
+    ending.aborts[0].under_way = False
+    ending.look_for(0.8)
+    assert ending.exits == 0
+    ending.look_for(0.5)
+    assert ending.exits > 0
+
+
+@pytest.mark.parametrize(("busy", "aborts"), [(True, 1), (False, 0)])
+def test_a_last_checkpoint_that_waits_for_nccl_is_brought_back(ending: Ending, busy: bool, aborts: int) -> None:
+    """A rank that has raised may copy from its GPU, behind a collective. If it is busy elsewhere, it may take long."""
+    ending.rank.state.answered.set()
+    ending.busy = busy
+    ending.look_for(60)
+    assert (len(ending.aborts), ending.exits) == (aborts, 0)
+
+
+def test_a_main_thread_that_goes_on_is_left_alone(ending: Ending) -> None:
+    """On its way out it uses the GPU, and gets on."""
+    ending.rank.state.answered.set()
+    for _ in range(30):
+        ending.move()
+        ending.look_for(2)
+    assert not ending.aborts
+
+
+def test_without_nccl_a_blocked_process_is_ended_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(monkeypatch, nccl=False)
+    ending.look_for(3.9)
+    assert ending.exits == 0
+    ending.look_for(0.5)
+    assert ending.exits > 0

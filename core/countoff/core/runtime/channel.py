@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
 from countoff.core.runtime.hosts import plain_address
@@ -227,12 +226,3 @@ def knock(host: str, port: int) -> Literal["open", "closed", "silent"]:
     except OSError:
         return "silent"
     return "open"
-
-
-def sequence_numbers() -> dict[str, int]:
-    """How many collectives this rank has issued in each process group. A rank that is behind has fewer."""
-    numbers: dict[str, int] = {}
-    with contextlib.suppress(Exception):  # evidence only, read through names that torch does not promise
-        for group, name in dist.distributed_c10d._world.pg_names.items():  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-            numbers[str(name)] = int(group._get_sequence_number_for_group())  # pyright: ignore[reportAttributeAccessIssue]
-    return numbers

@@ -1,8 +1,8 @@
 """Shutdown: the verdict is printed once, written where torchrun looks for it, and the process ends with it.
 
-A main thread that runs Python code raises. One that is blocked inside a gloo collective cannot, so after
-`grace_seconds` the watchdog interrupts the collective (`gloo_interrupt`). Where that does not help, it flushes the
-output streams and calls `os._exit`.
+A main thread that runs Python code raises. One that is blocked inside a collective cannot, so after `grace_seconds` the
+watchdog interrupts the collective (`gloo_interrupt`, `nccl`). Where that does not help, it flushes the output streams
+and calls `os._exit`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) ->
     _write_to_stderr(f"\n{text}\n")
 
 
+def print_line(rank: int, sentence: str) -> None:
+    """Prints one line about this rank on stderr."""
+    _write_to_stderr(f"[rank {rank}] countoff: {sentence}\n")
+
+
 def _write_to_stderr(text: str) -> None:
     # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -94,7 +99,7 @@ def write_verdict_file(verdict: Verdict, state: State) -> None:
         return
     problem = verdict_file.write(path, replace(verdict, world_size=state.world_size), state.rank)
     if problem:
-        _write_to_stderr(f"[rank {state.rank}] countoff: the verdict is not in {path!r}: {plain(problem)}\n")
+        print_line(state.rank, f"the verdict is not in {path!r}: {plain(problem)}")
 
 
 def exit_now(code: int = EXIT_CODE) -> None:

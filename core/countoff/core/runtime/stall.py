@@ -12,14 +12,20 @@ from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.plan_comparison import group_ranks_by_value
 from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
-from countoff.core.runtime import hosts, stacks
-from countoff.core.runtime.channel import Channel, sequence_numbers
+from countoff.core.runtime import collectives, hosts, nccl, stacks
+from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.gathering import Gathering
 from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.verdict import Verdict, names_of
 
 _PLACES = 4
+_GROUPS = 3
+"""Process groups of which a rank reports its collectives; its record has a limit."""
+_ON_THE_GPU = "blocked on the GPU"
+_DOING = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+_KEEPS_WAITING = ((_DOING["loader"],), (_DOING["code"],), (_DOING["collective"], _ON_THE_GPU))
+"""What ranks do, beginning with those that keep the others waiting. With NCCL, who waits for a rank waits for a GPU."""
 _EPOCH_AHEAD = (
     "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
     "early."
@@ -66,13 +72,18 @@ class Stall:
 
     def _post(self) -> None:
         state, place = self._state, stacks.main_thread()
+        doing = _DOING[place.state]
+        if place.state == "code" and nccl.gpu_is_busy():
+            doing = _ON_THE_GPU
+        issued = [(clip(name, 32), each) for name, each in list(collectives.issued().items())[:_GROUPS]]
         record = {
             **state.own_row(),
             "host": hosts.own_name(),
-            "state": {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}[place.state],
+            "state": doing,
             "frames": [clip(frame, 120) for frame in place.frames],
             "evaluates": bool(state.spans) and state.spans[-1].evaluation,
-            "collectives": {clip(name, 32): count for name, count in list(sequence_numbers().items())[:4]},
+            "collectives": {name: count for name, (count, _) in issued},
+            "last": {name: clip(last, 48) for name, (_, last) in issued},
         }
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.rank == 0:
@@ -111,12 +122,13 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
         records: What each rank reported of its main thread.
         seconds: For how long no rank has made progress.
     """
-    for state in ("in its loader", "in its code", "in a collective"):
-        ranks = [rank for rank, record in records.items() if record["state"] == state]
+    for states in _KEEPS_WAITING:
+        ranks = [rank for rank, record in records.items() if record["state"] in states]
         if ranks:
             break
     else:
-        ranks, state = list(records), ""
+        ranks, states = list(records), ()
+    state = " or ".join(each for each in states if any(records[rank]["state"] == each for rank in ranks))
     ahead = _epochs_ahead(records)
     sentence = f"no rank has made progress for {seconds:g} s; {_are(ranks)} {state}{ahead}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
@@ -128,7 +140,7 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
     remedy = ""
-    if state == "in a collective" and (ahead or len(places) > 1):
+    if states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
         remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
     return Verdict(
         "Stalled",
@@ -162,16 +174,28 @@ def _epochs_ahead(records: Records) -> str:
 
 
 def _behind(records: Records) -> str:
-    """The process groups in which ranks have issued different numbers of collectives."""
-    groups = sorted({name for record in records.values() for name in record["collectives"]})
+    """The process groups in which ranks have issued different numbers of collectives, or different ones."""
     issued = {
-        name: group_ranks_by_value({rank: record["collectives"] for rank, record in records.items()}, name)
-        for name in groups
+        rank: {
+            name: _in_words(count, record.get("last", {}).get(name, ""))
+            for name, count in record["collectives"].items()
+        }
+        for rank, record in records.items()
     }
+    groups = sorted({name for own in issued.values() for name in own})
+    found = {name: group_ranks_by_value(issued, name) for name in groups}
     return "".join(
         f" Collectives issued in process group {name}: "
-        + ", ".join(f"{count or 0} by {names_of(ranks)}" for count, ranks in found[:4])
+        + ", ".join(f"{words or 0} by {names_of(ranks)}" for words, ranks in values[:4])
         + "."
-        for name, found in list(issued.items())[:2]
-        if len(found) > 1
+        for name, values in [each for each in found.items() if len(each[1]) > 1][:2]
     )
+
+
+def _in_words(count: int, last: str) -> str:
+    """What a rank has issued in a process group: how many collectives, and which was the last.
+
+    >>> _in_words(5, "all_reduce of [3]"), _in_words(5, "")
+    ('5 (the last: all_reduce of [3])', '5')
+    """
+    return f"{count} (the last: {last})" if last else f"{count}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from countoff.core.protocol.judgement import DIED, STOPPED, describe_mark, lost_rank
-from countoff.core.runtime import gloo_interrupt, shutdown, stacks
+from countoff.core.runtime import gloo_interrupt, nccl, shutdown, stacks
 from countoff.core.runtime.channel import Channel, knock
 from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.lifelines import Loss
@@ -26,6 +26,10 @@ _STOPPED_SECONDS = 2.0
 _OVERSLEPT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
+_ABORTED = (
+    "this rank still waited for its GPU {:g} s after the verdict, so countoff has aborted its NCCL communicators. The "
+    "step under way is incomplete: do not resume from a checkpoint that is written after this line."
+)
 
 
 class Watchdog:
@@ -149,11 +153,11 @@ class Watchdog:
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
 
-        A main thread that runs Python code raises by itself. One that is blocked in a gloo collective gets
-        `grace_seconds`, then the collective is interrupted; a second later the process is ended.
+        A main thread that runs Python code raises by itself. One that is blocked in a collective gets `grace_seconds`,
+        then the collective is interrupted; a second later the process is ended.
         """
         state, now = self._state, time.monotonic()
-        ending = self._ending = self._ending or _Ending(since=now, known_at=now)
+        ending = self._ending = self._ending or _Ending(since=now, known_at=now, moved_at=now)
         if self._session.closing.is_set():
             return
         if not state.printed.is_set() and now - ending.known_at > shutdown.PRINT_SECONDS and state.end is not None:
@@ -164,13 +168,28 @@ class Watchdog:
         grace = max(state.settings.grace_seconds, LOOK_SECONDS)
         place, answered = stacks.main_thread(), state.answered.is_set()
         moving, ending.token = place.token != ending.token, place.token
-        if (answered and place.state != "collective") or (moving and (answered or ending.interrupted)):
-            ending.since = now  # it is on its way out, and may take its time
+        if moving:
+            ending.moved_at = now
+        on_its_way_out = answered and place.state != "collective"
+        if on_its_way_out or (moving and (answered or ending.interrupted)):
+            ending.since = now  # it may take its time
+            if now - ending.moved_at > grace:
+                self._abort_nccl(ending, place)  # what it does last, such as a checkpoint, may wait for the GPU
+        elif ending.abort is not None and ending.abort.under_way:
+            ending.since = now - grace + _RAISE_SECONDS
         elif now - ending.since > grace and state.printed.is_set():
             if ending.interrupted:
                 shutdown.exit_now()
             gloo_interrupt.cut_collectives()  # unless a peer has: then the error is under way
+            self._abort_nccl(ending, place)
             ending.interrupted, ending.since = True, time.monotonic() - grace + _RAISE_SECONDS
+
+    def _abort_nccl(self, ending: _Ending, place: stacks.Place) -> None:
+        """Aborts this process's communicators of NCCL, once, if the main thread may be waiting for them."""
+        if ending.abort is None and (place.state == "collective" or nccl.gpu_is_busy()):
+            ending.abort = nccl.abort_communicators()
+            if ending.abort is not None:
+                shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))
 
 
 @dataclass
@@ -181,10 +200,14 @@ class _Ending:
         since: Since when the main thread has been where it is, by `time.monotonic()`.
         known_at: When the verdict was first seen here.
         token: Where the main thread was at the last look.
-        interrupted: Whether its collective has been interrupted.
+        moved_at: When it was last seen to move.
+        interrupted: Whether its collectives have been interrupted.
+        abort: The abort of its communicators of NCCL, if there is one.
     """
 
     since: float
     known_at: float
+    moved_at: float
     token: Any = None
     interrupted: bool = False
+    abort: nccl.Abort | None = None

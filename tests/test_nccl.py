@@ -1,0 +1,105 @@
+"""The abort of communicators, on groups that stand in for those of NCCL, and on a real one of gloo."""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
+
+from countoff.core.runtime import collectives
+from countoff.core.runtime import nccl as module
+from countoff.core.runtime.nccl import Abort, abort_communicators, gpu_is_busy
+
+
+def group(abort: Callable[[], object]) -> Any:
+    """A process group whose abort does that."""
+    return SimpleNamespace(abort=abort)
+
+
+def finish(abort: Abort) -> None:
+    for thread in abort._threads:
+        thread.join(30)
+
+
+@pytest.fixture
+def real_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_all_groups_are_aborted_beside_one_another() -> None:
+    """Each waits here until all others have begun: one after the other would not end."""
+    together = threading.Barrier(3, timeout=30)
+    met: list[int] = []
+    abort = Abort([group(lambda: met.append(together.wait())) for _ in range(3)])
+    finish(abort)
+    assert sorted(met) == [0, 1, 2]
+    assert not abort.under_way
+
+
+def test_a_group_that_refuses_does_not_keep_the_others() -> None:
+    aborted = threading.Event()
+    abort = Abort([group(lambda: 1 / 0), group(aborted.set)])
+    finish(abort)
+    assert aborted.is_set()
+
+
+def test_an_abort_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, forever = [100.0], threading.Event()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    abort = Abort([group(forever.wait)])
+    assert abort.under_way
+    now[0] += 16
+    assert not abort.under_way
+    forever.set()
+    finish(abort)
+
+
+def test_groups_of_gloo_have_no_communicator_to_abort(real_group: None) -> None:
+    assert list(collectives.process_groups().values()) == ["0"]
+    assert abort_communicators() is None
+
+
+def test_a_group_that_also_has_nccl_is_aborted(real_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no backend named, torch makes a group of gloo and NCCL. The abort of the real group runs."""
+    monkeypatch.setattr(module.dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
+    abort = abort_communicators()
+    assert abort is not None
+    assert len(abort._threads) == 1
+    finish(abort)
+    assert not abort.under_way
+    assert dist.is_initialized()
+
+
+def test_without_a_group_there_is_nothing_to_abort() -> None:
+    assert abort_communicators() is None
+
+
+@pytest.mark.parametrize("used", [(), (0,), (1,), (0, 1)])
+def test_only_the_gpus_in_use_are_asked(used: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask another one would make a context there. GPU 1 is the busy one."""
+    asked: list[int] = []
+
+    def query(device: int) -> bool:
+        asked.append(device)
+        return device != 1
+
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        memory_reserved=lambda device: 4096 * (device in used),
+        default_stream=lambda device: SimpleNamespace(query=lambda: query(device)),
+    )
+    monkeypatch.setattr(module.torch, "cuda", cuda)
+    assert gpu_is_busy() is (1 in used)
+    assert asked == list(used)
+
+
+def test_without_cuda_no_gpu_is_busy() -> None:
+    assert not gpu_is_busy()

@@ -125,12 +125,14 @@ class Ending:
         now: The time, in seconds.
         place: Where the main thread is.
         busy: Whether its GPU has work left.
+        ends_at: When that ends, at the latest.
         aborts: The abort of each time that the communicators were aborted.
         exits: How many times the process would have ended.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, nccl: bool = True) -> None:
-        self.now, self.busy, self.exits = 1000.0, True, 0
+        self.now, self.busy, self.ends_at, self.exits = 1000.0, True, 1e9, 0
+        self._left = 0.0
         self.place = Place("code", (), (1, 1))
         self.aborts: list[SimpleNamespace] = []
         self.rank = Rank()
@@ -138,17 +140,27 @@ class Ending:
         self.rank.state.printed.set()
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(module.stacks, "main_thread", lambda: self.place)
-        monkeypatch.setattr(module.nccl, "gpu_is_busy", lambda: self.busy)
+        monkeypatch.setattr(module.time, "sleep", self._pass)
+        monkeypatch.setattr(module.nccl, "gpu_is_busy", lambda: self.busy and self.now < self.ends_at)
+        monkeypatch.setattr(module.nccl, "is_used", lambda: nccl)
         monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
         monkeypatch.setattr(module.gloo_interrupt, "cut_collectives", lambda: 0)
         monkeypatch.setattr(module.shutdown, "exit_now", self._exit)
 
     def _abort(self) -> SimpleNamespace:
+        self._left = 2.0
         self.aborts.append(SimpleNamespace(under_way=True))
         return self.aborts[-1]
 
     def _exit(self) -> None:
         self.exits += 1
+
+    def _pass(self, seconds: float) -> None:
+        """Time passes. An abort that has begun takes two seconds."""
+        self.now += seconds
+        self._left -= seconds
+        if self.aborts and self._left < 0:
+            self.aborts[-1].under_way = False
 
     def look_for(self, seconds: float) -> None:
         """The watchdog looks for so long."""
@@ -209,6 +221,28 @@ def test_a_main_thread_that_goes_on_is_left_alone(ending: Ending) -> None:
         ending.move()
         ending.look_for(2)
     assert not ending.aborts
+
+
+@pytest.mark.parametrize(("ends_at", "aborts"), [(1001.0, 0), (1e9, 1)])
+def test_a_gpu_that_stays_busy_is_freed_when_the_guard_is_closed(ending: Ending, ends_at: float, aborts: int) -> None:
+    """Who destroys the process group after that would wait for it. Kernels that end by themselves may do so."""
+    ending.look_for(0.1)
+    ending.ends_at = ends_at
+    ending.rank.watchdog.free_gpu()
+    assert len(ending.aborts) == aborts
+    assert ending.now < 1020
+
+
+@pytest.mark.parametrize("why", ["there is no verdict", "it was only a warning", "there is no group of NCCL"])
+def test_a_busy_gpu_is_not_touched(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    ending = Ending(monkeypatch, nccl=why != "there is no group of NCCL")
+    if why == "there is no verdict":
+        ending.rank.state.end = None
+    elif why == "it was only a warning":
+        ending.rank.state.settings = Settings(on_divergence="warn")
+    ending.rank.watchdog.free_gpu()
+    assert not ending.aborts
+    assert ending.now == 1000
 
 
 def test_without_nccl_a_blocked_process_is_ended_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:

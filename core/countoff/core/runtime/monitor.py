@@ -71,7 +71,7 @@ class Monitor:
         Closes earlier monitors that have a verdict but whose process survived.
         """
         for survived in [monitor for monitor in _started if monitor.state.end is not None]:
-            survived.close()
+            survived.close(survived=True)
         _started.add(self)
         self._unregister = shutdown.at_exit(self.close)
         self._meeting.start()
@@ -99,12 +99,19 @@ class Monitor:
         elif not decided and self.state.settings.keeps_even:
             session.stop_comparing("rank 0 has not answered")
 
-    def close(self) -> None:
-        """Says goodbye and leaves the connection within a second or so, from any thread, any number of times."""
+    def close(self, *, survived: bool = False) -> None:
+        """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
+
+        Args:
+            survived: Whether the process has survived its verdict and begins another fit, so that its GPU may be busy
+                for that.
+        """
         if not self._close_begun.acquire(blocking=False):
             self._closed.wait(_CLOSE_SECONDS)  # another thread is closing, or has closed
             return
         try:
+            if not survived:
+                self.watchdog.free_gpu()
             self._close()
         finally:
             self._closed.set()

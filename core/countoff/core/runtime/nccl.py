@@ -46,6 +46,11 @@ class Abort:
         return time.monotonic() < self._deadline and any(thread.is_alive() for thread in self._threads)
 
 
+def is_used() -> bool:
+    """Whether this process has communicators of NCCL, or may make them."""
+    return bool(_groups())
+
+
 def abort_communicators() -> Abort | None:
     """Begins to abort all communicators of NCCL in this process; None where it has none."""
     groups = _groups()

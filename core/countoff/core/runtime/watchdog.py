@@ -173,20 +173,38 @@ class Watchdog:
         on_its_way_out = answered and place.state != "collective"
         if on_its_way_out or (moving and (answered or ending.interrupted)):
             ending.since = now  # it may take its time
-            if now - ending.moved_at > grace:
-                self._abort_nccl(ending, place)  # what it does last, such as a checkpoint, may wait for the GPU
+            if now - ending.moved_at > grace and nccl.gpu_is_busy():
+                self._abort_nccl(ending)  # what it does last, such as a checkpoint, waits for the GPU
         elif ending.abort is not None and ending.abort.under_way:
             ending.since = now - grace + _RAISE_SECONDS
         elif now - ending.since > grace and state.printed.is_set():
             if ending.interrupted:
                 shutdown.exit_now()
             gloo_interrupt.cut_collectives()  # unless a peer has: then the error is under way
-            self._abort_nccl(ending, place)
+            if place.state == "collective" or nccl.gpu_is_busy():
+                self._abort_nccl(ending)
             ending.interrupted, ending.since = True, time.monotonic() - grace + _RAISE_SECONDS
 
-    def _abort_nccl(self, ending: _Ending, place: stacks.Place) -> None:
-        """Aborts this process's communicators of NCCL, once, if the main thread may be waiting for them."""
-        if ending.abort is None and (place.state == "collective" or nccl.gpu_is_busy()):
+    def free_gpu(self) -> None:
+        """Aborts the communicators of NCCL that keep the GPU busy after a verdict. Runs on the thread that closes.
+
+        Without that, `destroy_process_group` would wait for kernels that never end. The GPU gets until `grace_seconds`
+        after the verdict to finish what it can.
+        """
+        state, now = self._state, time.monotonic()
+        if state.end is None or state.settings.on_divergence == "warn" or not nccl.is_used():
+            return
+        ending = self._ending = self._ending or _Ending(since=now, known_at=now, moved_at=now)
+        while nccl.gpu_is_busy() and time.monotonic() - ending.known_at < state.settings.grace_seconds:
+            time.sleep(LOOK_SECONDS)
+        if nccl.gpu_is_busy():
+            self._abort_nccl(ending)
+        while ending.abort is not None and ending.abort.under_way:
+            time.sleep(LOOK_SECONDS)
+
+    def _abort_nccl(self, ending: _Ending) -> None:
+        """Aborts this process's communicators of NCCL, once."""
+        if ending.abort is None:
             ending.abort = nccl.abort_communicators()
             if ending.abort is not None:
                 shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))

@@ -6,7 +6,10 @@ from countoff.core import Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.state import State
+from countoff.core.runtime import stall as module
+from countoff.core.runtime.channel import encode
 from countoff.core.runtime.heartbeats import begin_fit, say_goodbye
+from countoff.core.runtime.stacks import Place
 from countoff.core.runtime.stall import Stall, judge_stall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import printed
@@ -138,6 +141,23 @@ def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
     stalled.stall._report(records, [])
     assert stalled.state.proposed == (None if kinds else uneven)
     assert [verdict.kind for verdict in printed(stalled.state)] == kinds
+
+
+def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place("code", ("long/path.py:123 in a_function" * 9,) * 3, (0, 0))
+    monkeypatch.setattr(module.stacks, "main_thread", lambda: place)
+    monkeypatch.setattr(
+        module.collectives, "issued", lambda: {f"{n}" + "n" * 40: (10**9, "_all_gather" * 9) for n in range(9)}
+    )
+    monkeypatch.setattr(module.hosts, "own_name", lambda: "h" * 64)
+    monkeypatch.setattr(module.nccl, "gpu_is_busy", lambda: True)
+    store = FakeStore()
+    stalled = Stalled([0, 1], store)
+    stalled.state.spans.append(SpanCounters("evaluation of loader 12 in train epoch 1234", started=10**9))
+    stalled.stall._post()
+    record = store.get("stall/0")
+    assert encode(record)
+    assert record["state"] == "blocked on the GPU"
 
 
 def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:

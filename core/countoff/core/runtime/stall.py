@@ -75,15 +75,15 @@ class Stall:
         doing = _DOING[place.state]
         if place.state == "code" and nccl.gpu_is_busy():
             doing = _ON_THE_GPU
-        issued = [(clip(name, 32), each) for name, each in list(collectives.issued().items())[:_GROUPS]]
+        issued = [(clip(name, 24), each) for name, each in list(collectives.issued().items())[:_GROUPS]]
         record = {
             **state.own_row(),
             "host": hosts.own_name(),
             "state": doing,
-            "frames": [clip(frame, 120) for frame in place.frames],
+            "frames": [clip(frame, 110) for frame in place.frames],
             "evaluates": bool(state.spans) and state.spans[-1].evaluation,
             "collectives": {name: count for name, (count, _) in issued},
-            "last": {name: clip(last, 48) for name, (_, last) in issued},
+            "last": {name: clip(last, 40) for name, (_, last) in issued},
         }
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.rank == 0:

@@ -13,8 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.data.fingerprint import LEAF_BYTES, Fingerprint, distinct_bytes, fingerprint
+from countoff.core.data import device_copy
+from countoff.core.data import fingerprint as module
+from countoff.core.data.fingerprint import (
+    LEAF_BYTES,
+    Fingerprint,
+    PendingFingerprint,
+    begin_fingerprint,
+    distinct_bytes,
+    fingerprint,
+)
 from countoff.core.data.identity import ENOUGH_BYTES
+from tests.fake_gpu import FakeCopy, tensors_on_a_gpu
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -93,21 +103,21 @@ def test_shape_and_type_count():
     assert len({each.digest for each in prints if each is not None}) == len(prints)
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"ids": torch.arange(6), "mask": [True, False], "text": ["a", "ä", "\ud800"]},
-        Pair(torch.rand(2, 2), numpy.arange(3)),
-        [{"x": (1, 2.5, None, 1j)}, b"raw", bytearray(b"raw")],
-        Output(torch.zeros(0, 4), "yes"),
-        UserDict(input_ids=torch.arange(4), position=numpy.float32(2)),
-        torch.tensor(3.0),
-        torch.nn.Parameter(torch.rand(3)),
-        numpy.asfortranarray(numpy.arange(12).reshape(3, 4)),
-        numpy.array(["2026-01-01"], dtype="datetime64[D]"),
-    ],
-    ids=lambda batch: type(batch).__name__,
-)
+NESTED = [
+    {"ids": torch.arange(6), "mask": [True, False], "text": ["a", "ä", "\ud800"]},
+    Pair(torch.rand(2, 2), numpy.arange(3)),
+    [{"x": (1, 2.5, None, 1j)}, b"raw", bytearray(b"raw")],
+    Output(torch.zeros(0, 4), "yes"),
+    UserDict(input_ids=torch.arange(4), position=numpy.float32(2)),
+    torch.tensor(3.0),
+    torch.nn.Parameter(torch.rand(3)),
+    numpy.asfortranarray(numpy.arange(12).reshape(3, 4)),
+    numpy.array(["2026-01-01"], dtype="datetime64[D]"),
+    {(0, "a"): torch.arange(3), (0, "b"): torch.arange(4)},
+]
+
+
+@pytest.mark.parametrize("batch", NESTED, ids=lambda batch: type(batch).__name__)
 def test_nested_batches_have_a_fingerprint(batch):
     first = fingerprint(batch)
     assert first is not None
@@ -119,6 +129,13 @@ class Hostile:
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
+
+
+class Shown:
+    """An object whose text is that of a tensor on a device: to make it waits for the device."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("it was made")
 
 
 def endless() -> Any:
@@ -147,6 +164,7 @@ def quantized() -> torch.Tensor:
         {1, 2},
         Hostile(),
         endless(),
+        {Shown(): 1},
     ],
     ids=lambda batch: type(batch).__name__,
 )
@@ -227,3 +245,117 @@ def test_constants_and_labels_hold_too_few_bytes(poor):
 )
 def test_real_data_holds_enough_bytes(rich):
     assert distinct_bytes([excerpt(rich()), excerpt(rich())]) >= ENOUGH_BYTES
+
+
+def change_in_place(value: Any) -> None:
+    """Changes every tensor and array of a batch, as training may do."""
+    if isinstance(value, (torch.Tensor, numpy.ndarray)):
+        value[...] = 0
+    elif isinstance(value, (dict, UserDict)):
+        for each in value.values():
+            change_in_place(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            change_in_place(each)
+
+
+def fingerprint_by_copies(batch: Any) -> tuple[Any, int]:
+    """The fingerprint of a batch whose tensors are on a GPU and are changed in place at once; the number of copies."""
+    with tensors_on_a_gpu() as copies:
+        begun = begin_fingerprint(batch)
+        if not isinstance(begun, PendingFingerprint):
+            return begun, len(copies)
+        with torch.no_grad():
+            change_in_place(batch)
+        for copy in reversed(copies):  # the first is the last to arrive
+            assert begun.collect() is begun
+            copy.arrived = True
+        return begun.collect(), len(copies)
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+    st.builds(tensors, st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3)),
+    st.builds(
+        lambda *of: tensors(*of).mT, st.sampled_from(DTYPES), st.lists(st.integers(1, 4), min_size=2, max_size=3)
+    ),
+    st.builds(lambda count: numpy.arange(count), st.integers(0, 9)),
+    st.builds(lambda count: torch.arange(count * 10_000), st.integers(4, 9)),
+)
+
+
+@settings(max_examples=60)
+@given(
+    st.recursive(
+        LEAVES, lambda each: st.lists(each, max_size=4) | st.dictionaries(st.text(max_size=3), each), max_leaves=8
+    )
+)
+def test_a_batch_on_a_gpu_has_the_fingerprint_of_the_cpu(batch):
+    """A batch on a GPU has the fingerprint of the same batch on the CPU, also if training changes it at once."""
+    expected = fingerprint(batch)
+    assert expected is not None
+    found, _ = fingerprint_by_copies(batch)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.rand(32, 3, 224, 224),
+        lambda: torch.rand(32, 3, 64, 64).contiguous(memory_format=torch.channels_last),
+        lambda: torch.rand(700_000).to(torch.bfloat16),
+        lambda: torch.rand(3, 400_000)[:, ::2],
+        lambda: torch.nn.Parameter(torch.rand(300, 300)),
+        lambda: [torch.arange(100_000), torch.tensor(3), torch.arange(200_000), torch.zeros(0, 4), torch.rand(99_999)],
+    ],
+    ids=["images", "channels last", "bf16", "strided", "parameter", "over the budget of a batch"],
+)
+def test_large_tensors_on_a_gpu_have_the_fingerprint_of_the_cpu(make):
+    batch = make()
+    expected = fingerprint(batch)
+    found, copies = fingerprint_by_copies(batch)
+    assert expected is not None
+    assert found == expected
+    assert copies == (4 if isinstance(batch, list) else 1)
+
+
+def test_a_copy_that_never_arrives_is_not_waited_for():
+    """A fingerprint stays pending while its copy is on its way, and is dropped if the device reports an error."""
+    with tensors_on_a_gpu() as (copies):
+        pending = begin_fingerprint([torch.arange(3), torch.arange(4)])
+        assert isinstance(pending, PendingFingerprint)
+        copies[0].arrived = True
+        assert pending.collect() is pending
+        copies[1].broken = True
+        assert pending.collect() is None
+
+
+def test_a_batch_without_a_tensor_waits_for_no_device():
+    with tensors_on_a_gpu() as copies:
+        assert begin_fingerprint({"ids": numpy.arange(4)}) == fingerprint({"ids": numpy.arange(4)})
+    assert copies == []
+
+
+@pytest.mark.parametrize(
+    "why", ["another device", "a subclass", "a CUDA graph is captured", "a fingerprint on the CPU"]
+)
+def test_what_cannot_be_copied_from_a_device_has_no_fingerprint(monkeypatch, why):
+    """No copy is begun from a device of an unknown kind, of a subclass's tensor, and into a CUDA graph."""
+    copies: list[Any] = []
+
+    def begin(parts: Any) -> FakeCopy:
+        copies.append(parts)
+        return FakeCopy([])
+
+    monkeypatch.setattr(module, "DeviceCopy", begin)
+    monkeypatch.setattr(device_copy, "is_capturing", lambda: why == "a CUDA graph is captured")
+    if why != "another device":
+        monkeypatch.setattr(device_copy, "DEVICE_TYPES", {"meta"})
+    tensor = torch.rand(3, device="meta")
+    if why == "a subclass":
+        tensor = tensor.as_subclass(type("Subclass", (torch.Tensor,), {}))
+    assert (fingerprint if why == "a fingerprint on the CPU" else begin_fingerprint)(tensor) is None
+    assert copies == []

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from countoff.core.data.identity import judge_data
-from countoff.core.protocol.records import verdict_to_json
+import pytest
+import torch
+
+from countoff.core.data.fingerprint import fingerprint
+from countoff.core.data.identity import DataIdentity, judge_data
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import FitPlan, verdict_to_json
+from countoff.core.protocol.state import State
+from countoff.core.settings import Settings
+from tests.fake_gpu import tensors_on_a_gpu
 
 
 def record(dp_rank: int, *prints: str, informative: bool = True, is_sharded: bool = False) -> dict[str, Any]:
@@ -73,3 +81,73 @@ def test_the_longest_sentence_fits_into_a_record():
     many = {rank: record(rank, str(rank % 64), "x") for rank in range(4096)}
     (verdict,) = judge_data("train epoch 100000", many)
     assert verdict_to_json(verdict)["sentence"] == verdict.sentence
+
+
+class Epoch:
+    """One train epoch of a rank whose batches are on a GPU; `reported` has what it reported."""
+
+    def __init__(self) -> None:
+        self.reported: list[Any] = []
+        self.span = SpanCounters("train epoch 0")
+        self.data = DataIdentity(State(0, 2, Settings(), {}))
+        self.data.begin(FitPlan(), lambda name, record, judge: self.reported.append(record))
+        self.data.open(self.span)
+        self.batches = [torch.rand(4, 64) for _ in range(5)]
+        self.expected = [found.digest for found in map(fingerprint, self.batches[:2]) if found is not None]
+
+    def give(self, number: int) -> None:
+        """Gives a batch, as an adapter does."""
+        if self.data.fingerprints_due:
+            self.data.read(self.batches[number])
+
+
+@pytest.mark.parametrize("last_to_arrive", [0, 1])
+def test_fingerprints_of_a_gpu_are_complete_at_a_later_batch(last_to_arrive):
+    """They are reported once, in the order of the batches, whatever the order in which they arrive."""
+    epoch = Epoch()
+    with tensors_on_a_gpu() as copies:
+        for number in range(3):
+            epoch.give(number)
+            assert epoch.data.fingerprints_due
+        copies[1 - last_to_arrive].arrived = True
+        epoch.give(3)
+        assert epoch.reported == []
+        copies[last_to_arrive].arrived = True
+        epoch.give(4)
+        assert not epoch.data.fingerprints_due
+        epoch.data.close(epoch.span)
+    (record,) = epoch.reported
+    assert record["prints"] == epoch.expected
+    assert record["informative"]
+    assert len(copies) == 2
+
+
+def test_fingerprints_of_a_gpu_are_complete_at_the_end_of_the_epoch():
+    epoch = Epoch()
+    with tensors_on_a_gpu() as copies:
+        for number in range(2):
+            epoch.give(number)
+        for copy in copies:
+            copy.arrived = True
+        epoch.data.close(epoch.span)
+    assert [record["prints"] for record in epoch.reported] == [epoch.expected]
+    assert not epoch.data.fingerprints_due
+
+
+def test_a_fingerprint_that_is_not_complete_in_time_is_left_out():
+    """Nothing is compared then, and the epoch's end waits for nothing; the next epoch begins anew."""
+    epoch = Epoch()
+    with tensors_on_a_gpu() as copies:
+        for number in range(2):
+            epoch.give(number)
+        copies[0].arrived = True
+        epoch.data.close(epoch.span)
+        assert [(record["prints"], record["informative"]) for record in epoch.reported] == [([], False)]
+        assert not epoch.data.fingerprints_due
+        epoch.data.open(epoch.span)
+        for number in range(2):
+            epoch.give(number)
+        for copy in copies:
+            copy.arrived = True
+        epoch.give(2)
+    assert [record["prints"] for record in epoch.reported] == [[], epoch.expected]

@@ -4,7 +4,9 @@ Requirements that shaped it:
 
 - It runs on the training thread, a few times per epoch, because training may change a batch in place afterwards. So
   its cost is bounded, and of a large tensor it reads evenly spread pieces.
-- It never waits for a device, so a tensor outside of the CPU's memory has no fingerprint.
+- It never waits for a device. The same pieces of a tensor on a GPU are copied to the host in the background, and the
+  fingerprint is complete once they are there: it is that of the same batch in the CPU's memory. A tensor on a device of
+  another kind has no fingerprint.
 - Equal data has equal fingerprints, whatever its strides.
 - A batch with a part of an unknown type has no fingerprint at all, because equality without that part proves nothing.
 
@@ -20,7 +22,10 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Fingerprint", "distinct_bytes", "fingerprint"]
+from countoff.core.data import device_copy
+from countoff.core.data.device_copy import DeviceCopy
+
+__all__ = ["Fingerprint", "PendingFingerprint", "begin_fingerprint", "distinct_bytes", "fingerprint"]
 
 LEAF_BYTES = 256 * 1024
 """A tensor up to this size is hashed whole, a larger one by as many bytes of it."""
@@ -45,7 +50,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(batch: Any) -> Fingerprint | None:
-    """Returns the fingerprint of a batch; None if a part of it cannot be read or is not understood.
+    """Returns the fingerprint of a batch in the CPU's memory; None if a part cannot be read or is not understood.
 
     It reads tensors in the CPU's memory, numpy arrays, numbers, strings and bytes, in mappings, sequences and
     dataclasses. It copies only pieces of tensors that are not contiguous, changes nothing and advances no iterator. It
@@ -60,12 +65,48 @@ def fingerprint(batch: Any) -> Fingerprint | None:
         >>> fingerprint([1, 2]) == fingerprint([1, 3]), fingerprint(iter([1]))
         (False, None)
     """
-    reading = _Reading()
-    try:
-        reading.take(batch)
-    except Exception:  # a class of the user's may raise anything: there is no fingerprint then
+    digest = _read(batch, from_devices=False)
+    return None if digest is None else digest.fingerprint()
+
+
+def begin_fingerprint(batch: Any) -> Fingerprint | PendingFingerprint | None:
+    """Returns the fingerprint of a batch as `fingerprint` does, or begins it where the batch has tensors on a GPU.
+
+    It waits for no device. The batch may be changed as soon as this has returned.
+
+    Args:
+        batch: What a loader has returned.
+
+    Returns:
+        The fingerprint; a pending one, which is equal to that of the same batch in the CPU's memory; None if a part
+        cannot be read or is not understood.
+    """
+    digest = _read(batch, from_devices=True)
+    if digest is None:
         return None
-    return Fingerprint(reading.hash.hexdigest(), bytes(reading.excerpt))
+    return PendingFingerprint(digest) if digest.waits else digest.fingerprint()
+
+
+class PendingFingerprint:
+    """The fingerprint of a batch of which parts are still on their way from a device.
+
+    Args:
+        digest: What was read of the batch.
+    """
+
+    def __init__(self, digest: _Digest) -> None:
+        self._digest = digest
+
+    def collect(self) -> Fingerprint | PendingFingerprint | None:
+        """Returns the fingerprint if everything has arrived, else this object. Never waits, and never raises.
+
+        None if the device has reported an error; the program's next operation on it raises that.
+        """
+        try:
+            arrived = self._digest.take_in()
+        except Exception:  # of the program's own kernels: torch raises it again where the program uses the device
+            return None
+        return self._digest.fingerprint() if arrived else self
 
 
 def distinct_bytes(excerpts: Sequence[bytes]) -> int:
@@ -89,12 +130,77 @@ class _Unreadable(Exception):
     """A part of the batch cannot be fingerprinted."""
 
 
+class _Digest:
+    """The hash and the excerpt of what a walk reads, in its order.
+
+    Everything behind a copy that is still on its way from a device waits for that copy.
+
+    Attributes:
+        waits: Whether there is such a copy.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._excerpt = bytearray()
+        self._waiting: list[tuple[bytes | DeviceCopy, int]] = []
+
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(self._hash.hexdigest(), bytes(self._excerpt))
+
+    def add(self, content: Any, chunks: int = 0) -> None:
+        """Adds bytes, and excerpts from them where `chunks` is not 0; training may change them afterwards."""
+        if self.waits:
+            self._waiting.append((bytes(content), chunks))
+        else:
+            self._take(content, chunks)
+
+    def add_copy(self, copy: DeviceCopy, chunks: int) -> None:
+        """Adds the parts of a copy, each with its own excerpts."""
+        self.waits = True
+        self._waiting.append((copy, chunks))
+
+    def take_in(self) -> bool:
+        """Takes in what waits, if all of it has arrived; returns whether it has."""
+        copies = [content for content, _ in self._waiting if isinstance(content, DeviceCopy)]
+        if not all(copy.has_arrived() for copy in copies):
+            return False
+        for content, chunks in self._waiting:
+            for part in content.parts() if isinstance(content, DeviceCopy) else (content,):
+                self._take(part, chunks)
+        self._waiting.clear()
+        self.waits = False
+        return True
+
+    def _take(self, content: Any, chunks: int) -> None:
+        view = memoryview(content)
+        self._hash.update(view)
+        if not chunks:
+            return
+        step = max(_CHUNK_BYTES, len(view) // chunks)
+        for number, start in enumerate(range(0, len(view), step)):
+            if len(self._excerpt) < _EXCERPT_BYTES:
+                # Not at the beginning of each: rows may begin with padding, all of them.
+                start += (step - _CHUNK_BYTES) * (number * 5 % 8) // 8
+                self._excerpt += view[start : start + _CHUNK_BYTES]
+
+
+def _read(batch: Any, *, from_devices: bool) -> _Digest | None:
+    """What one walk over a batch reads; None if a part of it cannot be read."""
+    reading = _Reading(from_devices=from_devices)
+    try:
+        reading.take(batch)
+    except Exception:  # a class of the user's may raise anything: there is no fingerprint then
+        return None
+    return reading.digest
+
+
 class _Reading:
     """One walk over one batch."""
 
-    def __init__(self) -> None:
-        self.hash = hashlib.blake2b(digest_size=8)
-        self.excerpt = bytearray()
+    def __init__(self, *, from_devices: bool) -> None:
+        self.digest = _Digest()
+        self._from_devices = from_devices
         self._left = _BATCH_BYTES
 
     def take(self, value: Any) -> None:
@@ -104,11 +210,11 @@ class _Reading:
             self._bytes("str", value.encode(errors="surrogatepass"))
         elif isinstance(value, (bytes, bytearray)):
             self._bytes("bytes", bytes(value))
-        elif (kind := _array_kind(value)) is not None:
+        elif (kind := _array_kind(value, from_devices=self._from_devices)) is not None:
             self._array(value, kind)
         elif isinstance(value, Mapping):
             self._say(f"mapping {len(value)}")
-            for key in _spread(sorted(value, key=repr)):
+            for key in _spread(sorted(value, key=_name)):
                 self.take(key)
                 self.take(value[key])
         elif isinstance(value, Sequence):
@@ -124,34 +230,32 @@ class _Reading:
             raise _Unreadable
 
     def _say(self, text: str) -> None:
-        self.hash.update(f"{text};".encode())
+        self.digest.add(f"{text};".encode())
 
     def _bytes(self, kind: str, content: bytes) -> None:
         self._say(f"{kind} {len(content)}")
-        self._data(content[:LEAF_BYTES])
-
-    def _data(self, content: Any, chunks: int = _CHUNKS) -> None:
-        view = memoryview(content)
-        self.hash.update(view)
-        step = max(_CHUNK_BYTES, len(view) // chunks)
-        for number, start in enumerate(range(0, len(view), step)):
-            if len(self.excerpt) < _EXCERPT_BYTES:
-                # Not at the beginning of each: rows may begin with padding, all of them.
-                start += (step - _CHUNK_BYTES) * (number * 5 % 8) // 8
-                self.excerpt += view[start : start + _CHUNK_BYTES]
+        self.digest.add(content[:LEAF_BYTES], _CHUNKS)
 
     def _array(self, array: Any, kind: str) -> None:
         shape = tuple(int(length) for length in array.shape)
         self._say(f"{kind} {array.dtype} {shape}")
         budget = max(_PIECE_BYTES, min(LEAF_BYTES, self._left))
+        if kind == "tensor":
+            array = array.detach()
         pieces = list(_pieces(array, budget))
+        chunks = max(1, _CHUNKS // len(pieces))
+        if kind == "tensor" and array.numel() and array.device.type in device_copy.DEVICE_TYPES:
+            parts = [_flat(piece) for piece in pieces]
+            self._left -= sum(len(part) for part in parts)
+            self.digest.add_copy(DeviceCopy(parts), chunks)
+            return
         for piece in pieces:
             content = _content(piece, kind)
             self._left -= len(content)
-            self._data(content, max(1, _CHUNKS // len(pieces)))
+            self.digest.add(content, chunks)
 
 
-def _array_kind(value: Any) -> str | None:
+def _array_kind(value: Any, *, from_devices: bool) -> str | None:
     """``tensor`` or ``array``, if it is one whose memory can be read; None if it is something else.
 
     Raises:
@@ -159,8 +263,10 @@ def _array_kind(value: Any) -> str | None:
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        plain = value.device.type == "cpu" and value.layout == torch.strided and not value.is_nested
+        plain = value.layout == torch.strided and not value.is_nested
         if not plain or value.is_quantized or value.is_conj() or value.is_neg():
+            raise _Unreadable
+        if value.device.type != "cpu" and not (from_devices and _can_be_copied(value)):
             raise _Unreadable
         return "tensor"
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
@@ -170,16 +276,28 @@ def _array_kind(value: Any) -> str | None:
     return None
 
 
+def _can_be_copied(tensor: Any) -> bool:
+    """Whether a tensor outside of the CPU's memory can be copied from there.
+
+    A slice of a subclass such as DTensor may need a collective.
+    """
+    torch = sys.modules["torch"]
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.device.type in device_copy.DEVICE_TYPES and not device_copy.is_capturing()
+
+
 def _content(piece: Any, kind: str) -> Any:
-    """The bytes of a piece, in the order of its elements."""
+    """The bytes of a piece in the CPU's memory, in the order of its elements."""
     if kind == "array":
         return piece.tobytes()
-    if piece.numel() == 0:
-        return b""
+    return memoryview(_flat(piece).numpy()) if piece.numel() else b""
+
+
+def _flat(piece: Any) -> Any:
+    """The bytes of a detached tensor, which must not be empty, as a tensor of one dimension."""
     # As bytes, because numpy has no bfloat16; that wants a stride of 1 even of a single element.
-    flat = piece.detach().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))
-    return memoryview(flat.view(sys.modules["torch"].uint8).numpy())
+    flat = piece.contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(sys.modules["torch"].uint8)
 
 
 def _pieces(array: Any, budget: int) -> Iterator[Any]:
@@ -201,6 +319,19 @@ def _pieces(array: Any, budget: int) -> Iterator[Any]:
             yield from _pieces(part[0], share)
         else:
             yield part
+
+
+def _name(key: Any) -> str:
+    """What the keys of a mapping are sorted by. The text of any other object could hold that of a tensor on a device.
+
+    Raises:
+        _Unreadable: If the key is of an unknown type.
+    """
+    if key is None or isinstance(key, (str, bytes, int, float)):
+        return repr(key)
+    if isinstance(key, tuple):
+        return ",".join(map(_name, key))
+    raise _Unreadable
 
 
 def _spread(items: Sequence[Any]) -> Iterator[Any]:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from countoff.core.data.fingerprint import Fingerprint, distinct_bytes, fingerprint
+from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
@@ -60,8 +60,9 @@ class DataIdentity:
         state: This rank's state.
 
     Attributes:
-        fingerprints_due: Batches of the current train epoch that are still to be read; 0 most of the time. An adapter
-            checks it before every train batch, and calls `read` while it is not 0.
+        fingerprints_due: Batches of the current train epoch that are still to be read, or 1 while what was read is on its
+            way from a device; 0 most of the time. An adapter checks it before every train batch, and calls `read` while
+            it is not 0.
         dp_rank: This rank's dp_rank.
         dp_degree: The number of dp_ranks.
     """
@@ -72,7 +73,7 @@ class DataIdentity:
         self.dp_degree = state.world_size
         self._state = state
         self._report_to: Report | None = None
-        self._read: list[Fingerprint | None] = []
+        self._read: list[Fingerprint | PendingFingerprint | None] = []
         self._first = 0
         self._steps_before = 0
         self._ever_read = self._is_sharded = False
@@ -103,22 +104,30 @@ class DataIdentity:
     def read(self, batch: Any, sampling: Sampling = UNKNOWN) -> None:
         """Takes the fingerprint of a batch of the train epoch, as this rank's loader returned it. Never raises.
 
+        It waits for no device. A fingerprint of a batch on a device is complete at a later batch, when this is called
+        again. It is left out, and with it the comparison, if it is not complete at the end of the epoch.
+
         Args:
-            batch: The batch, in the CPU's memory: reading one elsewhere would wait for its device.
+            batch: The batch.
             sampling: What the loader's sampler tells.
         """
         if not self.fingerprints_due:
             return
-        self.fingerprints_due -= 1
-        self._ever_read = True
-        self._order, self._is_sharded = sampling.order, sampling.is_sharded
-        self._read.append(fingerprint(batch) if sampling.comparable else None)
+        if len(self._read) < self._state.settings.fingerprint_batches:
+            self._ever_read = True
+            self._order, self._is_sharded = sampling.order, sampling.is_sharded
+            self._read.append(begin_fingerprint(batch) if sampling.comparable else None)
+        self._collect()
+        to_read = self._state.settings.fingerprint_batches - len(self._read)
+        on_the_way = any(isinstance(each, PendingFingerprint) for each in self._read)
+        self.fingerprints_due = to_read or int(on_the_way)
         if not self.fingerprints_due:
             self._report()
 
     def close(self, span: SpanCounters) -> None:
         """Ends a train epoch."""
         if self._span is span and self._ever_read:  # also of no batch: rank 0 expects a record of every rank
+            self._collect()
             self._report()
         self.fingerprints_due = 0
         # A pass without a step, or of a single batch, was no training.
@@ -127,11 +136,15 @@ class DataIdentity:
                 self._state.note(_same_order(span.name, self._state.rank))
             self._last_order = self._order
 
+    def _collect(self) -> None:
+        """Takes in what has arrived from a device."""
+        self._read = [each.collect() if isinstance(each, PendingFingerprint) else each for each in self._read]
+
     def _report(self) -> None:
         span, self._span = self._span, None
         if span is None or self._report_to is None:
             return
-        known = [each for each in self._read if each is not None]
+        known = [each for each in self._read if isinstance(each, Fingerprint)]
         prints = [each.digest for each in known] if len(known) == len(self._read) else []
         record = {
             "dp_rank": self.dp_rank,

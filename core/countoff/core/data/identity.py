@@ -60,9 +60,9 @@ class DataIdentity:
         state: This rank's state.
 
     Attributes:
-        fingerprints_due: Batches of the current train epoch that are still to be read, or 1 while what was read is on its
-            way from a device; 0 most of the time. An adapter checks it before every train batch, and calls `read` while
-            it is not 0.
+        fingerprints_due: Batches of the current train epoch that are still to be read, or 1 while what was read is on
+            its way from a device; 0 most of the time. An adapter checks it before every train batch, and calls `read`
+            while it is not 0.
         dp_rank: This rank's dp_rank.
         dp_degree: The number of dp_ranks.
     """

@@ -20,6 +20,7 @@ PARTS = {
     "passes": ("cost", "pass_cost", "tables"),
     "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
+    "gpu": ("cost", "gpu_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
     "scale": ("scale", "scale", "tables"),
@@ -36,6 +37,7 @@ parts:
     passes        a whole pass of 16, 64 and 512 batches in a plain DDP loop
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
+    gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:

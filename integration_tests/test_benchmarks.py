@@ -2,8 +2,12 @@
 
 import json
 
-from benchmarks import credits_scale, even_cost, scale
+import pytest
+import torch
+
+from benchmarks import credits_scale, even_cost, gpu_cost, scale
 from benchmarks.results import report
+from integration_tests.jobs import verdict_lines
 
 
 def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):
@@ -36,3 +40,21 @@ def test_even_passes_are_measured_beside_their_rivals(run_ranks):
     assert found[even_cost.STOP_PROVEN].waits == [0]
     assert found[even_cost.STOP].lookahead[0] >= 4
     assert "one wait" in rows[even_cost.REPEAT]["goal"]
+
+
+def test_the_benchmark_of_a_gpu_runs(run_ranks):
+    """What it measures on a GPU also runs on CPUs, on a model that is small enough, and every variant is measured."""
+    size = gpu_cost.Size(repeats=1, batches=3, samples=2, tokens=8, width=8, layers=1)
+    plain = run_ranks(gpu_cost.plain_costs, 2, size)
+    lightning = run_ranks(gpu_cost.lightning_costs, 1, size)
+    assert [line for result in plain + lightning for line in verdict_lines(result)] == []
+    for found, variants in ((plain[0].value, 4), (lightning[0].value, 3)):
+        assert set(found) == set(gpu_cost.CLOCKS)
+        assert [list(map(len, samples.values())) for samples in found.values()] == [[1] * variants] * 2
+    assert len(run_ranks(gpu_cost.fingerprint_costs, 1, 1)[0].value) == 2 * len(gpu_cost.BATCHES)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_benchmark_of_a_gpu_says_that_it_needs_one(capsys):
+    report(gpu_cost.tables(quick=True), None)
+    assert "| needs a GPU, found 0 |" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """Data identity for the adapters: fingerprints of the first batches, and what a loader's sampler tells about them.
 
-Fingerprints are taken as the loader hands batches out, before they are transformed or moved to a device.
+Fingerprints are taken as the loader hands batches out, before training transforms them or moves them to a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Makes torch raise where countoff's own code on the training thread waits for a GPU, and nowhere else.
 
 torch's sync debug mode is one value for the whole process. A profile function sets it to "error" while the training
-thread runs code of countoff, and to what it was before while it runs anybody else's.
+thread runs code of countoff, and to what it was before while it runs anybody else's. Another thread that waits for the
+GPU at that moment would raise too; the threads of these jobs do not.
 """
 
 import contextlib

@@ -5,6 +5,9 @@ import random
 import string
 import warnings
 from collections import UserDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy
@@ -359,3 +362,53 @@ def test_what_cannot_be_copied_from_a_device_has_no_fingerprint(monkeypatch, why
         tensor = tensor.as_subclass(type("Subclass", (torch.Tensor,), {}))
     assert (fingerprint if why == "a fingerprint on the CPU" else begin_fingerprint)(tensor) is None
     assert copies == []
+
+
+def test_a_copy_is_gathered_before_it_leaves_the_device(monkeypatch):
+    """A copy's steps in their order, on stand-ins for CUDA's streams; a change behind the first one is not read."""
+    calls: list[str] = []
+    empty = torch.empty
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            self.name = f"side stream of {device}"
+
+        def wait_stream(self, other: Any) -> None:
+            calls.append(f"the {self.name} waits for the {other}")
+
+        def record_event(self) -> Any:
+            calls.append(f"event on the {self.name}")
+            return SimpleNamespace(query=lambda: len(calls) > 6)
+
+    @contextmanager
+    def on_stream(stream: Stream) -> Iterator[None]:
+        calls.append(f"copy on the {stream.name}")
+        yield
+
+    def allocate(size: int, *, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> torch.Tensor:
+        calls.append(f"{'pinned ' * pin_memory}memory of {device}")
+        return empty(size, dtype=dtype, device=device)
+
+    monkeypatch.setattr(device_copy, "_side_streams", {})
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on_stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"current stream of {device}")
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda _, stream: calls.append(f"kept for the {stream.name}"), raising=False
+    )
+    parts = [torch.arange(4, dtype=torch.uint8), torch.arange(7, 9, dtype=torch.uint8)]
+    copy = device_copy.DeviceCopy(parts)
+    parts[0].zero_()
+    assert calls == [
+        "memory of cpu",
+        "pinned memory of cpu",
+        "the side stream of cpu waits for the current stream of cpu",
+        "copy on the side stream of cpu",
+        "kept for the side stream of cpu",
+        "event on the side stream of cpu",
+    ]
+    assert not copy.has_arrived()
+    calls.append("the device goes on")
+    assert copy.has_arrived()
+    assert [bytes(part) for part in copy.parts()] == [bytes(range(4)), bytes([7, 8])]

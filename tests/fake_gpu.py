@@ -1,6 +1,6 @@
 """Stands in for a GPU: copies of tensors from it arrive when a test says so."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -29,8 +29,12 @@ class FakeCopy:
 
 
 @contextmanager
-def tensors_on_a_gpu() -> Iterator[list[FakeCopy]]:
-    """A context in which tensors of the CPU are taken for tensors on a GPU; a list of the copies that have begun."""
+def tensors_on_a_gpu(which: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Iterator[list[FakeCopy]]:
+    """A context in which tensors of the CPU are taken for tensors on a GPU; a list of the copies that have begun.
+
+    Args:
+        which: Returns whether a tensor is taken for one; all are by default.
+    """
     begun: list[FakeCopy] = []
 
     class Copy(FakeCopy):
@@ -39,6 +43,6 @@ def tensors_on_a_gpu() -> Iterator[list[FakeCopy]]:
             begun.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_copy, "DEVICE_TYPES", {"cpu"})
+        patch.setattr(device_copy, "is_on_gpu", which)
         patch.setattr(fingerprint, "DeviceCopy", Copy)
         yield begun

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["DEVICE_TYPES", "DeviceCopy", "is_capturing"]
+__all__ = ["DeviceCopy", "is_capturing", "is_on_gpu"]
 
-DEVICE_TYPES = frozenset({"cuda"})
-"""The types of device from which tensors can be copied."""
 _side_streams: dict[Any, Any] = {}
 """By device: the stream on which its copies leave it."""
 
@@ -56,6 +54,11 @@ class DeviceCopy:
         for size in self._sizes:
             yield content[start : start + size]
             start += size
+
+
+def is_on_gpu(tensor: Any) -> bool:
+    """Whether a tensor is on a device from which it can be copied."""
+    return tensor.device.type == "cuda"
 
 
 def is_capturing() -> bool:

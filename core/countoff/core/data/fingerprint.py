@@ -244,7 +244,7 @@ class _Reading:
             array = array.detach()
         pieces = list(_pieces(array, budget))
         chunks = max(1, _CHUNKS // len(pieces))
-        if kind == "tensor" and array.numel() and array.device.type in device_copy.DEVICE_TYPES:
+        if kind == "tensor" and array.numel() and device_copy.is_on_gpu(array):
             parts = [_flat(piece) for piece in pieces]
             self._left -= sum(len(part) for part in parts)
             self.digest.add_copy(DeviceCopy(parts), chunks)
@@ -283,7 +283,7 @@ def _can_be_copied(tensor: Any) -> bool:
     """
     torch = sys.modules["torch"]
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.device.type in device_copy.DEVICE_TYPES and not device_copy.is_capturing()
+    return plain and device_copy.is_on_gpu(tensor) and not device_copy.is_capturing()
 
 
 def _content(piece: Any, kind: str) -> Any:

@@ -39,6 +39,15 @@ def test_no_adapter_waits_for_the_gpu(run_ranks, ranks, adapter):
     assert all(result.value[1] > SAMPLES // 8 for result in results)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("loop", ["plain", "even"])
+def test_no_plain_loop_waits_for_a_shared_gpu(run_ranks, loop):
+    """Two ranks on one GPU: here fingerprints are taken and learning rates compared, which one rank alone does not."""
+    results = run_ranks(watched, 2, gpu_jobs.ADAPTERS[loop], SAMPLES, device="shared")
+    assert_silent(results)
+    assert all(result.value[1] > SAMPLES // 8 for result in results)
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_the_watch_changes_no_job(run_ranks, adapter):
     """The same jobs, watched on CPUs: they print nothing, and countoff's code is seen to run for every batch."""

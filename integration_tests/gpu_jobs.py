@@ -1,16 +1,20 @@
 """Jobs for one GPU: pinned loaders in every adapter, batches that the loader yields on the GPU, and fingerprints."""
 
+import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
+from countoff.core.runtime import nccl
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
 from integration_tests.jobs import BATCH_SIZE, digits
@@ -222,3 +226,21 @@ def reads_tensors() -> dict[str, tuple[str, str]]:
 
     expressions = "tensor.item()", "bool(tensor)", "tensor.tolist()", "tensor.cpu()", "float(tensor)"
     return {each: (outcome(each, guard), outcome(each, __file__)) for each in expressions}
+
+
+def abort_of_one_rank() -> dict[str, Any]:
+    """Whether the GPU was busy before work was queued and after, and what a collective says after an abort."""
+    total = torch.ones(8, device=devices.join())
+    dist.all_reduce(total)
+    torch.cuda.synchronize()
+    idle = not nccl.gpu_is_busy()
+    torch.cuda._sleep(10**9)  # cycles: half a second or so
+    busy = nccl.gpu_is_busy()
+    torch.cuda.synchronize()
+    abort = nccl.abort_communicators()
+    while abort is not None and abort.under_way:
+        time.sleep(0.01)
+    with contextlib.suppress(dist.DistBackendError):
+        dist.all_reduce(total)
+        return {"idle": idle, "busy": busy, "aborted": False}
+    return {"idle": idle, "busy": busy, "aborted": abort is not None}

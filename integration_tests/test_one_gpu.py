@@ -114,3 +114,10 @@ def test_a_short_rank_on_a_shared_gpu_is_named(run_ranks, ranks):
     """Every rank ends with the verdict that names the short rank."""
     results = run_ranks(loops.uneven, ranks, [5] * (ranks - 1) + [4], device="shared", expect=None)
     assert_named(results, "UnevenBatches", [ranks - 1], f"rank {ranks - 1} ran out of data after 4 batches")
+
+
+@pytest.mark.gpu
+def test_the_communicators_of_one_rank_are_aborted(run_ranks):
+    """A collective after that raises, and the process lives. A GPU with work left is busy, one without is not."""
+    (result,) = run_ranks(gpu_jobs.abort_of_one_rank, 1, device="cuda")
+    assert result.value == {"idle": True, "busy": True, "aborted": True}

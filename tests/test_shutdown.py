@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from countoff.core import DivergenceError, Settings, Verdict
 from countoff.core.protocol.state import State
@@ -228,6 +229,12 @@ def test_an_own_failure_reports_what_and_where() -> None:
     assert state.proposed is not None
     assert state.proposed.sentence == "rank 3 raised ValueError: torn shard (in batch 5 of train epoch 0)."
     assert (state.proposed.ranks, state.proposed.gone) == ((3,), False)
+
+
+def test_the_text_of_a_tensor_on_a_device_is_not_asked_for() -> None:
+    """To print such a tensor waits for its device, here the one that needs no hardware."""
+    state = failed(ValueError(torch.ones(2, device="meta")))
+    assert state.failure.startswith("raised ValueError: (a tensor on a device)")
 
 
 def test_an_own_failure_reports_the_line_of_the_users_code() -> None:

@@ -275,6 +275,9 @@ def _place_of(error: BaseException) -> str:
 
 
 def _text_of(error: BaseException) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in error.args):
+        return "(a tensor on a device)"  # to print it would wait for the device, maybe for ever
     try:
         return str(error)
     except Exception:  # a `__str__` of the user's own

@@ -1,6 +1,5 @@
 """Accelerate loops for the tests of `countoff.accelerate`: real Accelerate, digits, and a truth counted by the job."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,8 @@ from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from countoff.accelerate import attach
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests import devices
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 
 
 class CountingSGD(torch.optim.SGD):
@@ -101,7 +101,7 @@ class Loop:
             num_steps=self.accumulation, sync_with_dataloader=self.sync_with_dataloader
         )
         return Accelerator(
-            cpu=True,
+            cpu=devices.framework_uses_cpu(),
             dataloader_config=DataLoaderConfiguration(**self.loader),
             gradient_accumulation_plugin=accumulation,
         )
@@ -144,10 +144,6 @@ def model_and_optimizer() -> tuple[torch.nn.Module, CountingSGD]:
     torch.manual_seed(7)
     model = torch.nn.Linear(64, 10)
     return model, CountingSGD(model.parameters(), lr=0.1)
-
-
-def weights(model: Any) -> str:
-    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
 
 
 @dataclass

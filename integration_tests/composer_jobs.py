@@ -1,7 +1,6 @@
 """Composer's training jobs: real Trainers on digits, as uneven and as wrong as a test asks for. Imports no Composer."""
 
 import contextlib
-import hashlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from integration_tests import devices
 from integration_tests.harness import RankResult
-from integration_tests.jobs import own_rank
+from integration_tests.jobs import own_rank, weights
 from integration_tests.objects import assert_gone, seen, trace
 
 needs_composer = pytest.mark.skipif(find_spec("composer") is None, reason="Composer needs torch 2.7.0")
@@ -90,7 +90,7 @@ class Job:
             "optimizers": SGD(model.parameters(), lr=0.1),
             "train_dataloader": more["train_dataloader"] if "train_dataloader" in more else self.train_loader(),
             "eval_dataloader": self.evaluators(),
-            "device": "cpu",
+            "device": devices.accelerator(),
             "max_duration": "2ep",
             "progress_bar": False,
             "seed": 7,
@@ -111,9 +111,8 @@ def remove_shared_memory(directory: Path) -> None:
 
 def outcome(trainer: Any) -> dict[str, Any]:
     """Final weights, as a hash of their bits, and the counters."""
-    bits = b"".join(each.detach().numpy().tobytes() for each in trainer.state.model.parameters())
     time = trainer.state.timestamp
-    return {"weights": hashlib.sha256(bits).hexdigest(), "batches": int(time.batch), "epoch": int(time.epoch)}
+    return {"weights": weights(trainer.state.model), "batches": int(time.batch), "epoch": int(time.epoch)}
 
 
 def fit(job: Job) -> dict[str, Any]:

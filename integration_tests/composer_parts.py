@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
+from integration_tests import devices
 from integration_tests.jobs import BATCH_SIZE, digits, own_rank
 from integration_tests.objects import outcome, seen
 
@@ -162,7 +163,7 @@ def start() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     os.environ.setdefault("NODE_RANK", "0")  # which Composer's launcher sets, and torchrun does not
-    dist.initialize_dist(get_device("cpu"))
+    dist.initialize_dist(get_device(devices.accelerator()))
 
 
 def use_own_temporary_directory() -> None:

@@ -6,12 +6,15 @@
 """
 
 import os
-from typing import Final, Literal
+from collections.abc import Iterable
+from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 Placement = Literal["cpu", "cuda", "shared"]
+BACKENDS: Final[dict[Placement, Literal["gloo", "nccl"]]] = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}
 VARIABLE: Final = "TEST_PLACEMENT"
 
 
@@ -21,11 +24,6 @@ def placement() -> Placement:
     if found == "cuda" or found == "shared":
         return found
     return "cpu"
-
-
-def backend() -> Literal["gloo", "nccl"]:
-    """The backend of this rank's process group."""
-    return "nccl" if placement() == "cuda" else "gloo"
 
 
 def own_device() -> torch.device:
@@ -40,13 +38,38 @@ def join() -> torch.device:
     device = own_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend())
+    dist.init_process_group(BACKENDS[placement()])
     return device
 
 
-def lightning() -> dict[str, object]:
-    """The arguments of Lightning's Trainer and Fabric for one node that place this rank."""
-    ranks = int(os.environ["LOCAL_WORLD_SIZE"])
+def ddp(model: torch.nn.Module) -> DistributedDataParallel:
+    """The model on this rank's device, in DDP. Collective: every rank must call it."""
+    device = own_device()
+    return DistributedDataParallel(model.to(device), device_ids=[device] if device.type == "cuda" else None)
+
+
+def moved(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of a batch, on this rank's device."""
+    device = own_device()
+    return [each.to(device, non_blocking=True) for each in tensors]
+
+
+def framework_uses_cpu() -> bool:
+    """Whether a framework, which places its ranks itself, is to train on the CPU.
+
+    Raises:
+        ValueError: If all ranks share a GPU. A framework gives each a GPU of its own.
+    """
     if placement() == "shared":
-        raise ValueError("Lightning gives each rank a GPU of its own: a shared one is for plain loops")
-    return {"accelerator": "gpu" if placement() == "cuda" else "cpu", "devices": ranks}
+        raise ValueError("a framework gives each rank a GPU of its own: a shared one is for plain loops")
+    return placement() == "cpu"
+
+
+def accelerator() -> Literal["cpu", "gpu"]:
+    """What Lightning calls an accelerator and Composer a device; the same errors as `framework_uses_cpu`."""
+    return "cpu" if framework_uses_cpu() else "gpu"
+
+
+def lightning() -> dict[str, Any]:
+    """The arguments of Lightning's Trainer and Fabric for one node that place this rank."""
+    return {"accelerator": accelerator(), "devices": int(os.environ["LOCAL_WORLD_SIZE"])}

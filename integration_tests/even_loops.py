@@ -18,13 +18,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from countoff.torch import attach
+from integration_tests import devices
 from integration_tests.harness import tell
-from integration_tests.jobs import digits, own_rank
-from integration_tests.loops import weights
+from integration_tests.jobs import digits, own_rank, weights
 
 Pair = collections.namedtuple("Pair", ["images", "labels"])
 
@@ -99,7 +98,7 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     """Trains on one rank and returns the weights, the number of batches of each epoch and whether they were pinned."""
     torch.manual_seed(7)
     model: Any = torch.nn.Linear(64, 10)
-    model = fully_shard(model) if case.sharded else DistributedDataParallel(model)
+    model = fully_shard(model.to(devices.own_device())) if case.sharded else devices.ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = Shards(case.epochs, case.kind)
     loader = DataLoader(dataset, batch_size=None, **case.loader)
@@ -119,8 +118,8 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
                 pinned |= {each.is_pinned() for each in (batch.values() if hasattr(batch, "values") else batch)}
                 train_on(case, model, optimizer, batch, taken[-1])
                 if taken[-1] == case.evaluate_after:
-                    for images, _ in evals:
-                        model(images)
+                    for images, labels in evals:
+                        model(devices.moved((images, labels))[0])
                 if taken[-1] == case.leave_after:
                     break
             optimizer.step()  # what an epoch's end leaves, as people write it
@@ -133,12 +132,12 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
         "taken": taken,
         "workers": workers,
         "pinned": pinned,
-        "weights": weights(model) if full is None else full.detach().numpy().tobytes().hex(),
+        "weights": weights(model) if full is None else full.detach().cpu().numpy().tobytes().hex(),
     }
 
 
 def train_on(case: Case, model: Any, optimizer: Any, batch: Any, number: int) -> None:
-    images, labels = batch if isinstance(batch, (tuple, list)) else (batch["images"], batch["labels"])
+    images, labels = devices.moved(batch if isinstance(batch, (tuple, list)) else (batch["images"], batch["labels"]))
     synchronises = number % case.accumulate == 0
     waits = contextlib.nullcontext() if synchronises or case.sharded else model.no_sync()
     with waits:
@@ -151,13 +150,13 @@ def train_on(case: Case, model: Any, optimizer: Any, batch: Any, number: int) ->
 
 def with_twins(cases: Sequence[Case]) -> list[Any]:
     """Runs each case cut by hand and made even, all in one process group."""
-    dist.init_process_group("gloo")
+    devices.join()
     return [(run(case, watched=False), run(case, watched=True)) for case in cases]
 
 
 def two_loaders() -> list[int]:
     """Trains on two loaders in turn, each with a handle of its own, and evaluates with a collective per batch."""
-    dist.init_process_group("gloo")
+    devices.join()
     first, second = (DataLoader(Shards([lengths]), batch_size=None) for lengths in ([5, 7], [4, 2]))
     evals = DataLoader(Shards([[6, 3]]), batch_size=None)
     counts: list[int] = []
@@ -203,7 +202,7 @@ def wait_for_the_end() -> None:
 def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
     """Trains where rank 1 has trouble in its loader at one batch, counted from 0."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
-    dist.init_process_group("gloo")
+    devices.join()
     loader = DataLoader(Troubled(9, at, trouble), batch_size=None)
     taken: list[int] = []
     with attach(train=loader, uneven_train="stop"):
@@ -216,7 +215,7 @@ def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
 
 def leave_alone(policy: str) -> None:
     """Rank 1 leaves the loop alone, after its third batch."""
-    dist.init_process_group("gloo")
+    devices.join()
     loader = DataLoader(Shards([[9, 9]]), batch_size=None)
     with attach(train=loader, uneven_train=policy):
         for number, _ in enumerate(loader):
@@ -228,7 +227,7 @@ def leave_alone(policy: str) -> None:
 
 def pairs(lengths: Sequence[int], policy: str) -> list[tuple[list[float], list[float]]]:
     """Trains on pairs of batches from two passes over one loader that are open at the same time, for two epochs."""
-    dist.init_process_group("gloo")
+    devices.join()
     loader = DataLoader(Shards([lengths]), batch_size=None)
     found: list[tuple[list[float], list[float]]] = []
     with attach(train=loader, uneven_train=policy):
@@ -285,7 +284,7 @@ STALLS = ("attached", "counted", "queued")
 
 def stall(seconds: float) -> dict[str, list[int]]:
     """Takes the batches of loaders that stall on rank 1 until the test releases it, one handle after the other."""
-    dist.init_process_group("gloo")
+    devices.join()
     found: dict[str, list[int]] = {}
     for name in STALLS:
         loader = Listed(name)
@@ -318,7 +317,7 @@ class Paced(Shards):
 
 def paced(lookaheads: Sequence[int]) -> list[int]:
     """The batches that this rank takes where one rank's loader is slower than the other's, in every case."""
-    dist.init_process_group("gloo")
+    devices.join()
     counts: list[int] = []
     for slow, lookahead in itertools.product(range(2), lookaheads):
         loader = DataLoader(Paced(slow, lookahead), batch_size=None)

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import hashlib
 import importlib
 import os
 import pickle
@@ -14,7 +13,8 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils.data import DataLoader, TensorDataset
 
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader
+from integration_tests import devices
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
 class Cycle:
@@ -71,7 +71,7 @@ def even_loader(samples: int) -> Any:
 
 def start() -> tuple[Fabric, Any, Any]:
     """A launched Fabric with its model and optimizer."""
-    fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp")
+    fabric = Fabric(**devices.lightning(), strategy="ddp")
     fabric.launch()
     fabric.seed_everything(7, verbose=False)
     model = fabric.setup(torch.nn.Linear(64, 10))
@@ -119,9 +119,7 @@ def pretrain(script: Script) -> dict[str, Any]:
 
 def finetune(script: Script) -> dict[str, Any]:
     """Loaders before the model, epochs with a `for` each, a validation after each."""
-    fabric = importlib.import_module(script.package).Fabric(
-        accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy="ddp"
-    )
+    fabric = importlib.import_module(script.package).Fabric(**devices.lightning(), strategy="ddp")
     fabric.launch()
     fabric.seed_everything(7, verbose=False)
     train, val = fabric.setup_dataloaders(*script.loaders())
@@ -231,8 +229,7 @@ def attach_by_hand(script: Script) -> dict[str, Any]:
 
 def outcome(fabric: Fabric, model: Any) -> dict[str, Any]:
     """Final weights, as a hash of their bits, and what countoff's callback has counted, if there is one."""
-    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    found: dict[str, Any] = {"weights": hashlib.sha256(bits).hexdigest(), "counted": None}
+    found: dict[str, Any] = {"weights": weights(model), "counted": None}
     for callback in fabric._callbacks:
         if (guard := getattr(callback, "guard", None)) is not None:
             attached = callback._loaders.attached

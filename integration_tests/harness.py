@@ -371,8 +371,10 @@ def _forkserver() -> ForkServerContext:
     try:
         for name in [name for name in os.environ if name.startswith("COUNTOFF")]:
             del os.environ[name]
-        # One thread per rank, as torchrun has it. The preload needs the path: the server gets no other.
-        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTHONPATH=python_path(), **NAME_LOOKUPS)
+        # One thread per rank, as torchrun has it. The preload needs the path: the server gets no other. A framework
+        # asks on import whether there is a GPU. By default CUDA itself answers, and no fork can use CUDA after that.
+        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="1")
+        os.environ.update(PYTHONPATH=python_path(), **NAME_LOOKUPS)
         first = context.Process(target=int)
         first.start()
         first.join()

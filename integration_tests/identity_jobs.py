@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
-from integration_tests.loops import model_and_optimizer, train_on, weights
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.loops import model_and_optimizer, train_on
 
 SAMPLES = 80
 

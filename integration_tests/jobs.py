@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from countoff.lightning import Countoff
+from integration_tests import devices
 from integration_tests.harness import RankResult, tell
 
 BATCH_SIZE = 4
@@ -33,6 +34,12 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def own_rank() -> int:
     """This process's rank, from torchrun's environment."""
     return int(os.environ["RANK"])
+
+
+def weights(model: Any) -> str:
+    """Its weights, as a hash of their bits."""
+    bits = b"".join(each.detach().cpu().numpy().tobytes() for each in model.parameters())
+    return hashlib.sha256(bits).hexdigest()
 
 
 class Share(IterableDataset[Any]):
@@ -161,8 +168,7 @@ class Job:
 
     def make_trainer(self, **more: Any) -> pl.Trainer:
         arguments: dict[str, Any] = {
-            "accelerator": "cpu",
-            "devices": int(os.environ["LOCAL_WORLD_SIZE"]),
+            **devices.lightning(),
             "num_nodes": int(os.environ["GROUP_WORLD_SIZE"]),
             "strategy": "ddp",
             "max_epochs": 2,
@@ -208,8 +214,7 @@ def fit_resumed(job: Job) -> dict[str, Any]:
 
 def outcome(trainer: pl.Trainer, model: torch.nn.Module) -> dict[str, Any]:
     """Final weights, as a hash of their bits, and the counters."""
-    bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-    return {"weights": hashlib.sha256(bits).hexdigest(), "steps": trainer.global_step, "epoch": trainer.current_epoch}
+    return {"weights": weights(model), "steps": trainer.global_step, "epoch": trainer.current_epoch}
 
 
 def logged(directory: Path) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """Plain PyTorch training loops for the tests of `countoff.torch`."""
 
-import hashlib
 import time
 from typing import Any
 
@@ -11,24 +10,21 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader
+from integration_tests import devices
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, share_loader, weights
 
 
 def model_and_optimizer() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     torch.manual_seed(7)
-    model = DistributedDataParallel(torch.nn.Linear(64, 10))
+    model = devices.ddp(torch.nn.Linear(64, 10))
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def train_on(model: Any, optimizer: Any, batch: Any) -> None:
-    images, labels = batch
+    images, labels = devices.moved(batch)
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     optimizer.step()
     optimizer.zero_grad()
-
-
-def weights(model: Any) -> str:
-    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
 
 
 def even_loader(samples: int = 80) -> DataLoader[Any]:
@@ -38,7 +34,7 @@ def even_loader(samples: int = 80) -> DataLoader[Any]:
 
 
 def uneven(batches: list[int], options: dict[str, Any] | None = None) -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[own_rank()])
     attach(train=loader, optimizer=optimizer, **(options or {}))
@@ -48,23 +44,25 @@ def uneven(batches: list[int], options: dict[str, Any] | None = None) -> None:
 
 
 def uneven_eval(batches: list[int], uneven_eval: str) -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(40), share_loader(batches[own_rank()])
     attach(train=loader, eval=evals, uneven_eval=uneven_eval)
     for _ in range(2):
         for batch in loader:
             train_on(model, optimizer, batch)
-        for images, labels in evals:
+        for batch in evals:
+            images, labels = devices.moved(batch)
             torch.nn.functional.cross_entropy(model.module(images), labels)
 
 
 def skip_a_step(at: int, tick_batches: int) -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader, optimizer=optimizer, tick_batches=tick_batches)
-    for number, (images, labels) in enumerate(loader):
+    for number, batch in enumerate(loader):
+        images, labels = devices.moved(batch)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         if own_rank() == 0 or number != at:
             optimizer.step()
@@ -73,11 +71,12 @@ def skip_a_step(at: int, tick_batches: int) -> None:
 
 def shifted_accumulation() -> None:
     """Equal numbers of batches and steps, but rank 1 steps one batch later than rank 0."""
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=2)
-    for number, (images, labels) in enumerate(loader):
+    for number, batch in enumerate(loader):
+        images, labels = devices.moved(batch)
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         if number % 2 == own_rank():
             optimizer.step()
@@ -85,7 +84,7 @@ def shifted_accumulation() -> None:
 
 
 def own_learning_rate() -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     optimizer.param_groups[0]["lr"] = 0.1 * (1 + own_rank())
     loader = even_loader()
@@ -95,7 +94,7 @@ def own_learning_rate() -> None:
 
 
 def rank_dependent_break() -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader)
@@ -107,7 +106,7 @@ def rank_dependent_break() -> None:
 
 
 def evaluates_early() -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
 
     def wait_for_verdict(number: int) -> None:
@@ -122,11 +121,11 @@ def evaluates_early() -> None:
         if number == 3 + own_rank():
             for _ in evals:
                 pass
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1, device=devices.own_device()))
 
 
 def trains_one_epoch_more() -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader)
@@ -137,7 +136,7 @@ def trains_one_epoch_more() -> None:
 
 def healthy_without_and_with() -> list[dict[str, Any]]:
     """The outcomes of the same loop without countoff and with it, in one process."""
-    dist.init_process_group("gloo")
+    devices.join()
     return [healthy(countoff) for countoff in (False, True)]
 
 
@@ -152,8 +151,8 @@ def healthy(countoff: bool) -> dict[str, Any]:
         for number, batch in enumerate(loader):
             train_on(model, optimizer, batch)
             if number == 2:
-                for images, _ in evals:
-                    model.module(images)
+                for evaluated in evals:
+                    model.module(devices.moved(evaluated)[0])
             if epoch == 1 and number == 4:
                 break
         for _ in evals:
@@ -169,7 +168,7 @@ def healthy(countoff: bool) -> dict[str, Any]:
 
 
 def joined(batches: list[int]) -> str:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[own_rank()])
     handle = attach(train=loader)
@@ -182,7 +181,7 @@ def joined(batches: list[int]) -> str:
 
 
 def evaluates_on_rank_0(declared: bool) -> str:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(), share_loader(2)
     with attach(train=loader, eval=evals, eval_ranks=[0] if declared else None):
@@ -212,7 +211,7 @@ def exits_quietly() -> None:
     """Rank 1 leaves the program early with exit code 0; rank 0 trains alone until it blocks."""
     import sys
 
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader)
@@ -223,7 +222,7 @@ def exits_quietly() -> None:
 
 
 def raises_in_the_loop() -> None:
-    dist.init_process_group("gloo")
+    devices.join()
     model, optimizer = model_and_optimizer()
     loader = even_loader()
     attach(train=loader)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from countoff.torch import attach
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
-from integration_tests.loops import model_and_optimizer, train_on, weights
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
+from integration_tests.loops import model_and_optimizer, train_on
 
 
 @dataclass(frozen=True)

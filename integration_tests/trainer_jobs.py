@@ -16,8 +16,9 @@ from torch.utils.data.distributed import DistributedSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from countoff.transformers import Countoff
-from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream, weights
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests import devices
+from integration_tests.accelerate_jobs import CountingSGD, SizedStream, Stream
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, weights
 from integration_tests.objects import assert_gone, differences, seen, trace
 
 
@@ -174,7 +175,7 @@ class Job:
     def trainer(self, **more: Any) -> tuple[Trainer, CountingSGD, Countoff | None, Truth]:
         arguments: dict[str, Any] = {
             "output_dir": "out",
-            "use_cpu": True,
+            "use_cpu": devices.framework_uses_cpu(),
             "report_to": "none",
             "per_device_train_batch_size": BATCH_SIZE,
             "per_device_eval_batch_size": BATCH_SIZE,

@@ -10,8 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
 from countoff.transformers import Countoff
-from integration_tests.accelerate_jobs import weights
-from integration_tests.jobs import own_rank
+from integration_tests.jobs import own_rank, weights
 from integration_tests.trainer_jobs import Truth
 
 WORDS = ["<pad>", "<eos>", "every", "rank", "counts", "off", "and", "is", "named", "if", "out", "of", "step"]

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
 from countoff.accelerate import attach
+from integration_tests import devices
 from integration_tests.accelerate_jobs import model_and_optimizer
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
 
@@ -16,7 +17,7 @@ from integration_tests.faults.rank_behavior import RankBehavior, world_size
 def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
     accelerator = Accelerator(
-        cpu=True,
+        cpu=devices.framework_uses_cpu(),
         dataloader_config=DataLoaderConfiguration(dispatch_batches=False, use_seedable_sampler=True),
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=behavior.accumulation, sync_with_dataloader=False

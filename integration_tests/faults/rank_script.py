@@ -8,8 +8,7 @@ import multiprocessing
 import os
 import warnings
 
-import torch.distributed as dist
-
+from integration_tests import devices
 from integration_tests.faults.rank_behavior import RankBehavior
 from integration_tests.faults.ranks_left import stamp_verdicts, watch_own_leaving
 
@@ -18,9 +17,9 @@ def train(adapter: str, behavior: RankBehavior) -> None:
     """Trains one rank of a job, with or without a fault."""
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
-    os.environ.update(ACCELERATE_USE_CPU="true", HF_HUB_OFFLINE="1", NODE_RANK="0")
+    os.environ.update(ACCELERATE_USE_CPU=str(devices.framework_uses_cpu()).lower(), HF_HUB_OFFLINE="1", NODE_RANK="0")
     multiprocessing.set_start_method("fork", force=True)  # for loaders' workers, as in a script
-    dist.init_process_group("gloo")  # every framework takes the group that is there
+    devices.join()  # every framework takes the group that is there
     stamp_verdicts()
     watch_own_leaving()
     importlib.import_module(f"integration_tests.faults.{adapter}_script").train(behavior)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
+from integration_tests import devices
 from integration_tests.faults.rank_behavior import RankBehavior
 from integration_tests.loops import model_and_optimizer
 
@@ -29,7 +30,8 @@ def train(behavior: RankBehavior) -> None:
         for epoch in range(start, behavior.epochs):
             if isinstance(loader.sampler, DistributedSampler) and behavior.fault != "F15":
                 loader.sampler.set_epoch(epoch)
-            for number, (images, labels) in enumerate(loader):
+            for number, batch in enumerate(loader):
+                images, labels = devices.moved(batch)
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 if behavior.steps_after(number):
                     optimizer.step()
@@ -47,6 +49,7 @@ def train(behavior: RankBehavior) -> None:
 
 def evaluate(model: Any, evals: Any) -> None:
     """Averages a loss over all ranks, batch by batch."""
-    for images, labels in () if evals is None else evals:
+    for batch in () if evals is None else evals:
+        images, labels = devices.moved(batch)
         with torch.no_grad():
             dist.all_reduce(torch.nn.functional.cross_entropy(model.module(images), labels))

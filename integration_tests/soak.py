@@ -1,6 +1,7 @@
 """A long run of random healthy jobs, in which countoff must print nothing.
 
     python -m integration_tests.soak --runs 200 --minutes 60
+    python -m integration_tests.soak --runs 100 --device auto
     python -m integration_tests.soak --runs 100 --hosts 2
     python -m integration_tests.soak --runs 20 --hosts 2 --delay-seconds 0.03 --stall-seconds 3
 
@@ -32,10 +33,11 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from countoff.core.verdict import count_of
-from integration_tests import accelerate_jobs, composer_jobs, jobs
+from countoff.demo.devices import DEVICE_HELP, DEVICES, DeviceError, device_here
+from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
 from integration_tests.harness import RankResult, RanksFailed, run_ranks
 from integration_tests.hosts import run_hosts, why_impossible
-from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank, verdict_lines, weights
 
 FITS = 3
 KEYS_PER_RANK = 12
@@ -72,10 +74,10 @@ class TorchJob:
 def fit_torch(job: TorchJob) -> str:
     """Trains two epochs and returns the weights as a hash."""
     from countoff.torch import attach
-    from integration_tests.loops import model_and_optimizer, train_on, weights
+    from integration_tests.loops import model_and_optimizer, train_on
 
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        devices.join()
     model, optimizer = model_and_optimizer()
     images, labels = digits()
     dataset = TensorDataset(images[: job.samples], labels[: job.samples])
@@ -327,12 +329,14 @@ class Where:
         most_ranks: The most ranks of a job.
         delay_seconds: How long the store's replies to all hosts but the first take; None for no relay on the way.
         stall_seconds: How long they take now and then; 0 for never.
+        device: Where they train, as in `choose_device`; not on the CPU only on one host.
     """
 
     hosts: int
     most_ranks: int
     delay_seconds: float | None
     stall_seconds: float
+    device: str = "cpu"
 
     def draw(self, dice: random.Random) -> int:
         """A number of ranks that the hosts share evenly."""
@@ -342,7 +346,10 @@ class Where:
     def run(self, ranks: int, *args: Any, directory: Path) -> list[RankResult]:
         """Runs `fit_twice` on fresh ranks."""
         if self.hosts == 1:
-            return run_ranks(fit_twice, ranks, *args, directory=directory, deadline_seconds=420, finalise=True)
+            device = device_here(self.device, ranks)
+            return run_ranks(
+                fit_twice, ranks, *args, directory=directory, deadline_seconds=420, finalise=True, device=device
+            )
         return run_hosts(
             fit_twice,
             *args,
@@ -394,14 +401,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=1, help="hosts that share the ranks evenly (default: 1)")
     parser.add_argument("--delay-seconds", type=float, help="how late the store answers to all hosts but the first")
     parser.add_argument("--stall-seconds", type=float, default=0, help="how late it does so now and then (default: 0)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help=DEVICE_HELP)
     given = parser.parse_args(arguments)
     if given.hosts > 1 and (reason := why_impossible()):
         parser.error(reason)
     if given.hosts == 1 and (given.delay_seconds is not None or given.stall_seconds):
         parser.error("--delay-seconds and --stall-seconds need --hosts 2 or more")
-    where = Where(
-        given.hosts, given.ranks, given.delay_seconds or (0.0 if given.stall_seconds else None), given.stall_seconds
-    )
+    if given.hosts > 1 and given.device != "cpu":
+        parser.error(f"--device {given.device} needs --hosts 1")
+    try:
+        device_here(given.device, given.ranks)
+    except DeviceError as error:
+        parser.error(str(error))
+    delay_seconds = given.delay_seconds or (0.0 if given.stall_seconds else None)
+    where = Where(given.hosts, given.ranks, delay_seconds, given.stall_seconds, given.device)
     kinds = [kind for kind in given.only if find_spec(kind) is not None]
     dice, totals = random.Random(given.seed), {kind: KindTotals() for kind in kinds}
     until, number = time.monotonic() + 60 * given.minutes, 0

@@ -1,6 +1,7 @@
 """`countoff demo` shows what it announces, with real ranks, and leaves no process and no file."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -9,10 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from countoff.demo.all_reduces import AllReduce, excerpt
+from countoff.demo.comm_hook import AllReduceRecorder
 from countoff.demo.stacks import innermost
 from integration_tests.harness import NAME_LOOKUPS, python_path
 
@@ -101,6 +105,19 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path, number, exit_code):
     assert demo.returncode == exit_code, output
     assert "Traceback" not in output
     assert_nothing_left(tmp_path)
+
+
+def test_an_all_reduce_that_was_cut_off_is_not_recorded(tmp_path):
+    """Where a rank's 1 is missing from what came back, its position is too."""
+    recorder = AllReduceRecorder(tmp_path)
+    ddp = SimpleNamespace(register_comm_hook=lambda state, hook: None)
+    recorder.on_train_start(SimpleNamespace(global_rank=0, strategy=SimpleNamespace(model=ddp)), None)
+    for returned in ([0, 7, 1, 0, 0, 0], [0, 8, 1, 1, 2, 1]):
+        recorder.on_train_batch_start(SimpleNamespace(current_epoch=0), None, None, returned[1])
+        recorder.record(torch.tensor(returned, dtype=torch.float32))
+    recorder._file.close()
+    (line,) = (tmp_path / "rank0.all_reduces").read_text().splitlines()
+    assert json.loads(line) == {"own": [0, 8], "averaged": [[0, 8], [1, 2]]}
 
 
 def test_a_meeting_names_the_ranks_at_each_batch():

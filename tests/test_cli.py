@@ -1,6 +1,7 @@
 """The command line: its help teaches, its errors are one line, and it imports a framework only where it needs one."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -108,6 +109,22 @@ def test_seconds_out_of_range_are_refused_in_one_line(seconds: str) -> None:
     assert finished.returncode == 2
     assert finished.stderr.startswith("countoff: --seconds-before-cut must be a number above 0 and at most 60, got ")
     assert len(finished.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("gpu", r"--device must be one of auto, cpu, cuda, got 'gpu'"),
+        ("cuda", r"--device cuda needs a GPU for each of 64 ranks, and this machine has \d+: use fewer ranks, or .*"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused_in_one_line(device: str, reason: str) -> None:
+    """Nothing has been started by then, and a device that does not exist does not even cost an import of torch."""
+    finished = run(["demo", "--ranks", "64", "--device", device])
+    assert finished.returncode == 2
+    assert re.fullmatch(f"countoff: {reason}\n", finished.stderr), finished.stderr
+    assert finished.stdout.startswith("modules: ")
+    assert ("torch" in imported(finished)) == (device == "cuda")
 
 
 def test_ranks_that_are_not_a_number_are_refused() -> None:

@@ -9,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from countoff.demo.devices import DEVICE_HELP, DEVICES, DeviceError, device_here
 from integration_tests.faults.cases import CANNOT, CASES, Case
 
 _RANKS = (2, 4, 8)
@@ -22,7 +24,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if every cell is right, else 1.
     """
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    try:
+        devices: dict[int, Literal["cpu", "cuda"]] = {
+            ranks: device_here(chosen.device, ranks) for ranks in chosen.ranks or _RANKS
+        }
+    except DeviceError as error:
+        parser.error(str(error))
     from integration_tests.faults import report
     from integration_tests.faults.matrix import run_cell
 
@@ -32,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells = [
         (case, adapter, ranks)
         for adapter in adapters
-        for ranks in chosen.ranks or _RANKS
+        for ranks in devices
         for case in _cases(chosen.only, ranks, everywhere=bool(chosen.ranks))
         if case.name not in CANNOT[adapter]
     ]
     rows = []
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as directory:
-        for number, cell in enumerate(cells, start=1):
-            rows.append(row := run_cell(*cell, Path(directory)))
+        for number, (case, adapter, ranks) in enumerate(cells, start=1):
+            rows.append(row := run_cell(case, adapter, ranks, Path(directory), devices[ranks]))
             print(f"{number}/{len(cells)} {report.line(row)}", file=sys.stderr, flush=True)
             if row.wrong:
                 print(row.output, file=sys.stderr, flush=True)
@@ -73,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     some = " ".join(case.name for case in CASES.values() if case.positional)
     counts = f"with so many ranks; default: 2, and {some} with 4 and 8 too"
     parser.add_argument("--ranks", nargs="+", type=int, metavar="COUNT", help=counts)
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help=DEVICE_HELP)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row there too, as soon as it is known")
     return parser
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
+from integration_tests.devices import Placement
 from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
@@ -31,7 +32,7 @@ class Row:
     """The outcome of one fault in one framework with so many ranks.
 
     Attributes:
-        fault, adapter, ranks: Which cell.
+        fault, adapter, ranks, device: Which cell.
         kind: The verdict that was given, "" for none.
         named: The ranks that it names.
         milliseconds: From when it could be known until it was, on the last rank; None where nothing was due.
@@ -47,6 +48,7 @@ class Row:
     fault: str
     adapter: str
     ranks: int
+    device: Placement = "cpu"
     kind: str = ""
     named: tuple[int, ...] = ()
     milliseconds: float | None = None
@@ -59,7 +61,7 @@ class Row:
     seconds: float = 0.0
 
 
-def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
+def run_cell(case: Case, adapter: str, ranks: int, directory: Path, device: Placement = "cpu") -> Row:
     """Runs one job and judges it.
 
     Args:
@@ -67,8 +69,9 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
         adapter: The framework: the name of its training script.
         ranks: Ranks in the job, at least the case's `least_ranks`.
         directory: Where the run's files go.
+        device: Where the ranks train.
     """
-    row = Row(case.name, adapter, ranks)
+    row = Row(case.name, adapter, ranks, device)
     directory = Path(tempfile.mkdtemp(prefix=f"{case.name}-{adapter}-{ranks}-", dir=directory))
     before, began = shared_memory(), time.monotonic()
     pids: list[int] = []
@@ -103,6 +106,7 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path) -> Row:
                 expect=None,
                 while_running=drive,
                 finalise=True,
+                device=device,
             )
         except RanksFailed as error:
             results = error.results

@@ -10,14 +10,14 @@ from typing import Any
 from integration_tests.faults.cases import CASES
 from integration_tests.faults.matrix import Row
 
-_HEAD = ("fault", "adapter", "ranks", "verdict", "names", "ms", "exit codes", "same words", "left behind", "")
+_HEAD = ("fault", "adapter", "ranks", "device", "verdict", "names", "ms", "exit codes", "same words", "left behind", "")
 
 
 def line(row: Row) -> str:
     """One cell in one line."""
     verdict = row.kind or "silence"
     outcome = "ok" if not row.wrong else "WRONG: " + "; ".join(row.wrong)
-    return f"{row.fault} {row.adapter} {row.ranks} ranks: {verdict}, {row.seconds:.1f} s: {outcome}"
+    return f"{row.fault} {row.adapter} {row.ranks} ranks, {row.device}: {verdict}, {row.seconds:.1f} s: {outcome}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -51,6 +51,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.fault} {case.title}",
         row.adapter,
         str(row.ranks),
+        row.device,
         row.kind or "silence",
         named,
         milliseconds or "-",

@@ -3,7 +3,8 @@
 Importing this package imports neither torch nor Lightning; only the process from which the ranks are forked does.
 """
 
+from countoff.demo.devices import DeviceError
 from countoff.demo.launcher import DemoFailed
 from countoff.demo.runner import run_demo
 
-__all__ = ["DemoFailed", "run_demo"]
+__all__ = ["DemoFailed", "DeviceError", "run_demo"]

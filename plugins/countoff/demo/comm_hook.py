@@ -15,8 +15,9 @@ from lightning.pytorch.callbacks import Callback
 class AllReduceRecorder(Callback):
     """Records, for each all-reduce of gradients, from which epoch and batch each rank's gradients came.
 
-    It replaces DDP's all-reduce by an all-reduce of a longer message: the gradients, then two numbers for each rank.
-    Each rank fills in its own two numbers. So the result shows which gradients were really averaged together.
+    It replaces DDP's all-reduce by an all-reduce of a longer message: the gradients, then three numbers for each rank:
+    its epoch, its batch, and 1. Each rank fills in its own. So the result shows which gradients were really averaged
+    together. An all-reduce on GPUs that was cut off returns, too; a 1 is missing from its result, and it is no record.
 
     Args:
         directory: Where ``rank<n>.all_reduces`` is written, one line of JSON for each all-reduce.
@@ -38,15 +39,17 @@ class AllReduceRecorder(Callback):
         self._position = (trainer.current_epoch, batch_idx)
 
     def positions(self, like: torch.Tensor) -> torch.Tensor:
-        """Returns one (epoch, batch) for each rank, flat; all are zero but this rank's own."""
-        positions = torch.zeros(dist.get_world_size(), 2, dtype=like.dtype)  # [rank, (epoch, batch)]
-        positions[dist.get_rank()] = torch.tensor(self._position, dtype=like.dtype)
+        """Returns one (epoch, batch, 1) for each rank, flat; all are zero but this rank's own."""
+        positions = like.new_zeros(dist.get_world_size(), 3)
+        positions[dist.get_rank()] = like.new_tensor((*self._position, 1))
         return positions.flatten()
 
     def record(self, positions: torch.Tensor) -> None:
-        """Writes down this rank's position and the positions that came back from the all-reduce."""
-        averaged = positions.view(-1, 2).int().tolist()
-        self._file.write(json.dumps({"own": self._position, "averaged": averaged}) + "\n")
+        """Writes down this rank's position and the positions that came back, if the all-reduce was completed."""
+        returned = positions.view(-1, 3).int().tolist()  # on a GPU, this waits for the all-reduce
+        if all(there == 1 for _, _, there in returned):
+            averaged = [(epoch, batch) for epoch, batch, _ in returned]
+            self._file.write(json.dumps({"own": self._position, "averaged": averaged}) + "\n")
 
 
 def average_with_positions(

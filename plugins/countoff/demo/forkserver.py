@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from countoff.demo.data import Data
 
@@ -36,6 +36,7 @@ class JobSpec:
         with_countoff: Whether the Trainer has countoff's callback.
         stops: Whether the callback ends every epoch on all ranks with the shortest one.
         deadline_seconds: Seconds after which a rank ends itself, if nothing has ended it before.
+        device: Where the ranks run: ``cpu``, or ``cuda`` for a GPU each.
     """
 
     data: Data
@@ -44,6 +45,7 @@ class JobSpec:
     with_countoff: bool
     deadline_seconds: float
     stops: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 def main(descriptor: int) -> None:
@@ -114,7 +116,14 @@ def _run_rank(spec: JobSpec, rank: int, port_in: int) -> NoReturn:
     os.environ.update(_torchrun_environment(spec, rank, port.strip()))
     from countoff.demo.job import train
 
-    train(spec.data, spec.directory, even=spec.even, with_countoff=spec.with_countoff, stops=spec.stops)
+    train(
+        spec.data,
+        spec.directory,
+        even=spec.even,
+        with_countoff=spec.with_countoff,
+        stops=spec.stops,
+        on_gpu=spec.device == "cuda",
+    )
     sys.exit(0)
 
 

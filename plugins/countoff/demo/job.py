@@ -73,11 +73,11 @@ class Classifier(pl.LightningModule):
     def accuracy(self, path: Path) -> float:
         """Returns the fraction of the held-out digits that are classified correctly."""
         with np.load(path) as held_out, torch.no_grad():
-            guesses = self.layers(torch.from_numpy(held_out["images"])).argmax(dim=1)
-            return (guesses == torch.from_numpy(held_out["labels"])).double().mean().item()
+            images, labels = (torch.from_numpy(held_out[name]).to(self.device) for name in ("images", "labels"))
+            return (self.layers(images).argmax(dim=1) == labels).double().mean().item()
 
 
-def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops: bool) -> None:
+def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops: bool, on_gpu: bool = False) -> None:
     """Trains on this rank and writes the results to files.
 
     Args:
@@ -86,6 +86,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops
         even: Whether every rank gets the same number of samples.
         with_countoff: Whether the Trainer has countoff's callback.
         stops: Whether the callback ends every epoch on all ranks with the shortest one.
+        on_gpu: Whether each rank trains on a GPU of its own, with NCCL.
 
     Raises:
         DivergenceError: If countoff's callback finds a divergence.
@@ -97,7 +98,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops
     loader = DataLoader(shards, batch_size=data.batch_size)
     model = Classifier()
     trainer = pl.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if on_gpu else "cpu",
         devices=data.ranks,
         strategy="ddp",
         max_epochs=EPOCHS,

@@ -179,6 +179,13 @@ def _environment(directory: Path) -> dict[str, str]:
     inherited.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     roots = [str(Path(part).resolve().parent) for part in countoff.__path__]
     path = os.pathsep.join([*roots, *filter(None, [inherited.get("PYTHONPATH")])])
-    # TMPDIR, because torch leaves directories of its own in it.
-    own = {"PYTHONPATH": path, "TMPDIR": str(directory), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return {**inherited, **own}
+    return {
+        **inherited,
+        "PYTHONPATH": path,
+        "TMPDIR": str(directory),  # torch leaves directories of its own in it
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        # A framework may ask on import whether there is a GPU. By default CUDA itself answers, and no fork can use CUDA
+        # after that.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }

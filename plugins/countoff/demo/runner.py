@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from countoff.demo.data import Data, write
+from countoff.demo.devices import device_here
 from countoff.demo.forkserver import JobSpec
 from countoff.demo.launcher import DemoFailed, ForkServer, Run, fork_server
 from countoff.demo.parts import fixed, stopped, with_countoff, without_countoff
@@ -24,25 +25,28 @@ _IMPORT_SECONDS = 240.0
 _PART_SECONDS = 60.0
 
 
-def run_demo(*, ranks: int, seconds_before_cut: float) -> None:
+def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu") -> None:
     """Runs the demo.
 
     Args:
         ranks: Number of ranks, 2 to 64.
         seconds_before_cut: Seconds without progress after which the hanging job is killed, above 0.
+        device: Where the ranks run, as in `choose_device`.
 
     Raises:
+        DeviceError: If the ranks cannot run there.
         ImportError: If a needed package is not installed; the message has the command that installs it.
         DemoFailed: If a part does not go as described.
     """
     _require()
+    chosen = device_here(device, ranks)
     began = time.monotonic()
     show = Show()
     with _interruptible(), tempfile.TemporaryDirectory(prefix="countoff-demo-") as temporary:
         directory = Path(temporary)
         with fork_server(directory) as server:
-            data = _prepare(server, directory, ranks, show)
-            lines = _four_parts(server, data, directory, show, seconds_before_cut)
+            data = _prepare(server, directory, ranks, show, chosen)
+            lines = _four_parts(server, data, directory, show, seconds_before_cut, chosen)
     show.part(f"Summary, after {time.monotonic() - began:.0f} s", "\n".join(lines))
 
 
@@ -52,7 +56,7 @@ def _require() -> None:
         raise ImportError(f"the demo needs {' and '.join(missing)}: pip install 'countoff[demo]'")
 
 
-def _prepare(server: ForkServer, directory: Path, ranks: int, show: Show) -> Data:
+def _prepare(server: ForkServer, directory: Path, ranks: int, show: Show, device: Literal["cpu", "cuda"]) -> Data:
     data_directory = directory / "data"
     data_directory.mkdir()
     began = time.monotonic()
@@ -64,19 +68,27 @@ def _prepare(server: ForkServer, directory: Path, ranks: int, show: Show) -> Dat
                 raise DemoFailed(f"torch and Lightning could not be imported within {_IMPORT_SECONDS:g} s")
             change(f"importing torch and Lightning once for all ranks: {seconds:.0f} s")
         server.receive()
+    where = ", each on a GPU of its own" if device == "cuda" else ""
     show.paragraph(
-        f"{data.shards} shards of {data.shard_size} digits each, {ranks} ranks on this machine, {data.batch_size} "
-        f"samples per batch and rank. Ready after {time.monotonic() - began:.0f} s."
+        f"{data.shards} shards of {data.shard_size} digits each, {ranks} ranks on this machine{where}, "
+        f"{data.batch_size} samples per batch and rank. Ready after {time.monotonic() - began:.0f} s."
     )
     return data
 
 
-def _four_parts(server: ForkServer, data: Data, directory: Path, show: Show, seconds_before_cut: float) -> list[str]:
+def _four_parts(
+    server: ForkServer,
+    data: Data,
+    directory: Path,
+    show: Show,
+    seconds_before_cut: float,
+    device: Literal["cpu", "cuda"],
+) -> list[str]:
     short = data.short_rank
 
     def start(name: str, *, even: bool = False, with_countoff: bool = True, stops: bool = False) -> Run:
         deadline = _PART_SECONDS + seconds_before_cut
-        return server.start(JobSpec(data, directory / name, even, with_countoff, deadline, stops))
+        return server.start(JobSpec(data, directory / name, even, with_countoff, deadline, stops, device))
 
     show.part(
         "1. The job without countoff",

@@ -21,7 +21,7 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit unit-latest test test-latest test-all integration integration-latest coverage \
+.PHONY: help demo unit unit-latest test test-gpu test-latest test-all integration integration-latest coverage \
 	test-composer-classic test-torchtitan test-suites bench faults hosts soak docs lint lock clean
 
 help: ## list the targets
@@ -50,6 +50,10 @@ integration-latest: .venv-latest/.installed ## the same on the newest torch and 
 	$(call alone,.venv-latest)
 	$(call integration,.venv-latest)
 
+# One test at a time: each takes GPUs from the first on, and how soon its ranks end must not depend on another test's.
+test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks as far as there are GPUs; prints a table to report
+	$(call pytest,.venv) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
+
 # Branch coverage takes three times the CPU time, so only this target measures it. The floor stands here, not in
 # pyproject.toml: there it would fail a run with --cov of a part of the tests.
 coverage: .venv/.installed ## all tests under branch coverage, in every rank too
@@ -57,7 +61,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	$(call unit,.venv,--cov --cov-report=)
 	$(call alone,.venv,--cov --cov-append --cov-report=)
 	$(call integration,.venv,--cov --cov-append --cov-report=)
-	$(call pytest,.venv) integration_tests -m nightly --cov --cov-append --cov-report= $(PYTEST_FLAGS)
+	$(call pytest,.venv) integration_tests -m "nightly and not gpu" --cov --cov-append --cov-report= $(PYTEST_FLAGS)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven
@@ -106,7 +110,8 @@ pytest = $(1)/bin/python -m pytest
 unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" $(2) $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs, for a minute or so.
 alone = $(call pytest,$(1)) tests -m alone $(2) $(PYTEST_FLAGS)
-integration = $(call pytest,$(1)) integration_tests -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
+# Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
+integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile

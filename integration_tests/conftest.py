@@ -5,11 +5,12 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from integration_tests import harness, hosts, torchrun
+from integration_tests import devices, harness, hosts, torchrun
 
 # Not for the search for doctests: one imports every framework, the others what may not be there.
 collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py", "faults"]
@@ -33,7 +34,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = item.get_closest_marker("gpu")
     if mark is None:
         return
-    ranks = item.callspec.params["ranks"] if mark.kwargs.get("each_rank") else 1  # pyright: ignore[reportAttributeAccessIssue]
+    ranks = 1
+    if mark.kwargs.get("each_rank"):
+        ranks = item.callspec.params["ranks"]  # pyright: ignore[reportAttributeAccessIssue]
+        item.user_properties += [("ranks", ranks), ("backend", devices.BACKENDS["cuda"])]
     needed = "a GPU" if ranks == 1 else f"{ranks} GPUs"
     if (found := torch.cuda.device_count()) < ranks:
         pytest.skip(f"needs {needed}, found {found}")
@@ -56,9 +60,19 @@ def _take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def run_ranks(tmp_path: Path) -> Callable[..., list[harness.RankResult]]:
-    """`harness.run_ranks`, below the test's own directory."""
-    return functools.partial(harness.run_ranks, directory=tmp_path)
+def run_ranks(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> Callable[..., list[harness.RankResult]]:
+    """`harness.run_ranks`, below the test's own directory. The report of the test has its ranks and backend."""
+
+    def run(
+        function: Callable[..., Any], world_size: int, *args: Any, device: devices.Placement = "cpu", **how: Any
+    ) -> list[harness.RankResult]:
+        record_property("ranks", world_size)
+        record_property("backend", devices.BACKENDS[device])
+        return harness.run_ranks(function, world_size, *args, directory=tmp_path, device=device, **how)
+
+    return run
 
 
 @pytest.fixture

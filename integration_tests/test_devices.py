@@ -1,0 +1,48 @@
+"""What a rank makes of where its test has placed it."""
+
+import pytest
+import torch
+
+from integration_tests import devices
+
+
+@pytest.fixture
+def _second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(devices.VARIABLE, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+
+@pytest.mark.usefixtures("_second_of_two")
+def test_a_rank_of_a_test_is_on_the_cpu_by_default() -> None:
+    """A batch is then not even copied."""
+    assert (devices.placement(), devices.own_device()) == ("cpu", torch.device("cpu"))
+    batch = (torch.zeros(2), torch.ones(2))
+    assert all(found is given for found, given in zip(devices.moved(batch), batch, strict=True))
+    assert (devices.framework_uses_cpu(), devices.accelerator()) == (True, "cpu")
+    assert devices.lightning() == {"accelerator": "cpu", "devices": 2}
+
+
+@pytest.mark.usefixtures("_second_of_two")
+def test_a_rank_with_a_gpu_of_its_own_takes_the_one_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(devices.VARIABLE, "cuda")
+    assert devices.own_device() == torch.device("cuda:1")
+    assert devices.BACKENDS[devices.placement()] == "nccl"
+    assert not devices.framework_uses_cpu()
+    assert devices.lightning() == {"accelerator": "gpu", "devices": 2}
+
+
+@pytest.mark.usefixtures("_second_of_two")
+def test_ranks_that_share_a_gpu_talk_over_gloo_in_plain_loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(devices.VARIABLE, "shared")
+    assert devices.own_device() == torch.device("cuda:0")
+    assert devices.BACKENDS[devices.placement()] == "gloo"
+    for of_framework in (devices.framework_uses_cpu, devices.accelerator, devices.lightning):
+        with pytest.raises(ValueError, match="a shared one is for plain loops"):
+            of_framework()
+
+
+def test_the_report_of_a_test_has_the_ranks_and_backends_of_its_jobs(run_ranks, request):
+    """That is what the table of `make test-gpu` shows of a test."""
+    run_ranks(int, 1)
+    assert request.node.user_properties == [("ranks", 1), ("backend", "gloo")]

@@ -91,6 +91,7 @@ class Job:
             "train_dataloader": more["train_dataloader"] if "train_dataloader" in more else self.train_loader(),
             "eval_dataloader": self.evaluators(),
             "device": devices.accelerator(),
+            "precision": "fp32",  # as on the CPU: on a GPU it is half precision, whose scaler leaves steps out
             "max_duration": "2ep",
             "progress_bar": False,
             "seed": 7,

@@ -79,7 +79,7 @@ def start() -> tuple[Fabric, Any, Any]:
 
 
 def step_on(fabric: Fabric, model: Any, optimizer: Any, batch: Any) -> None:
-    images, labels = batch
+    images, labels = fabric.to_device(batch)  # of a loader that Fabric has not set up, too
     fabric.backward(torch.nn.functional.cross_entropy(model(images), labels))
     optimizer.step()
     optimizer.zero_grad()

@@ -23,6 +23,8 @@ from integration_tests.harness import RankResult, tell
 BATCH_SIZE = 4
 _ONE_LINE = re.compile(r"(countoff: .*) See the output of rank \d+\.")
 """What a rank prints where another rank of its host prints the verdict whole."""
+_ABORTED = "countoff: this rank still waited for its GPU "
+"""What a rank says of itself after a verdict, where NCCL's communicators had to be aborted."""
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,14 +249,18 @@ def printed_lines(result: RankResult) -> list[str]:
 
 
 def verdict_lines(result: RankResult) -> list[str]:
-    """The lines of `printed_lines`; where a rank printed one line of a verdict, the whole one of its error file."""
+    """The lines of `printed_lines` but what a rank says of itself; of one line of a verdict, all of its error file."""
     lines: list[str] = []
-    for line in printed_lines(result):
+    for line in _of_the_job(result):
         first = _ONE_LINE.fullmatch(line)
         whole = json.loads(result.error_file)["message"]["extraInfo"]["py_callstack"].splitlines() if first else [line]
         assert first is None or whole[0] == first[1], result
         lines += whole
     return lines
+
+
+def _of_the_job(result: RankResult) -> list[str]:
+    return [line for line in printed_lines(result) if not line.startswith(_ABORTED)]
 
 
 def named_ranks(text: str) -> list[int]:
@@ -281,12 +287,12 @@ def whole_message(results: Sequence[RankResult]) -> str:
     hosts: dict[str, list[RankResult]] = {}
     for result in results:
         hosts.setdefault(result.host, []).append(result)
-    texts = {"\n".join(printed_lines(first)) for first, *_ in hosts.values()}
+    texts = {"\n".join(_of_the_job(first)) for first, *_ in hosts.values()}
     assert len(texts) == 1, everything
     text = texts.pop()
     for first, *others in hosts.values():
         line = f"{text.splitlines()[0]} See the output of rank {first.rank}."
-        assert all(printed_lines(result) == [line] for result in others), everything
+        assert all(_of_the_job(result) == [line] for result in others), everything
     return text
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from countoff._adapter.checks import CHECKS
+from countoff.core.runtime.watchdog import _ABORTED
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, judge, run_cell
 from integration_tests.harness import RankResult
@@ -78,6 +79,13 @@ def test_a_job_that_ends_as_it_should_is_right():
     row = Row("F1", "torch", 2)
     judge(row, CASES["F1"], ended(REASON, REASON), {})
     assert (row.kind, row.wrong) == ("UnevenBatches", [])
+
+
+def test_what_a_rank_says_of_its_own_end_is_no_verdict():
+    """The judge accepts a rank that adds how it was brought back from a wait for its GPU."""
+    row = Row("F1", "torch", 2)
+    judge(row, CASES["F1"], ended(REASON, f"{REASON}\ncountoff: {_ABORTED.format(3)}"), {})
+    assert row.wrong == []
 
 
 @pytest.mark.parametrize("how", WRONG)

@@ -78,8 +78,9 @@ def stamp_verdicts() -> None:
 
 
 def shared_memory() -> set[str]:
-    """Names in shared memory."""
-    return set(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else set()
+    """Names in shared memory, but those of NCCL: what a killed process leaves of those is not countoff's."""
+    names = os.listdir(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else ()
+    return {name for name in names if not name.startswith("nccl-")}
 
 
 def left_behind(directory: Path, pids: Collection[int], shared_before: Collection[str]) -> list[str]:

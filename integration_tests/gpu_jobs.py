@@ -1,6 +1,5 @@
 """Jobs for one GPU: pinned loaders in every adapter, batches that the loader yields on the GPU, and fingerprints."""
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
-from countoff.core.runtime import nccl
+from countoff.core.runtime import collectives, nccl
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
 from integration_tests.jobs import BATCH_SIZE, digits
@@ -229,18 +228,24 @@ def reads_tensors() -> dict[str, tuple[str, str]]:
 
 
 def abort_of_one_rank() -> dict[str, Any]:
-    """Whether the GPU was busy before work was queued and after, and what a collective says after an abort."""
+    """What is unfinished while the GPU is kept busy before a collective, and what a collective says after an abort."""
     total = torch.ones(8, device=devices.join())
     dist.all_reduce(total)
     torch.cuda.synchronize()
-    idle = not nccl.gpu_is_busy()
-    torch.cuda._sleep(10**9)  # cycles: half a second or so
-    busy = nccl.gpu_is_busy()
+    deadline = time.monotonic() + 20
+    while collectives.unfinished() and time.monotonic() < deadline:  # torch's watchdog looks ten times a second
+        time.sleep(0.01)
+    before = bool(collectives.unfinished())
+    torch.cuda._sleep(4 * 10**9)  # cycles: two seconds or so
+    dist.all_reduce(total)
+    behind = bool(collectives.unfinished())
     torch.cuda.synchronize()
     abort = nccl.abort_communicators()
     while abort is not None and abort.under_way:
         time.sleep(0.01)
-    with contextlib.suppress(dist.DistBackendError):
+    found = {"before": before, "behind": behind}
+    try:
         dist.all_reduce(total)
-        return {"idle": idle, "busy": busy, "aborted": False}
-    return {"idle": idle, "busy": busy, "aborted": abort is not None}
+    except dist.DistBackendError:
+        return {**found, "aborted": abort is not None}
+    return {**found, "aborted": False}

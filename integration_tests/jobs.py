@@ -23,7 +23,7 @@ from integration_tests.harness import RankResult, tell
 BATCH_SIZE = 4
 _ONE_LINE = re.compile(r"(countoff: .*) See the output of rank \d+\.")
 """What a rank prints where another rank of its host prints the verdict whole."""
-_ABORTED = "countoff: this rank still waited for its GPU "
+_ABORTED = "countoff: this rank has not ended "
 """What a rank says of itself after a verdict, where NCCL's communicators had to be aborted."""
 
 

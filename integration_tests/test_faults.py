@@ -285,14 +285,17 @@ def _tell_of_the_stall() -> None:
 
 
 def test_a_stall_shows_the_last_collectives(run_ranks):
-    """Torch's flight recorder has them: since 2.8 those of gloo, before that those of NCCL alone."""
+    """Torch's flight recorder has them: in newer versions those of gloo, in older ones those of NCCL alone."""
 
     def end(watch):
         watch.wait_for(0, "stalled")
         for rank in (0, 1):
             watch.kill(rank)
 
-    results = run_ranks(wait_in_different_collectives, 2, expect=None, while_running=end, deadline_seconds=40)
+    recorder = {"TORCH_FR_BUFFER_SIZE": "100"}
+    results = run_ranks(
+        wait_in_different_collectives, 2, env=recorder, expect=None, while_running=end, deadline_seconds=40
+    )
     report = "\n".join(verdict_lines(results[0]))
     if hasattr(_distributed_c10d, "_dump_fr_trace_json"):
         sums, broadcast = "(the last: all_reduce of [3])", "(the last: broadcast of [3])"

@@ -118,6 +118,7 @@ def test_a_short_rank_on_a_shared_gpu_is_named(run_ranks, ranks):
 
 @pytest.mark.gpu
 def test_the_communicators_of_one_rank_are_aborted(run_ranks):
-    """A collective after that raises, and the process lives. A GPU with work left is busy, one without is not."""
-    (result,) = run_ranks(gpu_jobs.abort_of_one_rank, 1, device="cuda")
-    assert result.value == {"idle": True, "busy": True, "aborted": True}
+    """A collective after that raises, and the process lives. The flight recorder knows what is not completed."""
+    recorder = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_NCCL_TRACE_BUFFER_SIZE": "100"}
+    (result,) = run_ranks(gpu_jobs.abort_of_one_rank, 1, device="cuda", env=recorder)
+    assert result.value == {"before": False, "behind": True, "aborted": True}

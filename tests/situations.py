@@ -316,12 +316,12 @@ def stalls() -> Iterator[Situation]:
         1: record(1, 4, "in a collective", "train.py:52 in validate", 9) | {"last": {"0": "broadcast of [1]"}},
     }
     yield Situation("Stalled", "a rank has left its loop", lambda _: judge_stall(elsewhere, 180))
-    on_gpus = {
-        rank: record(rank, 5, "in its code" if rank == 2 else "blocked on the GPU", place, 9)
+    under_nccl = {
+        rank: record(rank, 5, "in its code" if rank == 2 else "waiting for NCCL", place, 9)
         for rank, place in enumerate(["train.py:33 in main", "train.py:33 in main", "report.py:8 in upload"])
     }
     yield Situation(
-        "Stalled", "ranks wait on their GPUs for one that is in its code", lambda _: judge_stall(on_gpus, 180)
+        "Stalled", "ranks wait under NCCL for one that is in its code", lambda _: judge_stall(under_nccl, 180)
     )
 
 

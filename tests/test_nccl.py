@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from countoff.core.runtime import collectives
 from countoff.core.runtime import nccl as module
-from countoff.core.runtime.nccl import Abort, abort_communicators, gpu_is_busy
+from countoff.core.runtime.nccl import Abort, abort_communicators
 
 
 def group(abort: Callable[[], object]) -> Any:
@@ -77,29 +77,25 @@ def test_a_group_that_also_has_nccl_is_aborted(real_group: None, monkeypatch: py
     assert dist.is_initialized()
 
 
-def test_without_a_group_there_is_nothing_to_abort() -> None:
+def test_torch_offers_the_abort(real_group: None) -> None:
+    """For a group of gloo it does nothing. Without it nothing is aborted, and nothing said."""
+    for each in collectives.process_groups():
+        each.abort()
+
+
+def test_a_torch_that_cannot_abort_is_left_alone(real_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.dist, "get_backend_config", lambda _: "nccl")
+    monkeypatch.setattr(module.dist, "ProcessGroup", object)
     assert abort_communicators() is None
 
 
-@pytest.mark.parametrize("used", [(), (0,), (1,), (0, 1)])
-def test_only_the_gpus_in_use_are_asked(used: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """To ask another one would make a context there. GPU 1 is the busy one."""
-    asked: list[int] = []
+def test_a_process_that_can_start_no_thread_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    def query(device: int) -> bool:
-        asked.append(device)
-        return device != 1
-
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        device_count=lambda: 3,
-        memory_reserved=lambda device: 4096 * (device in used),
-        default_stream=lambda device: SimpleNamespace(query=lambda: query(device)),
-    )
-    monkeypatch.setattr(module.torch, "cuda", cuda)
-    assert gpu_is_busy() is (1 in used)
-    assert asked == list(used)
+    monkeypatch.setattr(module.threading.Thread, "start", refuse)
+    assert not Abort([group(lambda: None)]).under_way
 
 
-def test_without_cuda_no_gpu_is_busy() -> None:
-    assert not gpu_is_busy()
+def test_without_a_group_there_is_nothing_to_abort() -> None:
+    assert abort_communicators() is None

@@ -15,7 +15,7 @@ from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import printed
 
 EPOCH = "train epoch 0"
-WORDS = {"gpu": "blocked on the GPU", "loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+WORDS = {"nccl": "waiting for NCCL", "loader": "in its loader", "collective": "in a collective", "code": "in its code"}
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ WORDS = {"gpu": "blocked on the GPU", "loader": "in its loader", "collective": "
         (["collective", "code", "collective"], (1,)),
         (["collective", "collective", "collective"], (0, 1, 2)),
         (["loader", "loader", "collective"], (0, 1)),
-        (["gpu", "code", "gpu"], (1,)),
-        (["gpu", "collective", "gpu"], (0, 1, 2)),
+        (["nccl", "code", "nccl"], (1,)),
+        (["nccl", "collective", "nccl"], (0, 1, 2)),
     ],
 )
 def test_a_loader_comes_before_code_before_a_collective(states: list[str], culprits: tuple[int, ...]) -> None:
@@ -52,12 +52,12 @@ def test_a_stall_shows_lines_and_collectives() -> None:
     assert (found.ranks, [line["rank"] for line in found.rows]) == ((2,), [2, 0, 1])
 
 
-def test_ranks_that_wait_for_their_gpus_wait_for_one_another() -> None:
+def test_ranks_that_wait_for_nccl_wait_for_one_another() -> None:
     """With NCCL, a rank that waits for another one is blocked where it reads a value from its GPU."""
     record = {"frames": ["train.py:9 in main"], "collectives": {}}
-    states = ["blocked on the GPU", "in a collective", "blocked on the GPU"]
+    states = ["waiting for NCCL", "in a collective", "waiting for NCCL"]
     records = {rank: {**row(rank, None, 0, state), **record, "state": state} for rank, state in enumerate(states)}
-    sentence = "no rank has made progress for 180 s; ranks 0–2 are in a collective or blocked on the GPU."
+    sentence = "no rank has made progress for 180 s; ranks 0–2 are in a collective or waiting for NCCL."
     assert judge_stall(records, 180.0).sentence == sentence
 
 
@@ -72,6 +72,16 @@ def test_a_stall_shows_which_collectives_the_ranks_issued_last() -> None:
         "no rank is in a line of the user's own. Collectives issued in process group 0: 5 (the last: broadcast of [1]) "
         "by rank 2, 5 (the last: all_reduce of [3]) by ranks 0, 1."
     )
+
+
+def test_a_process_group_is_compared_among_its_ranks() -> None:
+    """Each pair of ranks has a group of its own, in which all is well."""
+    pairs = [{"0": 7, "1": 3}, {"0": 7, "1": 3}, {"0": 7, "2": 4}, {"0": 7, "2": 4}]
+    records = {
+        rank: {**row(rank, None, 0, ""), "state": "in a collective", "frames": [], "collectives": numbers}
+        for rank, numbers in enumerate(pairs)
+    }
+    assert judge_stall(records, 180.0).why == "no rank is in a line of the user's own."
 
 
 @pytest.mark.parametrize("lines", [(31, 31), (31, 52)])
@@ -150,14 +160,14 @@ def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPa
         module.collectives, "issued", lambda: {f"{n}" + "n" * 40: (10**9, "_all_gather" * 9) for n in range(9)}
     )
     monkeypatch.setattr(module.hosts, "own_name", lambda: "h" * 64)
-    monkeypatch.setattr(module.nccl, "gpu_is_busy", lambda: True)
+    monkeypatch.setattr(module.collectives, "unfinished", lambda: frozenset({("0", 1, 2)}))
     store = FakeStore()
     stalled = Stalled([0, 1], store)
     stalled.state.spans.append(SpanCounters("evaluation of loader 12 in train epoch 1234", started=10**9))
     stalled.stall._post()
     record = store.get("stall/0")
     assert encode(record)
-    assert record["state"] == "blocked on the GPU"
+    assert record["state"] == "waiting for NCCL"
 
 
 def test_a_rank_that_has_said_goodbye_is_not_asked() -> None:

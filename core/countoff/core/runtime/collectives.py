@@ -1,17 +1,22 @@
-"""What this rank has issued in each process group: evidence for a stall report, read without any communication."""
+"""What this rank has issued in each process group: evidence for a stall report, read without any communication.
+
+Torch's flight recorders keep the last collectives of each rank: ``TORCH_FR_BUFFER_SIZE`` of them
+(``TORCH_NCCL_TRACE_BUFFER_SIZE`` up to torch 2.7). Where that is 0 there is nothing to read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _torch
 
-_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Torch's flight recorders: that of NCCL, and since torch 2.8 that of the other backends."""
+_OF_NCCL = "_dump_nccl_trace_json"
+_RECORDERS = ("_dump_fr_trace_json", _OF_NCCL)
+"""That of gloo, in newer versions of torch, and that of NCCL: the last one counts where a group has both."""
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
 """Collectives to which each rank brings a tensor of the same size, and hangs or fails where it does not."""
 
@@ -19,18 +24,50 @@ _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduc
 def issued() -> dict[str, tuple[int, str]]:
     """How many collectives this rank has issued in each process group, and in words which one was the last.
 
-    A rank that is behind has fewer. The words come from torch's flight recorder, and are empty where it is off:
-    ``TORCH_FR_BUFFER_SIZE`` (``TORCH_NCCL_TRACE_BUFFER_SIZE`` before torch 2.8) is how many collectives it keeps.
+    A rank that is behind has fewer. The words are empty where the flight recorder is off.
 
     Returns:
         The number and the words, by the group's name.
     """
     found: dict[str, tuple[int, str]] = {}
-    with contextlib.suppress(Exception):  # evidence only, read through names that torch does not promise
+    last: dict[str, str] = {}
+    with contextlib.suppress(Exception):  # all of it is evidence only, read through names that torch does not promise
         last = _last_recorded()
+    with contextlib.suppress(Exception):
         for group, name in process_groups().items():
             found[name] = int(group._get_sequence_number_for_group()), last.get(name, "")  # pyright: ignore[reportAttributeAccessIssue]
     return found
+
+
+def unfinished() -> frozenset[tuple[str, int, int]]:
+    """The process groups of NCCL in which this rank has queued collectives that are not completed.
+
+    It asks no GPU: it reads what torch's NCCL watchdog has seen, a tenth of a second ago or so. It is empty where the
+    flight recorder is off.
+
+    Returns:
+        For each group its number, its last completed collective and its last queued one. The same value twice means
+        that NCCL has completed nothing in between.
+    """
+    with contextlib.suppress(Exception):
+        return _unfinished(_dump(_OF_NCCL, collectives=False).get("pg_status", {}))
+    return frozenset()
+
+
+def _unfinished(status: Mapping[str, Mapping[str, Any]]) -> frozenset[tuple[str, int, int]]:
+    """As `unfinished`, from the status of each group in a dump.
+
+    >>> _unfinished({"0": {"last_completed_collective": "7", "last_enqueued_collective": "9"}})
+    frozenset({('0', 7, 9)})
+    >>> _unfinished({"0": {"last_completed_collective": "9", "last_enqueued_collective": "9"}})
+    frozenset()
+    """
+    found = {
+        (name, int(group["last_completed_collective"]), int(group["last_enqueued_collective"]))
+        for name, group in status.items()
+    }
+    # With TORCH_NCCL_BLOCKING_WAIT there is no watchdog, and what is completed stays -1.
+    return frozenset(each for each in found if 0 <= each[1] < each[2])
 
 
 def process_groups() -> dict[dist.ProcessGroup, str]:
@@ -41,18 +78,15 @@ def process_groups() -> dict[dist.ProcessGroup, str]:
 
 def _last_recorded() -> dict[str, str]:
     """The last collective in each process group that a flight recorder holds, in words, by the group's name."""
-    last: dict[str, str] = {}
-    for entry in _entries():
-        last[str(entry["process_group"][0])] = describe(entry)
-    return last
+    entries = [entry for recorder in _RECORDERS for entry in _dump(recorder, collectives=True).get("entries", ())]
+    # What a rank sends is another rank's to receive: these differ on healthy ranks.
+    return {str(entry["process_group"][0]): describe(entry) for entry in entries if not entry.get("is_p2p")}
 
 
-def _entries() -> Iterator[Mapping[str, Any]]:
-    """All that the flight recorders hold, in the order of issue in each process group."""
-    for recorder in _RECORDERS:
-        dump = getattr(_torch, recorder, None)
-        if dump is not None:
-            yield from json.loads(dump()).get("entries", ())
+def _dump(recorder: str, *, collectives: bool) -> Mapping[str, Any]:
+    """What a flight recorder holds, without stacks; empty where torch has no such recorder."""
+    dump = getattr(_torch, recorder, None)
+    return {} if dump is None else json.loads(dump(includeCollectives=collectives))
 
 
 def describe(entry: Mapping[str, Any]) -> str:

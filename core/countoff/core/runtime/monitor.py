@@ -103,7 +103,7 @@ class Monitor:
         """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
 
         Args:
-            survived: Whether the process has survived its verdict and begins another fit, so that its GPU may be busy
+            survived: Whether the process has survived its verdict and begins another fit, so that NCCL may be busy
                 for that.
         """
         if not self._close_begun.acquire(blocking=False):
@@ -111,7 +111,7 @@ class Monitor:
             return
         try:
             if not survived:
-                self.watchdog.free_gpu()
+                self.watchdog.free_nccl()
             self._close()
         finally:
             self._closed.set()

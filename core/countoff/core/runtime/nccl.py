@@ -2,8 +2,8 @@
 
 A collective of NCCL is a kernel. Python goes on once it is queued, and blocks later: where it reads a value from the
 GPU, or saves a checkpoint. It returns when the communicators are aborted. `ProcessGroup.abort` does that (torch 2.6 and
-newer; nvidia-resiliency-ext calls it too), and tells torch's own watchdog first, which then looks for errors of NCCL no
-more and does not end the process (`ProcessGroupNCCL::abort` and `Watchdog::runLoop` in torch's ProcessGroupNCCL.cpp).
+newer). It first tells torch's own watchdog to look for errors of NCCL no more (`ProcessGroupNCCL::abort` and
+`Watchdog::runLoop` in torch's ProcessGroupNCCL.cpp), so that it does not end the process.
 
 No error is raised where the main thread waits. What the aborted kernels should have written is incomplete, and kernels
 that were queued behind them have run with that.
@@ -15,7 +15,6 @@ import contextlib
 import threading
 import time
 
-import torch
 import torch.distributed as dist
 
 from countoff.core.runtime.collectives import process_groups
@@ -37,8 +36,9 @@ class Abort:
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         self._deadline = time.monotonic() + _ABORT_SECONDS
         self._threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
-        for thread in self._threads:
-            thread.start()
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the process is ended then
+            for thread in self._threads:
+                thread.start()
 
     @property
     def under_way(self) -> bool:
@@ -46,35 +46,13 @@ class Abort:
         return time.monotonic() < self._deadline and any(thread.is_alive() for thread in self._threads)
 
 
-def is_used() -> bool:
-    """Whether this process has communicators of NCCL, or may make them."""
-    return bool(_groups())
-
-
 def abort_communicators() -> Abort | None:
-    """Begins to abort all communicators of NCCL in this process; None where it has none."""
-    groups = _groups()
-    return Abort(groups) if groups else None
-
-
-def gpu_is_busy() -> bool:
-    """Whether a GPU that this process uses has not done all that was queued on its default stream. It does not wait.
-
-    Where NCCL waits for another rank, it stays busy.
-    """
-    if not torch.cuda.is_initialized():
-        return False
-    with contextlib.suppress(RuntimeError):  # an error of CUDA: whoever waits for the GPU gets it, and reports it
-        # A GPU that this process does not use has no context, and must not get one.
-        used = [device for device in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(device)]
-        return not all(torch.cuda.default_stream(device).query() for device in used)
-    return False
-
-
-def _groups() -> list[dist.ProcessGroup]:
+    """Begins to abort all communicators of NCCL in this process; None where it has none, or torch cannot."""
     with contextlib.suppress(Exception):  # torch does not promise all of these names; without them the process is ended
-        return [group for group in process_groups() if "nccl" in dist.get_backend_config(group)]
-    return []
+        groups = [group for group in process_groups() if "nccl" in dist.get_backend_config(group)]
+        if groups and hasattr(dist.ProcessGroup, "abort"):
+            return Abort(groups)
+    return None
 
 
 def _abort(group: dist.ProcessGroup) -> None:

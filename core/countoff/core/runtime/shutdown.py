@@ -33,7 +33,7 @@ _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out",
 """Words of an exception that a rank gets because it lost a peer."""
 PRINT_SECONDS = 4.0
 """After so long a verdict is printed without its table. Gathering the table takes less than that at worst."""
-_ENDING_SECONDS = 60.0
+ENDING_SECONDS = 60.0
 """After so long a process has survived a verdict that it has printed."""
 _printed: dict[int, float] = {}
 """When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
@@ -153,7 +153,7 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
 def _ends_beside(state: State) -> bool:
     """Returns whether another guard of this process, which runs at the same time, has just printed its verdict."""
     at = _printed.get(state.rank)
-    return at is not None and state.began < at and time.monotonic() - at < _ENDING_SECONDS
+    return at is not None and state.began < at and time.monotonic() - at < ENDING_SECONDS
 
 
 def raise_verdict(state: State) -> None:

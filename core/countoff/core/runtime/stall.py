@@ -12,7 +12,7 @@ from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.plan_comparison import group_ranks_by_value
 from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
-from countoff.core.runtime import collectives, hosts, nccl, stacks
+from countoff.core.runtime import collectives, hosts, stacks
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.gathering import Gathering
 from countoff.core.runtime.heartbeats import takes_part
@@ -22,10 +22,10 @@ from countoff.core.verdict import Verdict, names_of
 _PLACES = 4
 _GROUPS = 3
 """Process groups of which a rank reports its collectives; its record has a limit."""
-_ON_THE_GPU = "blocked on the GPU"
+_FOR_NCCL = "waiting for NCCL"
 _DOING = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
-_KEEPS_WAITING = ((_DOING["loader"],), (_DOING["code"],), (_DOING["collective"], _ON_THE_GPU))
-"""What ranks do, beginning with those that keep the others waiting. With NCCL, who waits for a rank waits for a GPU."""
+_KEEPS_WAITING = ((_DOING["loader"],), (_DOING["code"],), (_DOING["collective"], _FOR_NCCL))
+"""What ranks do, beginning with those that keep the others waiting."""
 _EPOCH_AHEAD = (
     "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
     "early."
@@ -73,8 +73,8 @@ class Stall:
     def _post(self) -> None:
         state, place = self._state, stacks.main_thread()
         doing = _DOING[place.state]
-        if place.state == "code" and nccl.gpu_is_busy():
-            doing = _ON_THE_GPU
+        if place.state == "code" and collectives.unfinished():
+            doing = _FOR_NCCL
         issued = [(clip(name, 24), each) for name, each in list(collectives.issued().items())[:_GROUPS]]
         record = {
             **state.own_row(),
@@ -182,11 +182,14 @@ def _behind(records: Records) -> str:
         }
         for rank, record in records.items()
     }
-    groups = sorted({name for own in issued.values() for name in own})
-    found = {name: group_ranks_by_value(issued, name) for name in groups}
+    found = {
+        # Without the ranks that do not belong to the group.
+        name: group_ranks_by_value({rank: own for rank, own in issued.items() if name in own}, name)
+        for name in sorted({name for own in issued.values() for name in own})
+    }
     return "".join(
         f" Collectives issued in process group {name}: "
-        + ", ".join(f"{words or 0} by {names_of(ranks)}" for words, ranks in values[:4])
+        + ", ".join(f"{words} by {names_of(ranks)}" for words, ranks in values[:4])
         + "."
         for name, values in [each for each in found.items() if len(each[1]) > 1][:2]
     )

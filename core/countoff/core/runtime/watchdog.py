@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from countoff.core.protocol.judgement import DIED, STOPPED, describe_mark, lost_rank
-from countoff.core.runtime import gloo_interrupt, nccl, shutdown, stacks
+from countoff.core.runtime import collectives, gloo_interrupt, nccl, shutdown, stacks
 from countoff.core.runtime.channel import Channel, knock
 from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.lifelines import Loss
@@ -26,9 +26,10 @@ _STOPPED_SECONDS = 2.0
 _OVERSLEPT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
+_FREE_SECONDS = 30.0
 _ABORTED = (
-    "this rank still waited for its GPU {:g} s after the verdict, so countoff has aborted its NCCL communicators. The "
-    "step under way is incomplete: do not resume from a checkpoint that is written after this line."
+    "this rank has not ended {:g} s after the verdict, so countoff aborts its NCCL communicators. The step under way "
+    "is incomplete: do not resume from a checkpoint that is written after this line."
 )
 
 
@@ -47,7 +48,7 @@ class Watchdog:
         self._stall = Stall(session.state, speaker)
         self._accused: set[int] = set()
         self._stopped_since: dict[int, float] = {}
-        self._ending: _Ending | None = None
+        self._ending = _Ending()
 
     def look(self, late: float) -> None:
         """Looks once; to be called about every `LOOK_SECONDS`.
@@ -156,10 +157,10 @@ class Watchdog:
         A main thread that runs Python code raises by itself. One that is blocked in a collective gets `grace_seconds`,
         then the collective is interrupted; a second later the process is ended.
         """
-        state, now = self._state, time.monotonic()
-        ending = self._ending = self._ending or _Ending(since=now, known_at=now, moved_at=now)
+        state, now, ending = self._state, time.monotonic(), self._ending
         if self._session.closing.is_set():
             return
+        ending.begin(now)
         if not state.printed.is_set() and now - ending.known_at > shutdown.PRINT_SECONDS and state.end is not None:
             shutdown.print_verdict(state, state.end)
             state.printed.set()
@@ -168,64 +169,101 @@ class Watchdog:
         grace = max(state.settings.grace_seconds, LOOK_SECONDS)
         place, answered = stacks.main_thread(), state.answered.is_set()
         moving, ending.token = place.token != ending.token, place.token
-        if moving:
-            ending.moved_at = now
         on_its_way_out = answered and place.state != "collective"
         if on_its_way_out or (moving and (answered or ending.interrupted)):
             ending.since = now  # it may take its time
-            if now - ending.moved_at > grace and nccl.gpu_is_busy():
-                self._abort_nccl(ending)  # what it does last, such as a checkpoint, waits for the GPU
+            # What it does last, such as a checkpoint, may wait for NCCL.
+            if (
+                ending.is_recent(now)
+                and state.printed.is_set()
+                and ending.standstill.seconds(now, moving=moving) > grace
+            ):
+                self._abort_nccl()
         elif ending.abort is not None and ending.abort.under_way:
             ending.since = now - grace + _RAISE_SECONDS
         elif now - ending.since > grace and state.printed.is_set():
             if ending.interrupted:
                 shutdown.exit_now()
             gloo_interrupt.cut_collectives()  # unless a peer has: then the error is under way
-            if place.state == "collective" or nccl.gpu_is_busy():
-                self._abort_nccl(ending)
+            self._abort_nccl()
             ending.interrupted, ending.since = True, time.monotonic() - grace + _RAISE_SECONDS
 
-    def free_gpu(self) -> None:
-        """Aborts the communicators of NCCL that keep the GPU busy after a verdict. Runs on the thread that closes.
+    def free_nccl(self) -> None:
+        """Aborts the communicators of NCCL whose collectives never end after a verdict. Runs on the closing thread.
 
-        Without that, `destroy_process_group` would wait for kernels that never end. The GPU gets until `grace_seconds`
-        after the verdict to finish what it can.
+        Without that, `destroy_process_group` would wait for them. As long as NCCL completes collectives, it is waited
+        for. A process that has survived its verdict for a minute is left alone.
         """
-        state, now = self._state, time.monotonic()
-        if state.end is None or state.settings.on_divergence == "warn" or not nccl.is_used():
+        state, began = self._state, time.monotonic()
+        if state.end is None or state.settings.on_divergence == "warn":
             return
-        ending = self._ending = self._ending or _Ending(since=now, known_at=now, moved_at=now)
-        while nccl.gpu_is_busy() and time.monotonic() - ending.known_at < state.settings.grace_seconds:
+        ending = self._ending
+        ending.begin(began)
+        if not ending.is_recent(began) or not collectives.unfinished():
+            return
+        shutdown.wait_until_printed(state)
+        standstill = _Standstill()
+        while ending.abort is None and collectives.unfinished() and time.monotonic() - began < _FREE_SECONDS:
+            if standstill.seconds(time.monotonic()) > state.settings.grace_seconds:
+                self._abort_nccl()
             time.sleep(LOOK_SECONDS)
-        if nccl.gpu_is_busy():
-            self._abort_nccl(ending)
         while ending.abort is not None and ending.abort.under_way:
             time.sleep(LOOK_SECONDS)
 
-    def _abort_nccl(self, ending: _Ending) -> None:
+    def _abort_nccl(self) -> None:
         """Aborts this process's communicators of NCCL, once."""
-        if ending.abort is None:
-            ending.abort = nccl.abort_communicators()
+        ending = self._ending
+        with ending.lock:
             if ending.abort is not None:
-                shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))
+                return
+            ending.abort = nccl.abort_communicators()
+        if ending.abort is not None:
+            shutdown.print_line(self._state.rank, _ABORTED.format(self._state.settings.grace_seconds))
+
+
+class _Standstill:
+    """For how long NCCL has had unfinished collectives and completed none."""
+
+    def __init__(self) -> None:
+        self._unfinished: object = None
+        self._since = 0.0
+
+    def seconds(self, now: float, *, moving: bool = False) -> float:
+        """The seconds at this look; 0 where the main thread has moved since the last one."""
+        unfinished = collectives.unfinished()
+        if moving or not unfinished or unfinished != self._unfinished:
+            self._unfinished, self._since = unfinished, now
+        return now - self._since
 
 
 @dataclass
 class _Ending:
-    """What the watchdog has seen of this process's end.
+    """What is known of this process's end after a verdict. The watchdog and the thread that closes may both use it.
 
     Attributes:
         since: Since when the main thread has been where it is, by `time.monotonic()`.
-        known_at: When the verdict was first seen here.
+        known_at: When the verdict was first seen here; 0 before that.
         token: Where the main thread was at the last look.
-        moved_at: When it was last seen to move.
         interrupted: Whether its collectives have been interrupted.
         abort: The abort of its communicators of NCCL, if there is one.
+        lock: Held while that begins.
+        standstill: For how long nothing has moved, as the watchdog sees it.
     """
 
-    since: float
-    known_at: float
-    moved_at: float
+    since: float = 0.0
+    known_at: float = 0.0
     token: Any = None
     interrupted: bool = False
     abort: nccl.Abort | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    standstill: _Standstill = field(default_factory=_Standstill)
+
+    def begin(self, now: float) -> None:
+        """Takes note of when the verdict is first seen."""
+        with self.lock:
+            if not self.known_at:
+                self.since = self.known_at = now
+
+    def is_recent(self, now: float) -> bool:
+        """Whether the process may be ending with its verdict. Later it has survived it, and does something else."""
+        return now - self.known_at < shutdown.ENDING_SECONDS

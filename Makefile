@@ -21,7 +21,7 @@ comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit unit-latest test test-gpu test-latest test-all integration integration-latest coverage \
+.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
 	test-composer-classic test-torchtitan test-suites bench faults hosts soak docs lint lock clean
 
 help: ## list the targets
@@ -52,7 +52,10 @@ integration-latest: .venv-latest/.installed ## the same on the newest torch and 
 
 # One test at a time: each takes GPUs from the first on, and how soon its ranks end must not depend on another test's.
 test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks as far as there are GPUs; prints a table to report
-	$(call pytest,.venv) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
+	$(call gpu,.venv)
+
+test-gpu-latest: .venv-latest/.installed ## the same on the newest torch, for GPUs that are newer than torch 2.7
+	$(call gpu,.venv-latest)
 
 # Branch coverage takes three times the CPU time, so only this target measures it. The floor stands here, not in
 # pyproject.toml: there it would fail a run with --cov of a part of the tests.
@@ -108,6 +111,7 @@ clean: ## remove the environments, caches and build products
 
 pytest = $(1)/bin/python -m pytest
 unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" $(2) $(PYTEST_FLAGS)
+gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs, for a minute or so.
 alone = $(call pytest,$(1)) tests -m alone $(2) $(PYTEST_FLAGS)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.

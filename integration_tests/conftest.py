@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from integration_tests import devices, harness, hosts, torchrun
 
@@ -39,7 +38,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         ranks = item.callspec.params["ranks"]  # pyright: ignore[reportAttributeAccessIssue]
         item.user_properties += [("ranks", ranks), ("backend", devices.BACKENDS["cuda"])]
     needed = "a GPU" if ranks == 1 else f"{ranks} GPUs"
-    if (found := torch.cuda.device_count()) < ranks:
+    if (found := devices.count_gpus()) < ranks:
         pytest.skip(f"needs {needed}, found {found}")
 
 
@@ -68,6 +67,8 @@ def run_ranks(
     def run(
         function: Callable[..., Any], world_size: int, *args: Any, device: devices.Placement = "cpu", **how: Any
     ) -> list[harness.RankResult]:
+        if device != "cpu":  # CUDA, NCCL and the first kernels take long to start
+            how.setdefault("deadline_seconds", 180)
         record_property("ranks", world_size)
         record_property("backend", devices.BACKENDS[device])
         return harness.run_ranks(function, world_size, *args, directory=tmp_path, device=device, **how)

@@ -6,6 +6,7 @@
 """
 
 import os
+import warnings
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
@@ -24,6 +25,13 @@ def placement() -> Placement:
     if found == "cuda" or found == "shared":
         return found
     return "cpu"
+
+
+def count_gpus() -> int:
+    """The GPUs of this machine. That NVIDIA's library cannot say is no error here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.device_count()
 
 
 def own_device() -> torch.device:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -98,7 +99,11 @@ def run(case: Case, watched: bool) -> dict[str, Any]:
     """Trains on one rank and returns the weights, the number of batches of each epoch and whether they were pinned."""
     torch.manual_seed(7)
     model: Any = torch.nn.Linear(64, 10)
-    model = fully_shard(model.to(devices.own_device())) if case.sharded else devices.ddp(model)
+    if case.sharded:
+        device = devices.own_device()  # without a mesh, FSDP takes GPUs wherever there are some
+        model = fully_shard(model.to(device), mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+    else:
+        model = devices.ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = Shards(case.epochs, case.kind)
     loader = DataLoader(dataset, batch_size=None, **case.loader)

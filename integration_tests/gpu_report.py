@@ -18,6 +18,7 @@ from torch import version
 from torch.cuda import nccl
 
 from countoff.core import __version__
+from integration_tests import devices
 
 _DRIVER: Final = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 _OUTCOMES: Final = ("passed", "skipped", "failed")  # from the best to the worst: a test's is the worst of its phases
@@ -121,13 +122,24 @@ def this_machine() -> Machine:
     """What torch and NVIDIA's own tool say of this machine."""
     with_nccl = dist.is_nccl_available() and version.cuda is not None
     return Machine(
-        gpus=tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())),
+        gpus=tuple(_name(number) for number in range(devices.count_gpus())),
         driver=_driver(),
         cuda=version.cuda or "none",
         nccl=".".join(map(str, nccl.version())) if with_nccl else "none",
         torch=torch.__version__,
         countoff=str(__version__),
     )
+
+
+def _name(number: int) -> str:
+    try:
+        return torch.cuda.get_device_name(number)
+    except (
+        RuntimeError,
+        AssertionError,
+        Warning,
+    ) as error:  # CUDA does not start: the report must say so, and not end there
+        return f"unknown ({str(error).strip().partition(chr(10))[0]})"
 
 
 def _driver() -> str:

@@ -260,7 +260,9 @@ def verdict_lines(result: RankResult) -> list[str]:
 
 
 def _of_the_job(result: RankResult) -> list[str]:
-    return [line for line in printed_lines(result) if not line.startswith(_ABORTED)]
+    """The lines of `printed_lines`, but what a rank says of itself after a verdict."""
+    lines = printed_lines(result)
+    return [line for number, line in enumerate(lines) if not (number and line.startswith(_ABORTED))]
 
 
 def named_ranks(text: str) -> list[int]:

@@ -412,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         device_here(given.device, given.ranks)
     except DeviceError as error:
-        parser.error(str(error))
+        parser.error(f"--{error}")
     delay_seconds = given.delay_seconds or (0.0 if given.stall_seconds else None)
     where = Where(given.hosts, given.ranks, delay_seconds, given.stall_seconds, given.device)
     kinds = [kind for kind in given.only if find_spec(kind) is not None]

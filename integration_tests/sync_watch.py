@@ -1,4 +1,7 @@
-"""Makes torch raise where countoff's own code on the training thread waits for a GPU, and nowhere else.
+"""Makes torch raise where countoff's own code on the training thread reads from a GPU, and nowhere else.
+
+Reading a value, a copy to the host and the synchronisation of a stream raise. `torch.cuda.synchronize`, the wait for an
+event, and allocations do not: torch's sync debug mode does not see them.
 
 torch's sync debug mode is one value for the whole process. A profile function sets it to "error" while the training
 thread runs code of countoff, and to what it was before while it runs anybody else's. Another thread that waits for the

@@ -1,10 +1,13 @@
 """The table that `make test-gpu` ends with."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+import torch
 
+from integration_tests import devices
 from integration_tests.gpu_report import Machine, Result, markdown, this_machine
 
 EIGHT = Machine(
@@ -95,3 +98,22 @@ def test_a_machine_without_nvidias_tool_has_an_unknown_driver(monkeypatch: pytes
     assert machine.driver == "unknown"
     assert machine.torch
     assert machine.countoff
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no driver\nat all"), UserWarning("no driver")])
+def test_a_cuda_that_does_not_start_is_in_the_report(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(number: int) -> str:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", fail)
+    assert this_machine().gpus == ("unknown (no driver)",) * 2
+
+
+def test_a_library_that_only_warns_counts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count() -> int:
+        warnings.warn("Can't initialize NVML", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device_count", count)
+    assert devices.count_gpus() == 0

@@ -405,6 +405,7 @@ def test_a_copy_is_gathered_before_it_leaves_the_device(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda _, stream: calls.append(f"kept for the {stream.name}"), raising=False
     )
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     parts = [torch.arange(4, dtype=torch.uint8), torch.arange(7, 9, dtype=torch.uint8)]
     copy = device_copy.DeviceCopy(parts)
     parts[0].zero_()
@@ -418,5 +419,25 @@ def test_a_copy_is_gathered_before_it_leaves_the_device(monkeypatch):
     ]
     assert not copy.has_arrived()
     calls.append("the device goes on")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not copy.has_arrived()  # to ask would end the capture of a CUDA graph
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert copy.has_arrived()
     assert [bytes(part) for part in copy.parts()] == [bytes(range(4)), bytes([7, 8])]
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    name: Any
+
+
+@pytest.mark.parametrize("key", [1, "a", ("a", 1), numpy.int64(1), Key("a"), Key(("a", numpy.int64(1)))], ids=repr)
+def test_a_mapping_is_read_in_the_order_of_its_keys(key: Any) -> None:
+    """Whatever key has a text that asks no device for anything."""
+    found = fingerprint({key: [1], "b": [2]})
+    assert found is not None
+    assert found == fingerprint({"b": [2], key: [1]})
+
+
+def test_a_key_that_holds_a_tensor_is_not_read() -> None:
+    assert fingerprint({Key(torch.ones(1)): [1], "b": [2]}) is None

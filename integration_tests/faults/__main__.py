@@ -26,12 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    try:
-        devices: dict[int, Literal["cpu", "cuda"]] = {
-            ranks: device_here(chosen.device, ranks) for ranks in chosen.ranks or _RANKS
-        }
-    except DeviceError as error:
-        parser.error(str(error))
+    devices: dict[int, Literal["cpu", "cuda"]] = {}
+    for ranks in chosen.ranks or _RANKS:
+        try:
+            devices[ranks] = device_here(chosen.device, ranks)
+        except DeviceError as error:
+            if chosen.ranks or not devices:
+                parser.error(f"--{error}")
+            print(f"left out: {ranks} ranks, as --{error}", file=sys.stderr)
     from integration_tests.faults import report
     from integration_tests.faults.matrix import run_cell
 

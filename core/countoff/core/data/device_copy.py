@@ -1,4 +1,4 @@
-"""Copies parts of tensors from a GPU to the memory of the host, and lets no thread wait for the GPU.
+"""Copies parts of tensors from a GPU to the memory of the host, and waits for no kernel and no copy.
 
 CUDA only, which is ROCm's name in torch too. torch is not imported: where there is such a tensor, it has been already.
 """
@@ -46,7 +46,7 @@ class DeviceCopy:
         Raises:
             RuntimeError: If an earlier operation on the device has failed.
         """
-        return self._event.query()
+        return not is_capturing() and self._event.query()  # a query during a capture would end it
 
     def parts(self) -> Iterator[memoryview]:
         """Yields the bytes of each part, once `has_arrived`."""

@@ -331,6 +331,11 @@ def _name(key: Any) -> str:
         return repr(key)
     if isinstance(key, tuple):
         return ",".join(map(_name, key))
+    if dataclasses.is_dataclass(key) and not isinstance(key, type):
+        return ",".join(_name(getattr(key, field.name)) for field in dataclasses.fields(key))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(key, numpy.generic):
+        return repr(key)
     raise _Unreadable
 
 

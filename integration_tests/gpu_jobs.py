@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -16,8 +15,7 @@ from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begi
 from countoff.core.runtime import collectives, nccl
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
-from integration_tests.jobs import BATCH_SIZE, digits
-from integration_tests.loops import weights
+from integration_tests.jobs import BATCH_SIZE, digits, weights
 
 OPTIONS = {"tick_batches": 2}
 """Ticks, which read learning rates, often enough for a short job."""
@@ -94,15 +92,14 @@ def composer(samples: int) -> Any:
 class Moved:
     """A loader that hands out another's batches on this rank's device."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        self._loader, self._device = loader, device
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield [each.to(self._device, non_blocking=True) for each in batch]
+        yield from map(devices.moved, self._loader)
 
 
 def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -> dict[str, Any]:
@@ -116,14 +113,13 @@ def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -
     Returns:
         The final weights, and the kinds of what was warned of.
     """
-    device = devices.join()
+    devices.join()
     torch.manual_seed(7)
-    placed = None if device.type == "cpu" else [device]
-    model = DistributedDataParallel(torch.nn.Linear(64, 10).to(device), device_ids=placed)
+    model = devices.ddp(torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     dataset = TensorDataset(*(each[:samples] for each in digits()))
     sampler = None if same else DistributedSampler(dataset, shuffle=False)
-    loader = Moved(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, pin_memory=True), device)
+    loader = Moved(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler, pin_memory=True))
     with attach(train=loader, optimizer=optimizer, **options) as handle:
         for _ in range(2):
             for images, labels in loader:
@@ -131,7 +127,7 @@ def plain(samples: int, same: bool = False, options: dict[str, Any] = OPTIONS) -
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    return {"weights": weights(model.cpu()), "warned": sorted({notice.kind for notice in handle.guard.notices})}
+    return {"weights": weights(model), "warned": sorted({notice.kind for notice in handle.guard.notices})}
 
 
 def even(samples: int) -> dict[str, Any]:

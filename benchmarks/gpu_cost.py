@@ -25,6 +25,7 @@ from countoff.core.data.fingerprint import PendingFingerprint, begin_fingerprint
 from countoff.lightning import Countoff
 from countoff.torch import attach
 from integration_tests import devices
+from integration_tests.gpu_jobs import on_device
 from integration_tests.jobs import Job, own_rank, quiet
 
 BARE, GENERATOR = "the loader itself", "a generator that does nothing"
@@ -197,11 +198,7 @@ def fingerprint_costs(repeats: int) -> Samples:
     """Returns the seconds of this thread to begin a fingerprint of a batch on the device, and to complete it."""
     device, found = devices.own_device(), Samples()
     for name, make in BATCHES.items():
-        batch = make()
-        if isinstance(batch, dict):
-            batch = {key: each.to(device) for key, each in batch.items()}
-        else:
-            batch = [each.to(device) for each in batch] if isinstance(batch, list) else batch.to(device)
+        batch = on_device(make(), device)
         begin, complete = found.setdefault(f"{BEGIN} {name}", []), found.setdefault(f"{COMPLETE} {name}", [])
         for repeat in range(repeats + 1):
             began = time.perf_counter()

@@ -1,25 +1,15 @@
 """What ranks have issued, from dumps of flight recorders that stand in for torch's, beside a real group of gloo."""
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core.runtime import collectives as module
 from countoff.core.runtime.collectives import issued, unfinished
 
-
-@pytest.fixture(autouse=True)
-def real_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("real_group")
 
 
 def entry(name: str, *, is_p2p: bool = False) -> dict[str, Any]:

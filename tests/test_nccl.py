@@ -1,13 +1,12 @@
 """The abort of communicators, on groups that stand in for those of NCCL, and on a real one of gloo."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core.runtime import collectives
 from countoff.core.runtime import nccl as module
@@ -22,15 +21,6 @@ def group(abort: Callable[[], object]) -> Any:
 def finish(abort: Abort) -> None:
     for thread in abort._threads:
         thread.join(30)
-
-
-@pytest.fixture
-def real_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def test_all_groups_are_aborted_beside_one_another() -> None:

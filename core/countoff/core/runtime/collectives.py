@@ -80,7 +80,7 @@ def _last_recorded() -> dict[str, str]:
     """The last collective in each process group that a flight recorder holds, in words, by the group's name."""
     entries = [entry for recorder in _RECORDERS for entry in _dump(recorder, collectives=True).get("entries", ())]
     # What a rank sends is another rank's to receive: these differ on healthy ranks.
-    return {str(entry["process_group"][0]): describe(entry) for entry in entries if not entry.get("is_p2p")}
+    return {str(entry["process_group"][0]): _describe(entry) for entry in entries if not entry.get("is_p2p")}
 
 
 def _dump(recorder: str, *, collectives: bool) -> Mapping[str, Any]:
@@ -89,12 +89,12 @@ def _dump(recorder: str, *, collectives: bool) -> Mapping[str, Any]:
     return {} if dump is None else json.loads(dump(includeCollectives=collectives))
 
 
-def describe(entry: Mapping[str, Any]) -> str:
+def _describe(entry: Mapping[str, Any]) -> str:
     """A collective in words, with its size where that is the same on all ranks.
 
-    >>> describe({"profiling_name": "nccl:all_reduce", "input_sizes": [[32, 64]]})
+    >>> _describe({"profiling_name": "nccl:all_reduce", "input_sizes": [[32, 64]]})
     'all_reduce of [32, 64]'
-    >>> describe({"profiling_name": "nccl:all_to_all", "input_sizes": [[7]]})
+    >>> _describe({"profiling_name": "nccl:all_to_all", "input_sizes": [[7]]})
     'all_to_all'
     """
     name = str(entry["profiling_name"]).rpartition(":")[2]

@@ -2,7 +2,7 @@
 
 A collective of NCCL is a kernel. Python goes on once it is queued, and blocks later: where it reads a value from the
 GPU, or saves a checkpoint. It returns when the communicators are aborted. `ProcessGroup.abort` does that (torch 2.6 and
-newer). It first tells torch's own watchdog to look for errors of NCCL no more (`ProcessGroupNCCL::abort` and
+newer). It first tells torch's own watchdog to stop looking for errors of NCCL (`ProcessGroupNCCL::abort` and
 `Watchdog::runLoop` in torch's ProcessGroupNCCL.cpp), so that it does not end the process.
 
 No error is raised where the main thread waits. What the aborted kernels should have written is incomplete, and kernels

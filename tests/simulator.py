@@ -34,6 +34,7 @@ class Epoch:
             exhausted.
         position: Batches trained on before the checkpoint from which the rank resumes.
         joined: Whether the epoch is inside `Join`, where ranks may differ.
+        extra: The batches in which it runs two micro-batches, and not one.
         leaves: Where ranks are made even: the batch after which this rank leaves the loop; None: it does not.
     """
 
@@ -43,6 +44,7 @@ class Epoch:
     spare: int = 0
     position: int = 0
     joined: bool = False
+    extra: frozenset[int] = frozenset()
     leaves: int | None = None
 
 
@@ -194,6 +196,8 @@ class Rank:
                 continue
             for batch in range(epoch.position + 1, epoch.batches + 1):
                 yield from self._batch(batch, epoch.batches + epoch.spare, synced=not epoch.joined)
+                for _ in range(1 + (batch in epoch.extra)):
+                    guard.micro_batch()
                 if batch in epoch.steps:
                     guard.step()
                     yield "step"

@@ -21,7 +21,8 @@ from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
 from countoff.core.arithmetic.horizon import Horizon, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
-from countoff.core.data import identity
+from countoff.core.data import identity, resume, weights
+from countoff.core.data.streams import StreamFacts, judge_streams
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import (
     DIED,
@@ -43,7 +44,7 @@ from countoff.core.protocol.plan_comparison import (
     judge_tick_batches,
     judge_versions,
 )
-from countoff.core.protocol.records import Mark, verdict_entry
+from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
 from countoff.core.protocol.rule import Divergence
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import Tick
@@ -58,6 +59,7 @@ from tests.fake_store import FakeSpeaker, FakeStore
 
 EPOCH = "train epoch 0"
 ALL = tuple(CHECKS)
+_COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
 _REMEDIES = {
     "accelerate": "countoff._accelerate.facts",
     "transformers": "countoff._transformers.trainer",
@@ -230,6 +232,10 @@ def steps() -> Iterator[Situation]:
     rows = [counted(rank, 64, 64, "in batch 64", steps=32) for rank in range(2)]
     other = Tick(*where, {**record, "rank": 1, "step_hash": 6})
     yield Situation("StepMismatch", "steps after other batches, found at a tick", lambda _: other.compare(record), rows)
+    extra = Tick(*where, {**record, "rank": 1}, MicroCounts(8, 30, (5, 4), ((61, 62), (63, 64)), EPOCH))
+    of_rank_0 = {**record, **MicroCounts(7, 30, (4, 4)).to_json()}
+    title = "a rank has run an extra micro-batch, found at a tick"
+    yield Situation("StepMismatch", title, lambda _: extra.compare(of_rank_0), adapters=_COUNT_MICRO_BATCHES)
     rates = Tick(*where, {**record, "rank": 1, "rates": [0.0003] * 2})
     able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
     yield Situation(
@@ -422,6 +428,7 @@ def data() -> Iterator[Situation]:
             lambda _, records=records: identity.judge_data(EPOCH, records)[0],
             adapters=able("DuplicateData"),
         )
+    yield from dealt()
     yield Situation(
         "PeersDiffer",
         "ranks that share a batch read different ones",
@@ -434,6 +441,111 @@ def data() -> Iterator[Situation]:
         lambda _: identity._same_order("train epoch 1", 0),
         adapters=able("SameOrder"),
     )
+    held = {
+        "a weight is changed on one of four ranks": [("5e", "a1")] * 2 + [("5e", "b0"), ("5e", "a1")],
+        "a weight is changed on one of two ranks": [("5e", "a1"), ("5e", "b0")],
+    }
+    for title, digests in held.items():
+        yield Situation(
+            "WeightsDiffer",
+            title,
+            lambda _, digests=digests: weights.judge_weights(20, dict(enumerate(digests)), "layers.3.weight"),
+            adapters=able("WeightsDiffer"),
+        )
+
+
+def dealt() -> Iterator[Situation]:
+    """Streams that a framework deals out, in the words of that framework."""
+    dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
+    share = {"shares": 2, "said_by": "split_dataset_by_node"}
+
+    def digests(*numbers: int) -> str:
+        return "".join(f"{number:08x}" for number in numbers)
+
+    def streams(adapter: str, *facts: Mapping[str, Any]) -> Verdict | None:
+        dealer = dealers.get(adapter, "DistributedSampler")
+        return judge_streams(EPOCH, {rank: StreamFacts(dealer, len(facts), **each) for rank, each in enumerate(facts)})
+
+    prepared, wrapped = ["accelerate", "transformers"], list(dealers)
+    begins = [{"prints": digests(*range(first, first + 12))} for first in (0, 100)]
+    indices = [{**begin, "sampler": True, "length": 48, "whole": 96} for begin in begins]
+    rows = [{"contents": digests(first, first + 1), "length": 48, "whole": 96} for first in (0, 100)]
+    shuffled = [{**each, "whole": 48} for each in rows]
+    seeds = [{"seed": digests(seed)} for seed in (7, 7, 7, 8)]
+    overlapping = [{"prints": digests(*range(first, first + 12))} for first in (0, 4)]
+    cases: list[tuple[Kind, str, list[dict[str, Any]], list[str]]] = [
+        ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
+        ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
+        ("DoubleSharded", "a rank in the dataset", begins, prepared),
+        ("DoubleSharded", "a rank in the sampler", indices, wrapped),
+        (
+            "DoubleSharded",
+            "rows of each rank's own",
+            rows,
+            [adapter for adapter in ALL if "DoubleSharded" in CHECKS[adapter]],
+        ),
+        ("StreamsDiffer", "a shuffle with other seeds", seeds, prepared),
+        ("StreamsDiffer", "another order", overlapping, prepared),
+        (
+            "StreamsDiffer",
+            "rows in another order",
+            shuffled,
+            [adapter for adapter in ALL if "StreamsDiffer" in CHECKS[adapter]],
+        ),
+    ]
+    for kind, title, facts, adapters in cases:
+        yield Situation(
+            kind,
+            title,
+            lambda adapter, facts=facts: streams(adapter, *facts),
+            adapters=adapters,
+        )
+
+
+_WRAPPER = "Lightning's DistributedSamplerWrapper"
+
+
+RESUME_RECORD = resume.ResumeRecord(
+    epoch=1,
+    batches=3,
+    stepped=3,
+    left=3,
+    steps=9,
+    dp_rank=0,
+    dp_degree=2,
+    batch_size=8,
+    accumulation=1,
+    schedule=resume.ScheduleState((0.085,), (0.1,), (9,)),
+    start_rates=((0.01,), (0.04,)),
+    prints=("5e", "a1"),
+    informative=True,
+    last="c4",
+    order=(1, 1, 96),
+)
+"""What a rank has kept in a checkpoint in the middle of an epoch."""
+
+
+def resumes() -> Iterator[Situation]:
+    able = [adapter for adapter in ALL if "ResumeMismatch" in CHECKS[adapter]]
+    record = RESUME_RECORD
+    plan = FitPlan(batch_size=8, dp_degree=2)
+    exact = resume.Restored(exact=True)
+    begun_again = resume.ScheduleState((0.01,), (0.1,), (0,)), resume.ScheduleState((0.04,), (0.1,), (1,))
+    changed = [resume.ScheduleState((0.05,), (0.1,), (9,))] * 2
+    found: dict[str, Verdict | None] = {
+        "the epoch begins again": resume.judge_data(record, resume.Observed(("5e", "a1"), True, 1), 1),
+        "one batch too few is skipped": resume.judge_data(record, resume.Observed(("c4", "d5"), True, 1), 1),
+        "the framework restores another batch": resume.judge_position(record, plan, 1, 5, exact),
+        "the framework restores another epoch": resume.judge_position(record, plan, 3, 0, exact),
+        "there are more ranks": resume.judge_position(record, FitPlan(batch_size=8, dp_degree=4), 1, 3, exact),
+        "the steps are not restored": resume.judge_steps(record, resume.Restored(steps=0)),
+        "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96)),
+        "the schedule begins again": resume.judge_rates(record, begun_again),
+        "another learning rate": resume.judge_rates(record, changed),
+        "the record is torn": resume.unreadable(KeyError("epoch")),
+    }
+    for title, verdict in found.items():
+        yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
 
 
 def schedules() -> Iterator[Situation]:
@@ -546,6 +658,7 @@ SITUATIONS: Sequence[Situation] = [
     *lengths(),
     *evens(),
     *data(),
+    *resumes(),
     *schedules(),
     *processes(),
     *others(),

@@ -91,7 +91,7 @@ class Epoch:
         self.span = SpanCounters("train epoch 0")
         self.data = DataIdentity(State(0, 2, Settings(), {}))
         self.data.begin(FitPlan(), lambda name, record, judge: self.reported.append(record))
-        self.data.open(self.span)
+        self.data.open(self.span, 0)
         self.batches = [torch.rand(4, 64) for _ in range(5)]
         self.expected = [found.digest for found in map(fingerprint, self.batches[:2]) if found is not None]
 
@@ -144,7 +144,7 @@ def test_a_fingerprint_that_is_not_complete_in_time_is_left_out():
         epoch.data.close(epoch.span)
         assert [(record["prints"], record["informative"]) for record in epoch.reported] == [([], False)]
         assert not epoch.data.fingerprints_due
-        epoch.data.open(epoch.span)
+        epoch.data.open(epoch.span, 0)
         for number in range(2):
             epoch.give(number)
         for copy in copies:

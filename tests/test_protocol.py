@@ -199,6 +199,14 @@ def shifts_a_step(draw: st.DrawFn, job: Job, program: Program) -> Program:
     return change_epoch(draw, program, steps=shifted)
 
 
+def runs_an_extra_micro_batch(draw: st.DrawFn, job: Job, program: Program) -> Program:
+    def extra(epoch: Epoch) -> frozenset[int]:
+        assume(taken(epoch))
+        return frozenset({draw(st.integers(epoch.position + 1, max(taken(epoch))))})
+
+    return change_epoch(draw, program, extra=extra)
+
+
 def resumes_elsewhere(draw: st.DrawFn, job: Job, program: Program) -> Program:
     first, *rest = program.epochs
     position = draw(st.integers(0, first.batches).filter(lambda position: position != first.position))
@@ -327,6 +335,47 @@ def test_ranks_that_differ_are_always_found_and_named(what: str) -> None:
             assert named <= fault.odd
 
     always()
+
+
+def test_an_extra_micro_batch_ends_nothing_and_is_noted_once() -> None:
+    """Every later tick and mark differs too: each rank hears of it once, and goes on to the end."""
+
+    @examples(25)
+    @given(faults(runs_an_extra_micro_batch), seeds)
+    def never(fault: Fault, seed: int) -> None:
+        quiet = tuple(dataclasses.replace(program, warns=frozenset()) for program in fault.job.programs)
+        ranks = play(dataclasses.replace(fault.job, programs=quiet), seed)
+        assert_silent(ranks)
+        (notice,) = ranks[0].guard.notices
+        assert [rank.guard.notices for rank in ranks] == [(notice,)] * len(ranks)
+        assert (notice.kind, notice.subject) == ("StepMismatch", "micro-batches")
+        assert fault.odd & set(notice.ranks)
+
+    never()
+
+
+@pytest.mark.parametrize("tick_batches", [1, 2, 64])
+def test_a_missed_step_after_an_extra_micro_batch_is_still_a_verdict(tick_batches: int) -> None:
+    """Rank 1 runs a micro-batch more. Rank 2 misses a step later, and no other rank is ever alone on its side."""
+    everything = frozenset(range(1, 5))
+
+    def program(missed: int = 0, extra: int = 0) -> Program:
+        odd = Epoch(4, everything - {missed}, extra=frozenset({extra} - {0}))
+        return Program((odd, Epoch(4, everything)))
+
+    programs = (program(), program(extra=1), program(missed=4), program())
+    standings: set[str] = set()
+    for seed in range(60):
+        ranks = play(Job(programs, tick_batches=tick_batches), seed)
+        verdict = ranks[0].guard.verdict
+        assert verdict is not None
+        assert (verdict.kind, verdict.subject) == ("StepMismatch", "")
+        assert [rank.guard.verdict for rank in ranks] == [verdict] * len(ranks)
+        found = verdict_with_table(ranks)
+        assert 2 in found.ranks
+        assert found.standing == "differ" or found.ranks == (2,)
+        standings.add(found.standing)
+    assert "out of step" in standings or tick_batches < 4  # of a tick there is no majority
 
 
 def test_marks_after_a_proof_do_not_hide_the_cause() -> None:

@@ -7,7 +7,18 @@ from typing import get_args
 import pytest
 
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff.core.protocol.judgement import DECISION, EVALUATION, GENERAL_REMEDIES, WHO_EVALUATES
+from countoff.core.protocol.judgement import (
+    AGAIN,
+    CHANGED,
+    DECISION,
+    EVALUATION,
+    GENERAL_REMEDIES,
+    POSITION,
+    RATE,
+    RECORD,
+    STEPS,
+    WHO_EVALUATES,
+)
 from countoff.core.protocol.plan_comparison import PROOF_FIELDS
 from countoff.core.verdict import Kind, Remedies
 
@@ -32,6 +43,12 @@ def test_data_remedies_say_how_to_turn_the_check_off() -> None:
     remedies = data_remedies(shares="shard.", order="seed.", off="attach(fingerprint_batches=0)")
     assert set(remedies) == {"DuplicateData", "PeersDiffer", "SameOrder"}
     assert all("attach(fingerprint_batches=0)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
+
+
+def test_a_framework_that_shards_by_itself_has_remedies_for_what_it_deals_out() -> None:
+    remedies = data_remedies(shares="shard.", order="seed.", off="attach(off)", dealer="prepare()", undo="leave it")
+    assert all("prepare()" in remedies[kind] for kind in ("DoubleSharded", "StreamsDiffer"))
+    assert all("attach(off)" in remedies[kind] for kind in ("DoubleSharded", "StreamsDiffer"))
 
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
@@ -59,7 +76,11 @@ def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
     """A misspelt subject would never be found."""
     for kind, remedy in import_module(home).REMEDIES.items():
         if not isinstance(remedy, str):
-            subjects = {"UnevenBatches": {DECISION, EVALUATION, WHO_EVALUATES}, "PlanMismatch": set(PROOF_FIELDS)}
+            subjects = {
+                "UnevenBatches": {DECISION, EVALUATION, WHO_EVALUATES},
+                "PlanMismatch": set(PROOF_FIELDS),
+                "ResumeMismatch": {POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD},
+            }
             assert set(remedy) <= {"", *subjects[kind]}
 
 

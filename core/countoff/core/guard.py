@@ -17,9 +17,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core.data.identity import DataIdentity
+from countoff.core.data.resume import Resumes, ScheduleState
+from countoff.core.data.weights import WeightWatch
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
+from countoff.core.protocol.micro_batches import MICRO_BATCHES
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import Tick
@@ -27,10 +30,12 @@ from countoff.core.runtime import shutdown, verdict_file
 from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
+from countoff.core.runtime.weights import WeightExchange
 from countoff.core.settings import Settings
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
 
 if TYPE_CHECKING:
+    from countoff.core.data.weights import PendingHashes, WeightCheck
     from countoff.core.protocol.truncation import UnusedBatches
     from countoff.core.runtime.channel import Channel
     from countoff.core.runtime.monitor import Monitor
@@ -74,10 +79,17 @@ class Guard:
         rank: This rank.
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
-        learning_rates: Returns the learning rates in force; called every `tick_batches` batches.
+        learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the first two
+            optimizer steps of a fit, and when a checkpoint is written.
+        schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
+            far as they are known.
+        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        weights: Begins to compute hashes of what this rank's model must hold in common with other ranks; called every
+            `weights_every` optimizer steps. None: weights are not compared.
 
     Attributes:
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
+        resumes: Makes the record for a checkpoint, and takes the one of the checkpoint from which a fit resumes.
     """
 
     def __init__(
@@ -88,9 +100,14 @@ class Guard:
         world_size: int,
         remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
+        schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
+        ticks_per_step: int = 1,
+        weights: Callable[[], PendingHashes] | None = None,
     ) -> None:
         self._settings = settings
         self._learning_rates = learning_rates
+        self._schedules = schedules
+        self._ticks_per_step = ticks_per_step
         self._monitor: Monitor | None = None
         self._roll_call: RollCall | None = None
         self._comparing = True
@@ -99,6 +116,10 @@ class Guard:
         self._span = self._train = SpanCounters("before the first span", compared=False)
         self._state = State(rank, world_size, settings, remedies or {})
         self.data = DataIdentity(self._state)
+        self.resumes = Resumes(self._state, self.data, self._schedule, self.warn)
+        watched = weights is not None and settings.weights_every and world_size > 1
+        self._weights = WeightWatch(settings.weights_every, weights) if watched and weights is not None else None
+        self._exchange: WeightExchange | None = None
 
     def fit_start(self, plan: FitPlan, versions: Mapping[str, str] | None = None) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
@@ -116,6 +137,8 @@ class Guard:
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         verdict_file.clear(self._settings, self._state.rank)
+        self.data.begin(plan, None)
+        self.resumes.begin(plan)
         if self._state.world_size > 1:
             from countoff.core.runtime.monitor import Monitor  # imports torch: only where there is another rank
 
@@ -124,6 +147,8 @@ class Guard:
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
             self._monitor = Monitor(self._state, next(_numbers))
+            if self._weights is not None:
+                self._exchange = WeightExchange(self._state, self._monitor.speaker)
             self._monitor.start()
             self._count_off(plan, versions or {}, self._monitor)
         self._pass("fit_start", "the fit")
@@ -138,7 +163,8 @@ class Guard:
         name = f"train epoch {epoch}"
         self._train = SpanCounters(name, started=position, prefetched=position, compared=self._comparing)
         self._open("train_start", self._train)
-        self.data.open(self._train)
+        self.data.open(self._train, epoch)
+        self.resumes.open(self._train, epoch)
 
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
@@ -244,7 +270,22 @@ class Guard:
 
     def step(self) -> None:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
-        self._state.step()
+        state = self._state
+        before = state.steps
+        state.step()
+        if self.resumes.due and state.steps != before:
+            self.resumes.step()
+        if self._weights is not None and self._weights.stepped(state.steps):
+            with state.lock:
+                self._arm(self._span)
+
+    def micro_batch(self) -> None:
+        """Counts a micro-batch: one forward and backward pass for training, in the innermost open span.
+
+        Ranks that ran different numbers of them for one optimizer step are warned of at the next tick or mark. Call it
+        on every rank, or on none; and not where ranks may run unequally many.
+        """
+        self._span.micro_batches += 1
 
     def report_unused(self, unused: UnusedBatches) -> None:
         """Reports what this rank's loader had beyond the batches used, just before the innermost span is closed."""
@@ -305,6 +346,8 @@ class Guard:
         Raises:
             DivergenceError: If another rank goes on.
         """
+        if self._weights is not None:
+            self._compare_weights(self._weights.collect())
         self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
         self._state.finished = True
 
@@ -333,6 +376,8 @@ class Guard:
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
         if self._monitor is not None and self._roll_call is not None and not (self._closed or self._monitor.failure):
+            if self._exchange is not None:
+                self._exchange.settle()
             self._roll_call.settle()
         self._closed = True
         if self._monitor is not None:
@@ -439,8 +484,11 @@ class Guard:
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
         closed, credits = time.time(), span.credits
+        if may_raise:  # otherwise an exception may have left an optimizer's step half done
+            self._look_at_weights(span)
         if not span.evaluation:
             self.data.close(span)
+            self.resumes.close(span)
         if span.evaluation and not span.compared:
             state.close_span(reason)
         else:
@@ -469,7 +517,7 @@ class Guard:
         """Makes a span the one in which batches are counted."""
         with self._state.lock:
             self._span = span
-            self._state.arm(span, watched=self._monitor is not None)
+            self._arm(span)
 
     def _pass(
         self,
@@ -512,9 +560,30 @@ class Guard:
             self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
             speaker.hand(self._compare_tick(span))
+        self._look_at_weights(span)
         self._raise_if_diverged()
         with state.lock:
-            state.arm(span, watched=True)
+            self._arm(span)
+
+    def _arm(self, span: SpanCounters) -> None:
+        """Sets the alarm. Call it under the state's lock."""
+        state, watched = self._state, self._monitor is not None
+        state.arm(span, watched=watched)
+        if self._weights is not None and self._weights.is_busy and watched and state.end is None:
+            state.alarm = state.alarm if span.evaluation else 0
+
+    def _look_at_weights(self, span: SpanCounters) -> None:
+        """Begins to compute hashes of the weights where that is due, and compares those that are there."""
+        if self._weights is None or self._exchange is None or span.evaluation or not span.compared:
+            return
+        if self._weights.is_busy:
+            moment = f"{span.opened}.{span.started}"
+            self._compare_weights(self._weights.look(moment, self._exchange.last_steps))
+
+    def _compare_weights(self, checks: Sequence[WeightCheck]) -> None:
+        for check in checks:
+            if self._exchange is not None:
+                self._exchange.compare(check)
 
     def _announce(self, span: SpanCounters, speaker: Speaker) -> None:
         """Announces the batch that closes a span, before this rank trains on it; waits as `_pass` does."""
@@ -533,14 +602,23 @@ class Guard:
         state, batch = self._state, span.started
         steps, step_hash = state.steps, state.step_hash
         rates = self._learning_rates() if self._learning_rates is not None else ()
+        micro = state.micro_batches.take()
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
-            tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates)
+            tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates, micro=micro)
             verdict = tick.compare(channel.claim(tick.key, tick.record))
-            if verdict is not None:
+            if verdict is not None and verdict.subject == MICRO_BATCHES:
+                state.note(verdict)
+            elif verdict is not None:
                 state.propose(verdict)
 
         return compare
+
+    def _schedule(self) -> ScheduleState:
+        """The learning rates in force, and where their schedules stand."""
+        rates = self._learning_rates() if self._learning_rates is not None else ()
+        base_rates, ticks = self._schedules() if self._schedules is not None else ((), ())
+        return ScheduleState(rates, base_rates, ticks, self._ticks_per_step)
 
     def _raise_if_diverged(self) -> None:
         if self._state.proposed is not None or self._state.end is not None:

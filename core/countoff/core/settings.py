@@ -138,6 +138,9 @@ _RULES: dict[str, _Rule] = {
     "deadline_seconds": _SECONDS,
     "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
     "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _check_fingerprint_batches, int),
+    "weights_every": _Rule(
+        "0 (off) or a whole number of optimizer steps of at least 1", functools.partial(_check_count, 0), int
+    ),
     "verdict_file": _Rule("the path of a file", _check_path, str),
 }
 
@@ -163,6 +166,8 @@ class Settings:
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
+        weights_every: Optimizer steps between two comparisons of the ranks' weights; 0: none. Must be equal on all
+            ranks.
         verdict_file: Absolute path of the file for the verdict that ends the fit; None: no file.
 
     Raises:
@@ -182,6 +187,7 @@ class Settings:
     deadline_seconds: float = 60.0
     tick_batches: int = 64
     fingerprint_batches: int = 2
+    weights_every: int = 0
     verdict_file: str | None = None
 
     def __post_init__(self) -> None:

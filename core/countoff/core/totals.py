@@ -136,6 +136,35 @@ class Totals:
         )
 
 
+def evaluation_metrics(facts: LoaderFacts, *, batches: int, dp_degree: int, name: str = "") -> dict[str, float]:
+    """Returns how many samples an evaluation has read, under the names with which every adapter logs them.
+
+    Args:
+        facts: What the adapter read off the evaluation's loader on this rank.
+        batches: Batches that this rank has read, at least 0.
+        dp_degree: Shares into which the data is cut, at least 1.
+        name: The evaluation's name, where there are several; empty where there is one.
+
+    Returns:
+        The different samples that all dp_ranks have read, those read again, and those of the dataset that none has
+        read. Empty if they are not proven, or if batches is not the number that the arithmetic gives.
+
+    Example:
+        >>> facts = LoaderFacts(reported_batches=2, batch_size=2, drop_last=False, samples_per_rank=3,
+        ...     dataset_size=10, sampling="distributed")
+        >>> evaluation_metrics(facts, batches=2, dp_degree=4)
+        {'countoff/eval_samples': 10, 'countoff/eval_samples_repeated': 2, 'countoff/eval_samples_dropped': 0}
+    """
+    plan = BatchPlan.of(facts, dp_degree=dp_degree)
+    if not plan.proven or batches != plan.batches_per_epoch:
+        return {}
+    unique, repeated, dropped = plan.samples_unique, plan.samples_repeated, plan.samples_dropped
+    if unique is None or repeated is None or dropped is None:
+        return {}
+    values = {"eval_samples": unique, "eval_samples_repeated": repeated, "eval_samples_dropped": dropped}
+    return {f"countoff/{metric}/{name}" if name else f"countoff/{metric}": value for metric, value in values.items()}
+
+
 def _consequences(plan: BatchPlan) -> str:
     factor = plan.wrong_length_factor or 1.0
     return f"Progress, validation intervals and schedules that depend on it are off by a factor of {factor:g}."

@@ -24,8 +24,12 @@ Kind = Literal[
     "Truncated",
     "Repeated",
     "DuplicateData",
+    "DoubleSharded",
+    "StreamsDiffer",
     "PeersDiffer",
     "SameOrder",
+    "ResumeMismatch",
+    "WeightsDiffer",
     "UnseenLoader",
     "WrongHorizon",
     "WrongTotal",
@@ -87,8 +91,9 @@ VERDICTS: dict[Kind, VerdictInfo] = {
         "raises; uneven evaluations warn",
     ),
     "StepMismatch": VerdictInfo(
-        "ranks took different numbers of optimizer steps, or took them after different batches",
-        "raises",
+        "ranks took different numbers of optimizer steps, after different batches, or with different numbers of "
+        "micro-batches",
+        "raises; different micro-batches warn",
     ),
     "LearningRateMismatch": VerdictInfo("ranks train with different learning rates", "raises"),
     "RankMapError": VerdictInfo(
@@ -117,12 +122,29 @@ VERDICTS: dict[Kind, VerdictInfo] = {
         "warns",
     ),
     "DuplicateData": VerdictInfo("ranks that must read different data read the same data", "warns"),
+    "DoubleSharded": VerdictInfo(
+        "data that is already one rank's share is sharded again, so most of it is never read",
+        "warns",
+    ),
+    "StreamsDiffer": VerdictInfo(
+        "the framework deals one stream out to the ranks, but the ranks' streams are not the same: ranks read some "
+        "samples several times, and others never",
+        "warns",
+    ),
     "PeersDiffer": VerdictInfo(
         "ranks that share a dp_rank, and so must read the same data, read different data",
         "warns",
     ),
     "SameOrder": VerdictInfo(
         "the sampler shuffles, but two epochs had the same order: `set_epoch` was not called",
+        "warns",
+    ),
+    "ResumeMismatch": VerdictInfo(
+        "a run that resumes from a checkpoint repeats or skips data, or its learning rate jumps",
+        "warns",
+    ),
+    "WeightsDiffer": VerdictInfo(
+        "ranks that must hold the same weights hold different ones; checked with `weights_every`",
         "warns",
     ),
     "UnseenLoader": VerdictInfo(

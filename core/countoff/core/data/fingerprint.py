@@ -49,7 +49,7 @@ class Fingerprint(NamedTuple):
     excerpt: bytes
 
 
-def fingerprint(batch: Any) -> Fingerprint | None:
+def fingerprint(batch: Any, *, plain: bool = False) -> Fingerprint | None:
     """Returns the fingerprint of a batch in the CPU's memory; None if a part cannot be read or is not understood.
 
     It reads tensors in the CPU's memory, numpy arrays, numbers, strings and bytes, in mappings, sequences and
@@ -58,6 +58,8 @@ def fingerprint(batch: Any) -> Fingerprint | None:
 
     Args:
         batch: What a loader has returned.
+        plain: Whether mappings and sequences other than dicts, lists and tuples, and dataclasses, cannot be read:
+            reading a field of these may call code of the user's.
 
     Example:
         >>> fingerprint({"ids": [1, 2], "text": "a"}) == fingerprint({"text": "a", "ids": [1, 2]})
@@ -65,7 +67,7 @@ def fingerprint(batch: Any) -> Fingerprint | None:
         >>> fingerprint([1, 2]) == fingerprint([1, 3]), fingerprint(iter([1]))
         (False, None)
     """
-    digest = _read(batch, from_devices=False)
+    digest = _read(batch, from_devices=False, plain=plain)
     return None if digest is None else digest.fingerprint()
 
 
@@ -185,9 +187,9 @@ class _Digest:
                 self._excerpt += view[start : start + _CHUNK_BYTES]
 
 
-def _read(batch: Any, *, from_devices: bool) -> _Digest | None:
+def _read(batch: Any, *, from_devices: bool, plain: bool = False) -> _Digest | None:
     """What one walk over a batch reads; None if a part of it cannot be read."""
-    reading = _Reading(from_devices=from_devices)
+    reading = _Reading(from_devices=from_devices, plain=plain)
     try:
         reading.take(batch)
     except Exception:  # a class of the user's may raise anything: there is no fingerprint then
@@ -198,9 +200,9 @@ def _read(batch: Any, *, from_devices: bool) -> _Digest | None:
 class _Reading:
     """One walk over one batch."""
 
-    def __init__(self, *, from_devices: bool) -> None:
+    def __init__(self, *, from_devices: bool, plain: bool) -> None:
         self.digest = _Digest()
-        self._from_devices = from_devices
+        self._from_devices, self._plain = from_devices, plain
         self._left = _BATCH_BYTES
 
     def take(self, value: Any) -> None:
@@ -212,6 +214,8 @@ class _Reading:
             self._bytes("bytes", bytes(value))
         elif (kind := _array_kind(value, from_devices=self._from_devices)) is not None:
             self._array(value, kind)
+        elif self._plain and type(value) not in (dict, list, tuple):
+            raise _Unreadable
         elif isinstance(value, Mapping):
             self._say(f"mapping {len(value)}")
             for key in _spread(sorted(value, key=_name)):

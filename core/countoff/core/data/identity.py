@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
+from countoff.core.data.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
@@ -42,11 +43,14 @@ class Sampling(NamedTuple):
         order: What determines the order in which it shuffles: two epochs in which this is equal have the same order.
             None where it does not shuffle, or where nothing but the data can tell.
         comparable: Whether the ranks' plan tells which of them read the same data; if not, nothing is compared.
+        shuffled: The epoch by which it shuffles, and the samples that it shuffles; None where it does not shuffle by an
+            epoch, or does not show it.
     """
 
     is_sharded: bool = False
     order: Hashable = None
     comparable: bool = True
+    shuffled: tuple[int, int] | None = None
 
 
 UNKNOWN = Sampling()
@@ -65,43 +69,78 @@ class DataIdentity:
             while it is not 0.
         dp_rank: This rank's dp_rank.
         dp_degree: The number of dp_ranks.
+        elements: The first elements of the stream that the framework deals out, in the fit's first train epoch. An
+            adapter lets them be looked at where the framework takes them. None where they are not to be.
+        order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
+            that train epoch, and the samples that were shuffled; None where the sampler does not show it.
     """
 
     def __init__(self, state: State) -> None:
         self.fingerprints_due = 0
+        self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self.dp_degree = state.world_size
+        self.order: tuple[int, int, int] | None = None
         self._state = state
         self._report_to: Report | None = None
         self._read: list[Fingerprint | PendingFingerprint | None] = []
-        self._first = 0
+        self._first = self._epoch = 0
         self._steps_before = 0
         self._ever_read = self._is_sharded = False
         self._span: SpanCounters | None = None
+        self._stream: Callable[[], StreamFacts | None] = _no_stream
+        self._streams_told = False
         self._order: Hashable = None
         self._last_order: Hashable = None
 
-    def begin(self, plan: FitPlan, report: Report) -> None:
+    def begin(self, plan: FitPlan, report: Report | None) -> None:
         """Begins a fit.
 
         Args:
             plan: The plan of the fit; without a `dp_rank` in it, every rank reads data of its own.
-            report: Where this rank's fingerprints go.
+            report: Where this rank's fingerprints go; None where there is no other rank.
         """
         self._report_to = report
+        self._streams_told = False
         self.dp_rank = self._state.rank if plan.dp_rank is None else plan.dp_rank
         self.dp_degree = self._state.world_size if plan.dp_degree is None else plan.dp_degree
 
-    def open(self, span: SpanCounters) -> None:
-        """Begins a train epoch."""
-        watched = self._report_to is not None and span.compared
-        self.fingerprints_due = self._state.settings.fingerprint_batches if watched else 0
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is still to be read of the last train epoch."""
+        return not self.fingerprints_due
+
+    @property
+    def prints(self) -> tuple[str, ...]:
+        """Digests of the first batches of the last train epoch, in order; none if one of them is not known."""
+        known = self._known()
+        return tuple(each.digest for each in known) if len(known) == len(self._read) else ()
+
+    @property
+    def informative(self) -> bool:
+        """Whether these batches hold enough for their equality to be no coincidence."""
+        return bool(self.prints) and distinct_bytes([each.excerpt for each in self._known()]) >= ENOUGH_BYTES
+
+    def open(self, span: SpanCounters, epoch: int) -> None:
+        """Begins a train epoch.
+
+        Args:
+            span: Its counters.
+            epoch: Its number, from 0.
+        """
+        self.fingerprints_due = self._state.settings.fingerprint_batches if span.compared else 0
         self._span = span if self.fingerprints_due else None
+        self._epoch = epoch
         self._read, self._order = [], None
+        self._stream = _no_stream
+        dealt = self.fingerprints_due and self._report_to is not None and not self._streams_told
+        self.elements = FirstElements() if dealt else None
         self._first = span.started + 1
         self._steps_before = self._state.steps
 
-    def read(self, batch: Any, sampling: Sampling = UNKNOWN) -> None:
+    def read(
+        self, batch: Any, sampling: Sampling = UNKNOWN, stream: Callable[[], StreamFacts | None] | None = None
+    ) -> None:
         """Takes the fingerprint of a batch of the train epoch, as this rank's loader returned it. Never raises.
 
         It waits for no device. A fingerprint of a batch on a device is complete at a later batch, when this is called
@@ -110,12 +149,20 @@ class DataIdentity:
         Args:
             batch: The batch.
             sampling: What the loader's sampler tells.
+            stream: Returns what is known of the stream that the framework deals out; None where it deals out none.
         """
         if not self.fingerprints_due:
             return
         if len(self._read) < self._state.settings.fingerprint_batches:
             self._ever_read = True
+            if stream is not None and self.elements is not None:
+                self._stream = stream
             self._order, self._is_sharded = sampling.order, sampling.is_sharded
+            if sampling.shuffled is not None:
+                by, samples = sampling.shuffled
+                self.order = int(by), self._epoch, samples  # a loop may set the epoch as a number of numpy's
+            else:
+                self.order = None
             self._read.append(begin_fingerprint(batch) if sampling.comparable else None)
         self._collect()
         to_read = self._state.settings.fingerprint_batches - len(self._read)
@@ -131,10 +178,18 @@ class DataIdentity:
             self._report()
         self.fingerprints_due = 0
         # A pass without a step, or of a single batch, was no training.
-        if self._order is not None and self._state.steps > self._steps_before and len(self._read) > 1:
+        if (
+            self._report_to is not None
+            and self._order is not None
+            and self._state.steps > self._steps_before
+            and len(self._read) > 1
+        ):
             if self._order == self._last_order:
                 self._state.note(_same_order(span.name, self._state.rank))
             self._last_order = self._order
+
+    def _known(self) -> list[Fingerprint]:
+        return [each for each in self._read if isinstance(each, Fingerprint)]
 
     def _collect(self) -> None:
         """Takes in what has arrived from a device."""
@@ -144,23 +199,30 @@ class DataIdentity:
         span, self._span = self._span, None
         if span is None or self._report_to is None:
             return
-        known = [each for each in self._read if isinstance(each, Fingerprint)]
-        prints = [each.digest for each in known] if len(known) == len(self._read) else []
         record = {
             "dp_rank": self.dp_rank,
             "is_sharded": self._is_sharded,
             "first": self._first,
-            "prints": prints,
-            "informative": bool(prints) and distinct_bytes([each.excerpt for each in known]) >= ENOUGH_BYTES,
+            "prints": list(self.prints),
+            "informative": self.informative,
         }
+        if self.elements is not None and (stream := self._stream()) is not None:
+            record["stream"] = stream.to_json()
+        self.elements, self._stream, self._streams_told = None, _no_stream, True
         name, state = span.name, self._state
 
         def judge(records: Records, missing: list[int]) -> None:
             del missing  # the ranks that answered can be compared
-            for verdict in judge_data(name, records):
+            streams = {rank: parse_stream(record.get("stream")) for rank, record in records.items()}
+            dealt = judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
+            for verdict in [*judge_data(name, records), *([] if dealt is None else [dealt])]:
                 state.note(verdict)
 
         self._report_to(f"data/{span.opened}", record, judge)
+
+
+def _no_stream() -> None:
+    """What is known of a stream that the framework does not deal out."""
 
 
 def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verdict]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.micro_batches import MICRO_BATCHES, sentence_of
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import DECISION, EXITED, WHO_EVALUATES, Remedies, Verdict, count_of, names_of
@@ -19,6 +20,9 @@ DIED, STOPPED, HOST, VICTIM = "died", "stopped", "host", "victim"
 """Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost
 its connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is
 empty."""
+POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD = "position", "steps", "data", "rate", "changed rate", "record"
+"""Subjects of a `ResumeMismatch`: the restored position or number of steps is another one, batches are trained on
+again, a schedule stands elsewhere, a learning rate has changed, the record cannot be read."""
 
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
@@ -31,7 +35,21 @@ GENERAL_REMEDIES: Remedies = {
             "eval_ranks=[0], on every rank."
         ),
     },
-    "StepMismatch": "let all ranks step after the same batches: no condition of one rank around optimizer.step().",
+    "WeightsDiffer": (
+        "look for what only some ranks do to that parameter: an assignment or an in-place change after the model was "
+        "wrapped, a checkpoint loaded there, requires_grad set or a layer added after wrapping, an optimizer step or a "
+        "backward() that is left out. Then load, on all ranks, a checkpoint that was written before that. Where "
+        "ranks train apart on purpose: weights_every=0."
+    ),
+    "StepMismatch": {
+        "": "let all ranks step after the same batches: no condition of one rank around optimizer.step().",
+        MICRO_BATCHES: (
+            "if the ranks weight their losses by their samples, or the extra pass is no part of the training, ignore "
+            "this. If not, run as many forward and backward passes in each step on every rank. Where that number "
+            "depends on the data: all-reduce it, take the maximum, and let ranks with fewer run empty micro-batches, "
+            "any valid input with a loss of 0 (loss * 0)."
+        ),
+    },
     "LearningRateMismatch": "make the scheduler with the same length on every rank, and step it on every rank.",
     "RankMapError": FORMULA_REMEDY,
     "LostRank": {
@@ -61,6 +79,23 @@ GENERAL_REMEDIES: Remedies = {
         "start at the line of the rank that is named first: the others wait for it. This is a warning: the job is not "
         "ended, and goes on if that rank does. If such a pause is normal, raise stall_seconds above it."
     ),
+    "ResumeMismatch": {
+        POSITION: (
+            "let the loop go on with the epoch and the batch of the checkpoint. If you have moved it on purpose, "
+            "ignore this."
+        ),
+        STEPS: "restore the number of steps from the same checkpoint as the weights.",
+        AGAIN: (
+            "skip the batches that were trained on before the checkpoint, give the sampler its epoch, or restore the "
+            "loader's own state where it has one."
+        ),
+        RATE: (
+            "save the scheduler's state_dict() with every checkpoint, and load it before the first step. If you have "
+            "begun a new schedule on purpose, ignore this."
+        ),
+        CHANGED: "nothing, if you have changed it for this run. If not, load the optimizer's state_dict() too.",
+        RECORD: "nothing: only countoff reads this record, and the next checkpoint gets a new one.",
+    },
     "VersionMismatch": "install the same versions on every host.",
     "SettingsMismatch": "give every rank the same tick_batches.",
 }
@@ -70,6 +105,10 @@ RESUME_REMEDY = (
     "resume every rank from the same checkpoint, and skip as many batches on each: compare what each rank loads."
 )
 STEPS_DIFFER = "Ranks that do not step after the same batches have different weights from there on."
+MICRO_BATCHES_DIFFER = (
+    "In one step, the ranks ran different numbers of passes. That is right where each rank weights its losses by the "
+    "samples. Otherwise the step averages gradients of different amounts of data."
+)
 _CAUSES = {
     "": (
         "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of "
@@ -109,7 +148,19 @@ def _lost_by_exit(mark: Mark, exited: int, other: int, proved: float) -> Verdict
 
 
 def _step_mismatch(divergence: Divergence, rank: int) -> Verdict:
-    standing = divergence.standing
+    standing, own = divergence.standing, divergence.own
+    if own is not None and divergence.micro_batches:
+        where, ranks = f"after {count_of(standing.at, 'batch')} of {own.micro.span}", (standing.rank, rank)
+        return Verdict(
+            "StepMismatch",
+            sentence_of(standing.micro, own.micro, ranks, where=where, steps=own.steps),
+            ranks,
+            why=MICRO_BATCHES_DIFFER,
+            time=standing.time,
+            subject=MICRO_BATCHES,
+            mark_index=divergence.mark_index,
+            standing="differ",
+        )
     theirs, mine = count_of(standing.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
     where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
     sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"

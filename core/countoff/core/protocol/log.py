@@ -138,7 +138,7 @@ class LogView:
         if own is not None:
             if own.reason != standing.reason and (announced or _limited_at_the_same_count(own, standing)):
                 return None  # a limit stopped one of them: nobody knows what else its loader held
-            return own.at == standing.at if announced else compare_marks(standing, own) is None
+            return own.at == standing.at if announced else _agree(standing, own)
         ending = next((span for span in spans if announced and span.opened == mark_index and span.ends), None)
         if ending is not None:
             return ending.started == standing.at
@@ -177,6 +177,12 @@ class LogView:
         if index < self.next - 1:
             self._standing.pop(index, None)
         return compare_marks(standing, own, index)
+
+
+def _agree(standing: Mark, own: Mark) -> bool:
+    """Whether no verdict can follow from two marks. Other micro-batches are a warning, and make no side."""
+    divergence = compare_marks(standing, own)
+    return divergence is None or divergence.micro_batches
 
 
 def _limited_at_the_same_count(own: Mark, standing: Mark) -> bool:

@@ -6,8 +6,10 @@ The store has no authentication, so everything that comes back is checked here b
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
 from countoff.core.verdict import Kind, Standing, Verdict
@@ -17,6 +19,9 @@ Reason = Literal["", "exhausted", "stopped", "exited"]
 
 _TEXT_BYTES = 700
 """The texts of a verdict take at most as many bytes, so that its record fits into the store."""
+
+_COUNTS_BYTES, COUNTED_STEPS = 320, 512
+"""Micro-batches since the last comparison take at most as many bytes in a record, and are kept for so many steps."""
 
 _LISTED_RANKS, _RUNS, _MOST_RANKS = 8, 12, 1 << 17
 """A record lists as many ranks, has as many runs of them where they are more, and as many ranks in them at most."""
@@ -74,6 +79,71 @@ class FitPlan:
 
 
 @dataclass(frozen=True)
+class MicroCounts:
+    """The micro-batches of one rank's optimizer steps, as ticks and marks compare them.
+
+    Attributes:
+        hash: Hash of the micro-batches of all steps since the fit began; 0 where none have been counted.
+        since: Optimizer steps before those that `counts` is about.
+        counts: Micro-batches of each later step; the last ones may be missing.
+        batches: First and last batch of each of these steps. Not in the record.
+        span: The span of these batches. Not in the record.
+    """
+
+    hash: int = 0
+    since: int = 0
+    counts: tuple[int, ...] = ()
+    batches: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    span: str = field(default="", compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as JSON types, equal ones as one; nothing where no micro-batches have been counted.
+
+        >>> MicroCounts(7, 64, (4, 4, 4, 5)).to_json()
+        {'micro': {'hash': 7, 'since': 64, 'counts': '4*3,5'}}
+        """
+        if not self.hash:
+            return {}
+        text = ""
+        for count, equal in groupby(self.counts):
+            times = len(list(equal))
+            longer = f"{text}{',' if text else ''}{count}{f'*{times}' if times > 1 else ''}"
+            if len(longer) > _COUNTS_BYTES:
+                break
+            text = longer
+        return {"micro": {"hash": self.hash, "since": self.since, "counts": text}}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> MicroCounts:
+        """Reads what is in the tick or the mark of another rank; another version may not write it.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is there, and is something else.
+        """
+        if "micro" not in record:
+            return cls()
+        micro = record["micro"]
+        text = micro["counts"]
+        if not isinstance(text, str) or not _COUNTS.fullmatch(text):
+            raise ValueError(f"expected micro-batches of steps, got {text!r}")
+        counts: list[int] = []
+        for run in filter(None, text.split(",")):
+            count, _, times = run.partition("*")
+            parse_count(len(counts) + int(times or 1), COUNTED_STEPS + 1)
+            counts += [int(count)] * int(times or 1)
+        return cls(parse_count(micro["hash"]), parse_count(micro["since"]), tuple(counts))
+
+    def differ(self, other: MicroCounts) -> bool:
+        """Whether two ranks ran different numbers of micro-batches; False where one of them has counted none."""
+        return self.hash != other.hash and bool(self.hash and other.hash)
+
+
+NO_MICRO_COUNTS = MicroCounts()
+"""Where no micro-batches are counted, or none are compared."""
+_COUNTS = re.compile(r"(?:[0-9]{1,9}(?:\*[0-9]{1,3})?(?:,(?!$)|$))*", re.ASCII)
+
+
+@dataclass(frozen=True)
 class Mark:
     """A point that every rank passes, with the counts that must be equal there.
 
@@ -89,6 +159,7 @@ class Mark:
         counts: Batches per loader of a closed evaluation, if it read more than one.
         rank: The rank that wrote the mark.
         time: Seconds since the epoch at which that rank passed it, by its own clock.
+        micro: The micro-batches of the steps before it. Evaluations end without: their counts need the space.
     """
 
     kind: MarkKind
@@ -100,10 +171,12 @@ class Mark:
     counts: tuple[int, ...] = ()
     rank: int = 0
     time: float = 0.0
+    micro: MicroCounts = NO_MICRO_COUNTS
 
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
-        return {**asdict(self), "counts": list(self.counts)}
+        values = {name: value for name, value in vars(self).items() if name != "micro"}
+        return {**values, "counts": list(self.counts), **self.micro.to_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Mark:
@@ -122,6 +195,7 @@ class Mark:
             counts=tuple(parse_count(count) for count in record["counts"]),
             rank=parse_count(record["rank"]),
             time=float(record["time"]),
+            micro=MicroCounts.from_json(record),
         )
 
 

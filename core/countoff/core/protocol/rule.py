@@ -23,6 +23,7 @@ class Divergence:
         mark_index: Index of the mark in dispute; where a closing was only announced, of the mark that opened the span.
         announced: Whether the closing was only announced.
         requested: Whether the last batch of the count was requested, and may never arrive.
+        micro_batches: Whether only the micro-batches of equal steps differ, which may be legitimate.
     """
 
     kind: Literal["UnevenBatches", "StepMismatch", "PlanMismatch"]
@@ -33,6 +34,7 @@ class Divergence:
     mark_index: int = field(default=-1, compare=False)
     announced: bool = field(default=False, compare=False)
     requested: bool = False
+    micro_batches: bool = False
 
 
 def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergence | None:
@@ -99,4 +101,6 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
         return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index)
     if (standing.steps, standing.step_hash) != (own.steps, own.step_hash):
         return Divergence("StepMismatch", standing, own.steps, own, mark_index=mark_index)
+    if standing.micro.differ(own.micro):
+        return Divergence("StepMismatch", standing, own.steps, own, mark_index=mark_index, micro_batches=True)
     return None

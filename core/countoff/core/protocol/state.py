@@ -22,7 +22,9 @@ from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.judgement import judge, nothing_to_repeat, remedy_for, row
 from countoff.core.protocol.log import LogView
+from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.records import (
+    NO_MICRO_COUNTS,
     Mark,
     MarkKind,
     Reason,
@@ -59,6 +61,8 @@ class State:
         spans: Open spans, outermost first.
         steps: Optimizer steps applied since the fit began.
         step_hash: Hash of the batches after which they were applied.
+        last_step: The mark that opened the span of the last one, and the batches started in it then.
+        micro_batches: How many micro-batches each of these steps had.
         alarm: Batches started in the innermost span at which the training thread must look up.
         proposed: The verdict that this rank has proved, whether or not it becomes that of the job.
         end: The verdict that ended the fit.
@@ -74,6 +78,8 @@ class State:
         known_at: When `end` became known here, in seconds since the epoch.
         notices: Warnings of all ranks, which ended nothing.
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
+        asked: Reads an entry of the log that asks what weights ranks hold, and returns what it does; None where this
+            rank compares no weights.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
@@ -89,6 +95,7 @@ class State:
     spans: list[SpanCounters] = field(default_factory=list[SpanCounters])
     steps: int = 0
     step_hash: int = 0
+    micro_batches: MicroBatchLog = field(default_factory=MicroBatchLog)
     alarm: int = NEVER
     proposed: Verdict | None = None
     end: Verdict | None = None
@@ -104,9 +111,10 @@ class State:
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
+    asked: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
-    _last_step: tuple[int, int] = (-1, -1)
+    last_step: tuple[int, int] = (-1, -1)
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
     _early: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict[int, Any])
@@ -135,7 +143,8 @@ class State:
         if kind == "train_start" and opens is not None and opens.compared:
             at = opens.started
         counts = folded(counters.counts) if kind == "eval_end" else ()
-        return Mark(kind, span, at, reason, self.steps, self.step_hash, counts, self.rank, time.time())
+        micro = NO_MICRO_COUNTS if kind == "eval_end" else self.micro_batches.take()
+        return Mark(kind, span, at, reason, self.steps, self.step_hash, counts, self.rank, time.time(), micro)
 
     def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
         """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
@@ -153,6 +162,8 @@ class State:
             elif opens is not None:
                 opens.opened = index
                 self.spans.append(opens)
+                if not opens.evaluation:
+                    self.micro_batches.begin(opens)
             return index
 
     def need_not_write(self, index: int) -> bool:
@@ -177,9 +188,13 @@ class State:
     def step(self) -> None:
         """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
         train = next((span for span in reversed(self.spans) if not span.evaluation), None)
-        if train is None or not train.compared or (moment := (train.opened, train.started)) == self._last_step:
+        if train is None or not train.compared:
             return
-        self._last_step = moment
+        if (moment := (train.opened, train.started)) == self.last_step:
+            self.micro_batches.step_again(train)
+            return
+        self.micro_batches.step(train)
+        self.last_step = moment
         self.steps += 1
         self.step_hash = hash_step(self.step_hash, train.started)
 
@@ -296,6 +311,8 @@ class State:
             case "grant" | "ends" | "stop":
                 opened = parse_count(entry["opened"])
                 return lambda: self._receive_credits(opened, entry, index)
+            case "weights" if self.asked is not None:
+                return self.asked(entry)
             case "goodbye" if entry["rank"] in range(self.world_size):
                 return lambda: self._receive_goodbye(entry["rank"])
             case _:
@@ -348,10 +365,13 @@ class State:
     # What follows from an event.
 
     def _consider(self, divergence: Divergence | None) -> None:
-        """Proposes a verdict, or warns, or accepts it, as the user's settings demand."""
+        """Proposes a verdict, or warns, or accepts it, as the divergence and the user's settings demand."""
         if divergence is None or self.end is not None:
             return
         verdict = judge(divergence, self.rank)
+        if divergence.micro_batches:
+            self.note(verdict)
+            return
         policy = self.settings.uneven_eval
         # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
         if not divergence.evaluation or policy in ("raise", "stop"):

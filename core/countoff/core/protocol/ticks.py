@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import STEPS_DIFFER
+from countoff.core.protocol.judgement import MICRO_BATCHES_DIFFER, STEPS_DIFFER
+from countoff.core.protocol.micro_batches import MICRO_BATCHES, sentence_of
+from countoff.core.protocol.records import NO_MICRO_COUNTS, MicroCounts
 from countoff.core.verdict import Verdict, number_of
 
 _COMPARED_RATES = 8
@@ -31,15 +33,25 @@ class Tick:
         key: Where in the store the first rank writes it; equal on all ranks.
         where: The batch and its span, in words.
         record: The rank's steps and learning rates, as JSON types.
+        micro: The micro-batches of its steps.
     """
 
     key: str
     where: str
     record: dict[str, Any]
+    micro: MicroCounts = NO_MICRO_COUNTS
 
     @classmethod
     def of(
-        cls, rank: int, span: SpanCounters, batch: int, *, steps: int, step_hash: int, rates: Sequence[float]
+        cls,
+        rank: int,
+        span: SpanCounters,
+        batch: int,
+        *,
+        steps: int,
+        step_hash: int,
+        rates: Sequence[float],
+        micro: MicroCounts = NO_MICRO_COUNTS,
     ) -> Tick:
         """The tick of a rank's counters after one batch.
 
@@ -50,13 +62,16 @@ class Tick:
             steps: Optimizer steps applied since the fit began.
             step_hash: Hash of the batches after which they were applied.
             rates: Learning rates in force, of which the first eight are compared.
+            micro: The micro-batches of the steps.
         """
         own = [float(rate) for rate in rates[:_COMPARED_RATES]]  # numpy's floats would have another text
-        record = {"rank": rank, "steps": steps, "step_hash": step_hash, "rates": own}
-        return cls(f"tick/{span.opened}/{batch}", f"batch {batch} of {span.name}", record)
+        record = {"rank": rank, "steps": steps, "step_hash": step_hash, "rates": own, **micro.to_json()}
+        return cls(f"tick/{span.opened}/{batch}", f"batch {batch} of {span.name}", record, micro)
 
     def compare(self, standing: Mapping[str, Any]) -> Verdict | None:
-        """Returns a verdict if the rank that wrote first had other steps or learning rates.
+        """Returns what is wrong if the rank that wrote first had other steps, learning rates or micro-batches.
+
+        Its subject is `MICRO_BATCHES` where nothing but these differ. That may be legitimate, and is a warning.
 
         Args:
             standing: That rank's record.
@@ -78,6 +93,18 @@ class Tick:
             sentence = f"at {self.where}, rank {first} trains with {theirs} and rank {second} with {mine}."
             return Verdict(
                 "LearningRateMismatch", sentence, ranks, why=_RATES_DIFFER, time=time.time(), standing="differ"
+            )
+        micro = MicroCounts.from_json(standing)
+        if micro.differ(self.micro):
+            where = f"at {self.where}"
+            return Verdict(
+                "StepMismatch",
+                sentence_of(micro, self.micro, ranks, where=where, steps=own["steps"]),
+                ranks,
+                why=MICRO_BATCHES_DIFFER,
+                time=time.time(),
+                subject=MICRO_BATCHES,
+                standing="differ",
             )
         return None
 

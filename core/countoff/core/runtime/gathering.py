@@ -52,6 +52,10 @@ class Gathering:
         self._missed = missed
         self._next_reminder = time.monotonic() + _REMINDER_SECONDS
 
+    def end_by(self, deadline: float) -> None:
+        """Goes on without the missing ranks at this time, if that is earlier."""
+        self._deadline = min(self._deadline, deadline)
+
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has called `done`."""
         keys = {rank: f"{self._name}/{rank}" for rank in self._ranks}

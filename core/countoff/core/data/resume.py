@@ -1,0 +1,677 @@
+"""Resumes: does a run that begins from a checkpoint go on where that checkpoint was written?
+
+After a resume all ranks may agree with one another and all be wrong: the epoch begins again with its first batch, a
+part of the data is skipped, or the learning rate jumps. No comparison between ranks finds that. So an adapter puts a
+small record into the framework's own checkpoint, and compares it with what the resumed run does. That needs no other
+rank, so it works with one rank too.
+
+A warning follows from one of these proofs only, and nothing else:
+
+- the position that the framework has restored is not that of the record;
+- an optimizer step was applied to batches that the record has as trained on, shown by their fingerprints;
+- the learning-rate schedule stands at another tick, or begins again with the rates of the run's first steps.
+
+Ranks resume alike, or the roll call has named the difference before. So only rank 0 compares with its record.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, cast
+
+from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
+from countoff.core.data.identity import DataIdentity
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import AGAIN, CHANGED, POSITION, RATE, RECORD, STEPS
+from countoff.core.protocol.records import FitPlan, clip, parse_count
+from countoff.core.protocol.state import State
+from countoff.core.verdict import Verdict, count_of, number_of
+
+__all__ = [
+    "UNREADABLE",
+    "Observed",
+    "Restored",
+    "ResumeRecord",
+    "Resumes",
+    "ScheduleState",
+    "judge_data",
+    "judge_order",
+    "judge_position",
+    "judge_rates",
+    "judge_steps",
+    "unreadable",
+]
+
+UNREADABLE = KeyError, TypeError, ValueError, IndexError, AttributeError
+"""What `ResumeRecord.from_json` raises of something that is no record."""
+_STEPS = 2
+"""Optimizer steps of a resumed run at which learning rates are compared.
+
+Where only the optimizer is restored, the first step has the checkpoint's rate, and the second one that of a schedule
+which begins again.
+"""
+_MOST_GROUPS = 8
+_LAST_SECONDS = 0.05
+_VERSION = 1
+
+
+class ScheduleState(NamedTuple):
+    """Learning rates and where their schedules stand.
+
+    Attributes:
+        rates: Learning rates in force, by parameter group.
+        base_rates: The rates from which the schedules compute these; empty where that is not known.
+        ticks: How often each scheduler has been stepped; empty where schedulers are not known.
+        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+    """
+
+    rates: Sequence[float] = ()
+    base_rates: Sequence[float] = ()
+    ticks: Sequence[int] = ()
+    ticks_per_step: int = 1
+
+
+class Restored(NamedTuple):
+    """What the framework says that it has restored.
+
+    Attributes:
+        steps: Optimizer steps of the whole run; None where it keeps none.
+        exact: Whether a pass that skips nothing is sure to begin with the epoch's first batch. It is not where the
+            loader itself may have been restored.
+        samples: Samples of the epoch, of all ranks, that the pass skips; None: those of the batches that it skips. It
+            counts where the number of data ranks or the batch size has changed.
+    """
+
+    steps: int | None = None
+    exact: bool = False
+    samples: int | None = None
+
+
+class Observed(NamedTuple):
+    """What a resumed run has read and trained on first.
+
+    Attributes:
+        prints: Fingerprints of the first batches that its loader gave.
+        informative: Whether these hold enough for their equality to be no coincidence.
+        batches: Batches that the loader had given when the first optimizer step was applied.
+        dp_rank: This rank's dp_rank.
+        dp_degree: The number of dp_ranks.
+    """
+
+    prints: tuple[str, ...]
+    informative: bool
+    batches: int
+    dp_rank: int = 0
+    dp_degree: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeRecord:
+    """What a rank keeps in a checkpoint, of itself. Every value is one of JSON, so it loads without countoff.
+
+    Attributes:
+        epoch: Number of the open train epoch, or of the next one if none is open; from 0.
+        batches: Batches of that epoch that this rank has begun; None if that is not certain.
+        stepped: Batches of that epoch that this rank had begun when it took its last optimizer step: those behind them
+            may not have been trained on yet, as where a loop writes its checkpoint before it trains on a batch.
+        left: Batches of the epoch that this rank has yet to begin; None if that is not known.
+        steps: Optimizer steps applied in the whole run.
+        dp_rank: This rank's dp_rank.
+        dp_degree: The number of dp_ranks.
+        batch_size: Samples per dp_rank and batch; None if that is not known.
+        accumulation: Batches per dp_rank and optimizer step; None if that is not known.
+        schedule: The learning rates and schedules when the record was written.
+        start_rates: The learning rates of the run's first two optimizer steps.
+        prints: Fingerprints of the first batches of the epoch; empty where they were not taken.
+        informative: Whether these batches hold enough for their equality to be no coincidence.
+        last: Fingerprint of the batch that was begun last; empty if that is not known.
+        order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, and the samples
+            that it shuffles; None where the sampler does not show that.
+    """
+
+    epoch: int
+    batches: int | None
+    stepped: int
+    left: int | None
+    steps: int
+    dp_rank: int
+    dp_degree: int
+    batch_size: int | None
+    accumulation: int | None
+    schedule: ScheduleState
+    start_rates: tuple[tuple[float, ...], ...]
+    prints: tuple[str, ...]
+    informative: bool
+    last: str
+    order: tuple[int, int, int] | None
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the epoch that all ranks have begun; None if that is not known."""
+        if self.batches is None or self.batch_size is None:
+            return None
+        return self.batches * self.batch_size * self.dp_degree
+
+    @property
+    def trained(self) -> int:
+        """Batches of the epoch that are sure to have been trained on."""
+        return self.stepped if self.batches is None else min(self.stepped, self.batches)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON types; `from_json` is its inverse."""
+        return {
+            **asdict(self),
+            "version": _VERSION,
+            "schedule": {name: list(getattr(self.schedule, name)) for name in ("rates", "base_rates", "ticks")},
+            "start_rates": [list(rates) for rates in self.start_rates],
+            "prints": list(self.prints),
+            "order": None if self.order is None else list(self.order),
+        }
+
+    @classmethod
+    def from_json(cls, record: object) -> ResumeRecord:
+        """Reads a record out of a checkpoint.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError, AttributeError: If it is no such record, or one of another
+                version of it; see `UNREADABLE`.
+        """
+        if not isinstance(record, Mapping):
+            raise TypeError(f"expected a mapping, got a {type(record).__name__}")
+        found = cast("Mapping[str, Any]", record)
+        if found["version"] != _VERSION:
+            raise ValueError(f"its version is {found['version']!r}, and this countoff reads version {_VERSION}")
+        schedule, order = found["schedule"], found["order"]
+        return cls(
+            epoch=parse_count(found["epoch"]),
+            batches=_optional(found["batches"]),
+            stepped=parse_count(found["stepped"]),
+            left=_optional(found["left"]),
+            steps=parse_count(found["steps"]),
+            dp_rank=parse_count(found["dp_rank"]),
+            dp_degree=parse_count(found["dp_degree"]),
+            batch_size=_optional(found["batch_size"]),
+            accumulation=_optional(found["accumulation"]),
+            schedule=ScheduleState(
+                _rates(schedule["rates"]),
+                _rates(schedule["base_rates"]),
+                tuple(parse_count(ticks) for ticks in schedule["ticks"]),
+            ),
+            start_rates=tuple(_rates(rates) for rates in found["start_rates"]),
+            prints=tuple(str(digest) for digest in found["prints"]),
+            informative=bool(found["informative"]),
+            last=str(found["last"]),
+            order=None if order is None else (parse_count(order[0]), parse_count(order[1]), parse_count(order[2])),
+        )
+
+
+class Resumes:
+    """Writes the records of one guard, and compares the record of a checkpoint with what the resumed run does.
+
+    Args:
+        state: This rank's state.
+        data: What this rank reads.
+        schedule: Returns the learning rates in force and where their schedules stand.
+        warn: Gives a warning.
+
+    Attributes:
+        due: Whether an optimizer step is still to be looked at. It is False for all steps but a few, and while it is,
+            nothing needs to be called.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        data: DataIdentity,
+        schedule: Callable[[], ScheduleState],
+        warn: Callable[[Verdict], None],
+    ) -> None:
+        self.due = False
+        self._state = state
+        self._data = data
+        self._schedule = schedule
+        self._warn = warn
+        self._plan = FitPlan()
+        self._record: ResumeRecord | None = None
+        self._restored = Restored()
+        self._steps_before = 0
+        self._start_rates: list[tuple[float, ...]] = []
+        self._after: list[ScheduleState] = []
+        self._span: SpanCounters | None = None
+        self._epoch = self._skipped = 0
+        self._handed: int | None = None
+        self._resumed = False  # whether a train epoch has begun
+        self._resumes_here = False  # whether the open train epoch is the first one since the checkpoint
+        self._judged = False  # whether its data has been compared
+
+    def begin(self, plan: FitPlan) -> None:
+        """Begins a fit.
+
+        Args:
+            plan: The plan of the fit.
+        """
+        self._plan, self.due = replace(plan, dp_degree=self._data.dp_degree), True  # a plan may leave it out
+
+    def restore(self, record: object, restored: Restored | None = None, *, compare: bool = True) -> None:
+        """Takes the record of the checkpoint from which the fit resumes, after `begin` and before its first epoch.
+
+        Args:
+            record: What `record` has returned when the checkpoint was written. One that cannot be read gets a line.
+            restored: What the framework says that it has restored.
+            compare: Whether the run goes on where the checkpoint was written. It need not where a run that has trained
+                goes back to an earlier checkpoint of its own.
+        """
+        try:
+            found = ResumeRecord.from_json(record)
+        except UNREADABLE as error:
+            self._say(unreadable(error))
+            return
+        if compare:
+            self._record, self._restored, self.due = found, restored or Restored(), True
+        self._steps_before, self._epoch = found.steps, found.epoch
+        self._start_rates = list(found.start_rates)
+
+    def open(self, span: SpanCounters, epoch: int) -> None:
+        """Begins a train epoch.
+
+        Args:
+            span: Its counters.
+            epoch: Its number, from 0.
+        """
+        self._epoch, self._span, self._skipped, self._handed = epoch, span, span.started, None
+        self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
+        if self._resumes_here and self._record is not None:
+            found = judge_position(self._record, self._plan, epoch, span.started, self._restored)
+            self._judged = found is not None  # what is read and trained on follows from it
+            self._say(found or judge_steps(self._record, self._restored))
+
+    def step(self) -> None:
+        """Looks at an optimizer step that was applied."""
+        span, record = self._span, self._record
+        if span is None:
+            return
+        if self._handed is None:
+            self._handed = span.started - self._skipped
+        if len(self._start_rates) < _STEPS or (record is not None and len(self._after) < _STEPS):
+            self._look_at_rates()
+        if self._resumes_here and not self._judged and self._data.complete and self._goes_beyond(span):
+            self._judge_data()
+        rates_due = len(self._start_rates) < _STEPS or (record is not None and len(self._after) < _STEPS)
+        self.due = rates_due or (self._resumes_here and not self._judged)
+
+    def close(self, span: SpanCounters) -> None:
+        """Ends a train epoch, after `DataIdentity.close`."""
+        if span is self._span:
+            if self._resumes_here and not self._judged and self._goes_beyond(span):
+                self._judge_data()
+            self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the open pass is sure to begin with its epoch's first batch; else its length is not the epoch's."""
+        return self._span is None or self._place(self._span)[1]
+
+    def record(self, batch: Any = None, *, left: int | None = None, steps: int | None = None) -> dict[str, Any]:
+        """Returns this rank's record for a checkpoint that is being written.
+
+        Args:
+            batch: The batch that was begun last, as the loader returned it; None where it is not at hand.
+            left: Batches of the open epoch that this rank has yet to begin; None if that is not known.
+            steps: Optimizer steps of the whole run as the framework counts them, which it says again as
+                `Restored.steps`; None where it keeps none.
+        """
+        span, data, before = self._span, self._data, self._record
+        batches, begins = (0, False) if span is None else self._place(span)
+        prints, informative = (data.prints, data.informative) if begins else ((), False)
+        if before is not None and self._resumes_here and not begins and before.epoch == self._epoch:
+            prints, informative = before.prints, before.informative
+        return ResumeRecord(
+            epoch=self._epoch,
+            batches=batches,
+            stepped=0 if span is None else self._stepped(span, batches),
+            left=0 if span is not None and span.ends else left,
+            steps=self._steps_before + self._state.steps if steps is None else steps,
+            dp_rank=data.dp_rank,
+            dp_degree=data.dp_degree,
+            batch_size=self._plan.batch_size,
+            accumulation=self._plan.gradient_accumulation_steps,
+            schedule=self._now(),
+            start_rates=tuple(self._start_rates),
+            prints=prints,
+            informative=informative,
+            last="" if span is None else _print_of(batch),
+            order=data.order,
+        ).to_json()
+
+    def _stepped(self, span: SpanCounters, batches: int | None) -> int:
+        """Batches of the epoch that were begun when this rank took its last optimizer step."""
+        if batches is None:
+            return 0
+        opened, started = self._state.last_step
+        return batches - span.started + (started if opened == span.opened else self._skipped)
+
+    def _place(self, span: SpanCounters) -> tuple[int | None, bool]:
+        """Batches of the epoch that were begun, None if that is not certain, and whether the pass begins the epoch.
+
+        The pass of a resumed run may begin in the middle of the epoch without a word of it, as that of a loader that
+        was restored itself. Then the fingerprints tell.
+        """
+        before = self._record
+        if before is None or not self._resumes_here or before.epoch != self._epoch or before.batches == 0:
+            return span.started, not self._skipped
+        if self._skipped or self._restored.exact:
+            return span.started, not self._skipped
+        if before.batches is None or not _comparable(before, self._observed(), self._plan):
+            return None, False
+        if _begins_epoch(before, self._observed()):
+            return span.started, True
+        return before.batches + span.started, False
+
+    def _look_at_rates(self) -> None:
+        now = self._now()
+        if len(self._start_rates) < _STEPS:
+            self._start_rates.append(tuple(now.rates))
+        if self._record is not None:
+            self._after.append(now)
+            if len(self._after) == _STEPS:
+                self._say(judge_rates(self._record, self._after))
+
+    def _goes_beyond(self, span: SpanCounters) -> bool:
+        """Whether the record is known to stand in the middle of the epoch.
+
+        A checkpoint may be written in the loop's body at the last batch, which nothing has to know then. So where the
+        epoch's length is not known, the pass must have had more batches than the record.
+        """
+        record = self._record
+        if record is None or record.left is not None or not record.batches:
+            return True
+        return span.started - self._skipped > record.batches
+
+    def _judge_data(self) -> None:
+        self._judged = True
+        record, observed = self._record, self._observed()
+        if record is None or record.epoch != self._epoch or self._handed is None:
+            return
+        if record.left != 0 and _comparable(record, observed, self._plan):
+            self._say(judge_data(record, observed, self._plan.gradient_accumulation_steps or 1))
+        self._say(judge_order(record, self._data.order))
+
+    def _observed(self) -> Observed:
+        handed = self._handed if self._handed is not None else 0
+        return Observed(self._data.prints, self._data.informative, handed, self._data.dp_rank, self._data.dp_degree)
+
+    def _say(self, verdict: Verdict | None) -> None:
+        """Gives a warning, on rank 0: where ranks resume at different places, the roll call has named that before."""
+        if verdict is not None and self._state.rank == 0:
+            self._warn(verdict)
+
+    def _now(self) -> ScheduleState:
+        now = self._schedule()
+        rates, base = (tuple(float(rate) for rate in each[:_MOST_GROUPS]) for each in now[:2])
+        ticks = tuple(int(ticks) for ticks in now.ticks[:_MOST_GROUPS])
+        return ScheduleState(rates, base, ticks, now.ticks_per_step)
+
+
+def judge_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
+    """Compares the optimizer steps that the framework has restored with those of the record."""
+    if restored.steps is None or restored.steps == record.steps:
+        return None
+    return _mismatch(
+        f"the run goes on after {count_of(restored.steps, 'optimizer step')}, and the checkpoint was written after "
+        f"{record.steps}.",
+        "What counts the steps was not restored, or was restored from another checkpoint. Limits and intervals in "
+        "steps are reached at other batches.",
+        STEPS,
+    )
+
+
+def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int, restored: Restored) -> Verdict | None:
+    """Compares the position at which a resumed run begins its first train epoch with that of the record.
+
+    Args:
+        record: The record of the checkpoint.
+        plan: The plan of the resumed fit.
+        epoch: Number of the train epoch, from 0.
+        skipped: Batches of one rank that the framework skips in it.
+        restored: What the framework says that it has restored.
+    """
+    written = record.epoch
+    if epoch != written:
+        effect = _effect_of_epochs(record, epoch)
+        if effect is None:
+            return None
+        sentence = f"the run goes on with train epoch {epoch}, and the checkpoint was written in train epoch {written}"
+        return _mismatch(f"{sentence}: {effect}.", _POSITION_WHY, POSITION)
+    if record.batches is None or (not skipped and not restored.exact and restored.samples is None):
+        return None  # the loader may have been restored itself: its data tells
+    if plan.batch_size is None or plan.dp_degree is None or record.batch_size is None:
+        return None
+    if (plan.batch_size, plan.dp_degree) == (record.batch_size, record.dp_degree):
+        if record.trained <= skipped <= record.batches:
+            return None
+        effect = _effect(skipped - (record.trained if skipped < record.trained else record.batches), "batch")
+        where = f"after {count_of(skipped, 'batch')}" if skipped else "with its first batch"
+        sentence = f"train epoch {epoch} goes on {where}, and the checkpoint was written after {record.batches}"
+        return _mismatch(f"{sentence}: {effect}.", _POSITION_WHY, POSITION)
+    samples = skipped * plan.batch_size * plan.dp_degree if restored.samples is None else restored.samples
+    if record.samples is None or record.trained * record.batch_size * record.dp_degree <= samples <= record.samples:
+        return None
+    now = _samples(samples, skipped, plan.batch_size, plan.dp_degree)
+    if restored.samples is not None:  # they need not be whole batches
+        now = count_of(samples, "sample")
+    sentence = (
+        f"train epoch {epoch} goes on after {now}, and the "
+        f"checkpoint was written after {_samples(record.samples, record.batches, record.batch_size, record.dp_degree)}"
+    )
+    effect = _effect(samples - record.samples, "sample")
+    return _mismatch(f"{sentence}: {effect}.", _SIZES_WHY, POSITION)
+
+
+def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> Verdict | None:
+    """Tells from fingerprints whether a resumed run trains again on batches that the record has as trained on.
+
+    Args:
+        record: The record of the checkpoint.
+        observed: What the resumed run has read and trained on first.
+        accumulation: Batches of one rank per optimizer step. The loop has skipped those that were handed out before the
+            first step's.
+    """
+    # The batches of the first step are the last ones before it; where it has several, only the last is certain.
+    passed_over = max(0, observed.batches - accumulation)
+    if record.batches and _begins_epoch(record, observed):
+        again = record.trained - passed_over if observed.batches <= record.trained else 0
+        sentence = (
+            f"train epoch {record.epoch} begins again with its first batch, and the checkpoint was written after "
+            f"{count_of(record.trained, 'batch')} of it"
+        )
+    elif record.last in observed.prints and record.trained == record.batches:
+        place = observed.prints.index(record.last) + 1
+        again = place - passed_over if observed.batches <= place else 0
+        which = "first batch of the resumed run is the last one"
+        if again != 1:
+            which = f"first {again} batches of the resumed run are the last ones"
+        sentence = f"the {which} before the checkpoint, in train epoch {record.epoch}"
+    else:
+        return None
+    if again < 1:
+        return None
+    return _mismatch(f"{sentence}: {_effect(-again, 'batch')}.", _DATA_WHY, AGAIN)
+
+
+def judge_order(record: ResumeRecord, order: tuple[int, int, int] | None) -> Verdict | None:
+    """Tells whether the sampler of a resumed run shuffles by an epoch that is not the next one.
+
+    Args:
+        record: The record of the checkpoint.
+        order: As in the record, now.
+    """
+    if record.order is None or order is None or record.order[0] != record.order[1]:
+        return None
+    by, epoch, samples = order
+    if samples != record.order[2]:  # other data, which has had no order yet
+        return None
+    if epoch <= by <= epoch + 1:  # a loop may take a checkpoint that was written at the last batch for the next epoch's
+        return None
+    again = "an order that the run has had before" if by < epoch else "the order of a later epoch"
+    return _mismatch(
+        f"the sampler shuffles train epoch {epoch} by epoch {by}, {again}. Before the checkpoint, it shuffled train "
+        f"epoch {record.order[1]} by epoch {record.order[0]}.",
+        "The sampler's epoch was not restored, and nothing has set it since.",
+        AGAIN,
+    )
+
+
+def judge_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict | None:
+    """Compares the learning rates of the first optimizer steps after a resume with the record.
+
+    Args:
+        record: The record of the checkpoint.
+        after: Rates and schedules when the first two steps after the resume were applied.
+    """
+    then, first, second = record.schedule, after[0], after[1]
+    if not then.rates or len(then.rates) != len(first.rates) or len(first.rates) != len(second.rates):
+        return None
+    changed = not _close(first.rates, then.rates)
+    if then.base_rates and first.base_rates and not _close(then.base_rates, first.base_rates):
+        return _changed(then.rates, first.rates) if changed else None
+    constant = all(_close(rates, then.rates) for rates in (first.rates, second.rates, *record.start_rates))
+    if then.ticks and len(then.ticks) == len(first.ticks):
+        slack = first.ticks_per_step  # a checkpoint may be written between an optimizer step and the schedule's
+        ticks = next(
+            ((was, now) for was, now in zip(then.ticks, first.ticks, strict=True) if abs(now - was) > slack), None
+        )
+        if ticks is not None:
+            return None if constant else _other_tick(*ticks, then.rates, second.rates)
+        return _changed(then.rates, first.rates) if changed and then.ticks == first.ticks else None
+    # A schedule that comes back to its first rate by itself may go on from there as the run began.
+    starts = () if record.start_rates and _close(record.start_rates[0], then.rates, 0.01) else record.start_rates
+    for number, (rates, start) in enumerate(zip((first.rates, second.rates), starts, strict=False), 1):
+        if _close(rates, start) and not _close(rates, then.rates, 0.01):
+            return _begun_again(number, then.rates, rates)
+    return _changed(then.rates, first.rates) if changed and not then.base_rates else None
+
+
+_POSITION_WHY = "The position that was restored is not the one at which the checkpoint was written."
+_SIZES_WHY = "The number of data ranks or the batch size has changed, so as many batches are another number of samples."
+_DATA_WHY = (
+    "The loop does not skip what was trained on, or the loader's position was not restored. The loss looks normal."
+)
+
+
+def _mismatch(sentence: str, why: str, subject: str) -> Verdict:
+    return Verdict("ResumeMismatch", sentence, why=why, subject=subject, time=time.time())
+
+
+def unreadable(error: Exception) -> Verdict:
+    """The line about a record that cannot be read, for this reason."""
+    reason = f"{type(error).__name__}: {clip(str(error), 80)}"
+    sentence = f"countoff's record in the checkpoint cannot be read ({reason}). Where the run goes on is not compared."
+    return _mismatch(sentence, "", RECORD)
+
+
+def _changed(then: Sequence[float], now: Sequence[float]) -> Verdict:
+    was, rate = _first_difference(then, now)
+    sentence = f"the learning rate of the first step after the resume is {rate}, and the checkpoint had {was}."
+    return _mismatch(sentence, "It is not the schedule: that goes on where it was, or there is none.", CHANGED)
+
+
+def _other_tick(was: int, now: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
+    before, rate = _first_difference(then, rates)
+    sentence = (
+        f"the learning-rate schedule stands at tick {now} in the first step after the resume, and the checkpoint was "
+        f"written at tick {was}: the learning rate was {before}, and is {rate} in the second step."
+    )
+    why = "The scheduler was not restored, so its schedule begins again."
+    if now > was:
+        why = "The scheduler was restored, and stepped again for what was trained before, or is stepped twice."
+    return _mismatch(sentence, why, RATE)
+
+
+def _begun_again(number: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
+    was, rate = _first_difference(then, rates)
+    sentence = (
+        f"the learning rate of step {number} after the resume is {rate}, that of step {number} of the whole run; the "
+        f"checkpoint had {was}."
+    )
+    return _mismatch(sentence, "The scheduler was not restored, so its schedule begins again.", RATE)
+
+
+def _first_difference(then: Sequence[float], now: Sequence[float]) -> tuple[str, str]:
+    """Two learning rates of one parameter group, the first one in which they differ, with digits that show it."""
+    was, is_ = next(((a, b) for a, b in zip(then, now, strict=True) if not _close([a], [b])), (then[0], now[0]))
+    digits = next((digits for digits in range(3, 17) if number_of(was, digits) != number_of(is_, digits)), 3)
+    return number_of(was, digits), number_of(is_, digits)
+
+
+def _close(one: Sequence[float], other: Sequence[float], tolerance: float = 1e-6) -> bool:
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-12) for a, b in pairs)
+
+
+def _comparable(record: ResumeRecord, observed: Observed, plan: FitPlan) -> bool:
+    """Whether equal batches before and after the checkpoint would be no coincidence."""
+    return (
+        record.informative
+        and observed.informative
+        and (record.dp_rank, record.dp_degree) == (observed.dp_rank, observed.dp_degree)
+        and record.batch_size == plan.batch_size
+        and len(set(observed.prints)) == len(observed.prints) > 1
+        and len(set(record.prints)) == len(record.prints) > 1
+    )
+
+
+def _begins_epoch(record: ResumeRecord, observed: Observed) -> bool:
+    """Whether the first batches that were read are those with which the record's epoch began."""
+    shared = min(len(record.prints), len(observed.prints))
+    return shared > 1 and record.prints[:shared] == observed.prints[:shared]
+
+
+def _effect_of_epochs(record: ResumeRecord, epoch: int) -> str | None:
+    """What a run does twice or not at all that goes on in another train epoch; None if that is not certain."""
+    written = record.epoch
+    if epoch < written:
+        last = written if record.batches else written - 1
+        return f"{_epochs(epoch, last)} trained on again"
+    first = written if record.batches == 0 else written + 1
+    if first < epoch:
+        return f"{_epochs(first, epoch - 1)} skipped"
+    if record.left:
+        verb = "is" if record.left == 1 else "are"
+        return f"{count_of(record.left, 'batch')} of train epoch {written} {verb} skipped"
+    return None
+
+
+def _epochs(first: int, last: int) -> str:
+    return f"train epoch {first} is" if first == last else f"train epochs {first} to {last} are"
+
+
+def _effect(ahead: int, noun: str) -> str:
+    """What it means that a run goes on so many batches or samples ahead of its checkpoint, or behind it."""
+    verb = "is" if abs(ahead) == 1 else "are"
+    return f"{count_of(abs(ahead), noun)} {verb} {'skipped' if ahead > 0 else 'trained on again'}"
+
+
+def _samples(samples: int, batches: int | None, batch_size: int | None, dp_degree: int | None) -> str:
+    ranks = "1 data rank" if dp_degree == 1 else f"{dp_degree} data ranks"
+    return f"{count_of(samples, 'sample')} ({count_of(batches or 0, 'batch')} of {batch_size} on {ranks})"
+
+
+def _print_of(batch: Any) -> str:
+    """The fingerprint of a batch; empty if it has none, or if that takes longer than a moment on its device."""
+    found = None if batch is None else begin_fingerprint(batch)
+    deadline = time.monotonic() + _LAST_SECONDS
+    while isinstance(found, PendingFingerprint) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        found = found.collect()
+    return found.digest if isinstance(found, Fingerprint) else ""
+
+
+def _optional(value: object) -> int | None:
+    return None if value is None else parse_count(value)
+
+
+def _rates(values: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,0 +1,395 @@
+"""Streams that a framework deals out to the ranks: do all ranks hold the same one, as the framework assumes?
+
+Accelerate, Lightning's wrapper around a sampler and a DistributedSampler give each rank a part of what that rank's own
+sampler or dataset yields. This is right only if all ranks yield the same. Each rank reports what its objects declare
+about the data and fingerprints of the first elements that it was about to deal out. Rank 0 compares them.
+
+Streams that differ prove that samples are lost, but not why. So the reason is given only where there is evidence: an
+object that says that it is a share, a length, an element that several streams have at different places, a seed. Random
+transforms make equal samples look different; where they may have, nothing is reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from countoff.core.data.fingerprint import fingerprint
+from countoff.core.data.own_generators import holds_generator
+from countoff.core.verdict import Verdict, names_of
+
+__all__ = ["ELEMENTS", "FirstElements", "StreamFacts", "column_digest", "judge_streams", "parse_stream"]
+
+ELEMENTS = 12
+"""Elements at the start of a stream that are compared."""
+DIGEST = 8
+"""Hexadecimal digits of each digest in a record."""
+_PARTS = 4
+_MOST_PARTS = 16
+_NOTHING = "-" * DIGEST
+
+
+class StreamFacts(NamedTuple):
+    """What one rank knows of the stream that its framework deals out.
+
+    Attributes:
+        dealer: Who deals it out.
+        ways: Parts into which it is dealt, at least 2.
+        first_only: Whether only rank 0's stream is read, for all ranks.
+        shares: Shares of the data of which this rank's is one, as the object says that `said_by` names; 0 if none does.
+        said_by: The function or class that made the share.
+        prints: Digests of the first elements, one after the other; none if they were not seen.
+        parts: Digests of the first parts of these elements (the fields of a sample), each over all elements.
+        drawn: Digest of the global random generators, if reading the elements drew from them.
+        contents: Digests of the columns of a map-style dataset, each over some rows.
+        seed: Digest of the generator by which the dataset shuffles.
+        length: Elements of this rank's stream, or rows of its dataset.
+        whole: Elements of all data, where that is known.
+        order: What the object says about its order: `shuffled` where it holds all data, in a random order; `drawn`
+            where it or its iterator has a random generator of its own, and nobody knows for what.
+        sampler: Whether the elements are indices, not samples.
+    """
+
+    dealer: str
+    ways: int
+    first_only: bool = False
+    shares: int = 0
+    said_by: str = ""
+    prints: str = ""
+    parts: str = ""
+    drawn: str = ""
+    contents: str = ""
+    seed: str = ""
+    length: int | None = None
+    whole: int | None = None
+    order: str = ""
+    sampler: bool = False
+
+    def to_json(self) -> list[Any]:
+        """These facts as JSON types, for a record."""
+        return list(self)
+
+
+_TEXTS = {"dealer": 40, "said_by": 40, "drawn": DIGEST, "seed": DIGEST, "order": 8}
+
+
+def parse_stream(value: object) -> StreamFacts | None:
+    """Returns the facts in a record of another rank; None if there are none, or if they are not what a rank writes."""
+    if not isinstance(value, list) or len(value) != len(StreamFacts._fields):
+        return None
+    facts = StreamFacts(*value)
+    digests = {"prints": ELEMENTS, "parts": _PARTS, "contents": _PARTS}
+    texts = _TEXTS | {name: count * DIGEST for name, count in digests.items()}
+    known = facts._asdict()
+    good = (
+        all(isinstance(known[name], str) and len(known[name]) <= most for name, most in texts.items())
+        and all(len(known[name]) % DIGEST == 0 for name in digests)
+        and all(type(known[name]) is int and known[name] >= 0 for name in ("ways", "shares"))
+        and all(each is None or (type(each) is int and each >= 0) for each in (facts.length, facts.whole))
+        and all(isinstance(each, bool) for each in (facts.first_only, facts.sampler))
+    )
+    return facts if good and facts.ways > 1 else None
+
+
+class FirstElements:
+    """The first elements of one rank's stream, looked at where the framework takes them.
+
+    Attributes:
+        prints: Their digests, one after the other.
+        own_generator: Whether the stream's iterator holds a random generator, other than the global ones.
+    """
+
+    def __init__(self) -> None:
+        self.prints = ""
+        self.own_generator = False
+        self._left = ELEMENTS
+        self._parts: list[list[str]] | None = None
+        self._state_before = ""
+
+    @property
+    def parts(self) -> str:
+        """Digests of the elements' first parts; a part that is equal in all elements has none."""
+        columns = list(zip(*(self._parts or []), strict=True))[:_PARTS]
+        return "".join(_digest(*column) if len(set(column)) > 1 else _NOTHING for column in columns)
+
+    @property
+    def drawn(self) -> str:
+        """Digest of the global random generators before the elements, if one of these drew from them."""
+        return self._state_before
+
+    def follow(self, elements: Iterator[Any], seen: Callable[[Any], Sequence[Any]] | None = None) -> Iterator[Any]:
+        """Returns an iterator over the same elements, which looks at the first ones.
+
+        Args:
+            elements: The stream. Nothing is taken from it that the caller does not ask for.
+            seen: Returns what an element stands for, as the indices of a batch; None where the elements are samples.
+        """
+        return itertools.chain(self._first(elements, seen), elements)
+
+    def _first(self, elements: Iterator[Any], seen: Callable[[Any], Sequence[Any]] | None) -> Iterator[Any]:
+        while self._left > 0:
+            before = _random_states() if seen is None else None
+            try:
+                element = next(elements)
+            except StopIteration:
+                return
+            if before is not None and not self._state_before and before != _random_states():
+                self._state_before = _digest(*map(repr, before))
+            if seen is None:
+                self.own_generator = self.own_generator or _holds_generator(elements)
+                self._take(element)
+            else:
+                self._take_indices(element, seen)
+            yield element
+
+    def _take(self, sample: Any) -> None:
+        """Takes the digest of a sample; a sample that cannot be read ends that."""
+        try:
+            parts = _parts_of(sample)
+            read = [fingerprint(part, plain=True) for part in parts or [sample]]
+        except Exception:  # the keys of a sample may be of any class
+            self._give_up()
+            return
+        digests = [each.digest for each in read if each is not None]
+        if len(digests) < len(read) or (self._parts and len(self._parts[0]) != len(parts)):
+            self._give_up()
+            return
+        self._left -= 1
+        self.prints += _digest(*digests)
+        self._parts = [*(self._parts or []), digests if parts else []]
+
+    def _take_indices(self, batch: Any, seen: Callable[[Any], Sequence[Any]]) -> None:
+        try:
+            found = [fingerprint(index) for index in itertools.islice(seen(batch), self._left)]
+        except Exception:  # a batch sampler of the user's may yield anything
+            found = [None]
+        if any(each is None for each in found):
+            self._give_up()
+            return
+        self._left -= max(1, len(found))
+        self.prints += "".join(_digest(each.digest) for each in found if each is not None)
+
+    def _give_up(self) -> None:
+        self._left, self.prints, self._parts = 0, "", None
+
+
+def column_digest(values: Sequence[Any]) -> str:
+    """Returns the digest of some rows of one column; dashes where they are all alike or cannot be read.
+
+    Args:
+        values: The values of these rows.
+
+    Example:
+        >>> column_digest([1, 1]), column_digest([1, 2]) == column_digest([1, 3])
+        ('--------', False)
+    """
+    read = [fingerprint(value) for value in values]
+    digests = [each.digest for each in read if each is not None]
+    return _digest(*digests) if len(digests) == len(read) and len(set(digests)) > 1 else _NOTHING
+
+
+def judge_streams(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
+    """Compares the streams that the ranks' framework deals out.
+
+    Args:
+        span: Name of the train epoch.
+        records: By rank, what it knows of its stream.
+
+    Returns:
+        A `DoubleSharded` or a `StreamsDiffer`; None if the streams are the same, or if nothing is proved.
+
+    Example:
+        >>> prints = {rank: "".join(f"{rank * 100 + number:08x}" for number in range(12)) for rank in (0, 1)}
+        >>> own = {rank: StreamFacts("Accelerate", 2, prints=prints[rank]) for rank in (0, 1)}
+        >>> judge_streams("train epoch 0", own).kind
+        'DoubleSharded'
+    """
+    if not records:
+        return None
+    first = records[min(records)]
+    reading = {min(records): first} if first.first_only and 0 in records else records
+    declared = [facts for facts in reading.values() if facts.shares > 1]
+    if declared and len(declared) == len(reading):
+        return _declared(span, declared[0])
+    if first.first_only or len(records) < 2 or len({(facts.dealer, facts.ways) for facts in records.values()}) > 1:
+        return None
+    return _other_seeds(span, records) or _other_contents(span, records) or _other_elements(span, records)
+
+
+def _declared(span: str, facts: StreamFacts) -> Verdict:
+    how = (
+        f"{facts.dealer} reads rank 0's for all ranks"
+        if facts.first_only
+        else f"{facts.dealer} shards it again, so that each rank reads about 1/{facts.ways} of its own"
+    )
+    sentence = (
+        f"the train data is sharded twice: what each rank holds is already 1 of {facts.shares} shares "
+        f"({facts.said_by}), and {how}. In {span}, about 1/{facts.shares} of the data is read."
+    )
+    why = "The shares of the other ranks are never read." if facts.first_only else _NEVER_READ
+    return _verdict("DoubleSharded", sentence, (), why=why)
+
+
+def _other_seeds(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
+    if not all(facts.seed for facts in records.values()):
+        return None
+    return _differing(span, records, lambda facts: facts.seed, "they are shuffled with different seeds")
+
+
+def _other_contents(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
+    """Whether ranks take their indices from the same dataset."""
+    everything = list(records.values())
+    columns = [_split(facts.contents) for facts in everything]
+    lengths = {(facts.length, len(digests)) for facts, digests in zip(everything, columns, strict=True)}
+    if len(lengths) > 1 or not columns[0]:
+        return None
+    informative = [values for values in zip(*columns, strict=True) if _NOTHING not in values]
+    if not informative or any(len(set(values)) == 1 for values in informative):
+        return None
+    if any(facts.whole is None for facts in everything):
+        return None  # these may be the same rows, changed at random
+    who, minority = _odd(records, lambda facts: facts.contents)
+    if minority or not _may_be_share(everything[0]):
+        return _differing(
+            span, records, lambda facts: facts.contents, "their datasets have different rows at the same index"
+        )
+    ways, dealer = everything[0].ways, everything[0].dealer
+    sentence = (
+        f"{dealer} takes the train dataset to be the same on all ranks, but the datasets of {names_of(who)} hold "
+        f"different rows. In {span}, each rank reads about 1/{ways} of its own dataset."
+    )
+    return _verdict("DoubleSharded", sentence, who, why=_LEFT_OUT.format("dataset", "split_dataset_by_node"))
+
+
+def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
+    streams = {rank: _split(facts.prints) for rank, facts in records.items()}
+    common = min(len(stream) for stream in streams.values())
+    begins = {tuple(stream[:common]) for stream in streams.values()}
+    if common < 2 or len(begins) == 1:
+        return None
+    everything = list(records.values())
+    first = everything[0]
+    if not first.sampler and _some_part_is_equal(everything):
+        return None  # the same samples in the same order, transformed at random
+    what = "indices" if first.sampler else "samples"
+    overlap = sum(len(set(begin)) for begin in begins) - len(set().union(*begins))
+    if not first.sampler:
+        repeats = any(len(set(begin)) < common for begin in begins)
+        agreeing = sum(len(begins) - len(set(place)) for place in zip(*begins, strict=True))
+        if repeats or (agreeing and overlap <= 2 * agreeing):
+            return None  # equal samples at the same place: one stream, of which some samples were transformed
+
+    def begin_of(facts: StreamFacts) -> tuple[str, ...]:
+        return tuple(_split(facts.prints)[:common])
+
+    if all(facts.order == "shuffled" for facts in everything) or (overlap and not first.sampler):
+        return _differing(span, records, begin_of, f"their first {common} {what} are not the same")
+    if overlap:
+        return None
+    if first.sampler:
+        proved = all(_may_be_share(facts) for facts in everything)
+    else:
+        proved = len({facts.drawn for facts in everything}) == 1 and not any(facts.order for facts in everything)
+    if not proved:
+        return None
+    who, minority = _odd(records, begin_of)
+    if minority:
+        return _differing(span, records, begin_of, f"their first {common} {what} have none in common")
+    sentence = (
+        f"{first.dealer} takes the train data to be the same stream on all ranks, but {names_of(who)} have none of "
+        f"their first {common} {what} in common. In {span}, each rank reads about 1/{first.ways} of its own stream."
+    )
+    by = f"the rank in its {'sampler' if first.sampler else '__iter__'}"
+    return _verdict("DoubleSharded", sentence, who, why=_LEFT_OUT.format("stream", by))
+
+
+_NEVER_READ = "What a rank leaves out of its share, no other rank has: it is never read."
+_LEFT_OUT = "Where each rank's {} is a share already, as by {}, no rank ever reads what it leaves out of it."
+
+
+def _differing(
+    span: str, records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any], how: str
+) -> Verdict | None:
+    """A `StreamsDiffer`, if the ranks' streams differ in what `by` returns."""
+    who, minority = _odd(records, by)
+    if not who:
+        return None
+    dealer, ways = records[who[0]].dealer, records[who[0]].ways
+    others = f"{names_of(who)} and of the other ranks" if minority else names_of(who)
+    sentence = f"{dealer} deals out one stream, but those of {others} differ in {span}: {how}."
+    why = (
+        f"Each rank keeps about 1/{ways} of its own stream. So several ranks read some samples, and no rank reads "
+        "others."
+    )
+    return _verdict("StreamsDiffer", sentence, who, why=why)
+
+
+def _odd(records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any]) -> tuple[tuple[int, ...], bool]:
+    """The ranks that differ from most others, and True; if there are no such, all ranks, or none if all agree."""
+    groups: dict[Any, list[int]] = {}
+    for rank, facts in sorted(records.items()):
+        groups.setdefault(by(facts), []).append(rank)
+    if len(groups) == 1:
+        return (), False
+    largest = max(groups.values(), key=len)
+    if 2 * len(largest) > len(records):
+        return tuple(rank for rank in sorted(records) if rank not in largest), True
+    return tuple(sorted(records)), False
+
+
+def _may_be_share(facts: StreamFacts) -> bool:
+    """Whether what a rank holds is so short that all ranks together hold the data once."""
+    if facts.length is None or facts.whole is None:
+        return False
+    return facts.length * facts.ways <= facts.whole + facts.ways
+
+
+def _some_part_is_equal(everything: Sequence[StreamFacts]) -> bool:
+    parts = [_split(facts.parts) for facts in everything]
+    columns = zip(*parts, strict=False)
+    return any(len(set(column)) == 1 and column[0] != _NOTHING for column in columns)
+
+
+def _verdict(kind: Any, sentence: str, ranks: tuple[int, ...], *, why: str) -> Verdict:
+    return Verdict(kind, sentence, ranks, why=why, time=time.time())
+
+
+def _parts_of(sample: Any) -> list[Any]:
+    """The fields of a sample, in a fixed order; nothing if it has none or too many."""
+    if type(sample) is dict:
+        fields = [sample[key] for key in sorted(sample, key=str)]
+    else:
+        fields = list(sample) if type(sample) in (tuple, list) else []
+    return fields if len(fields) <= _MOST_PARTS else []
+
+
+def _holds_generator(elements: Iterator[Any]) -> bool:
+    try:
+        return holds_generator(elements)
+    except Exception:  # a class of the user's may raise anything
+        return True
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.blake2b("|".join(texts).encode(), digest_size=DIGEST // 2).hexdigest()
+
+
+def _split(digests: str) -> list[str]:
+    return [digests[start : start + DIGEST] for start in range(0, len(digests), DIGEST)]
+
+
+def _random_states() -> tuple[Any, ...]:
+    """The states of the random generators that all code shares; reading them changes none."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    states: list[Any] = [random.getstate()]
+    if numpy is not None:
+        _, keys, *rest = numpy.random.get_state()
+        states += [keys.tobytes(), *rest]
+    if torch is not None:
+        states.append(torch.get_rng_state().numpy().tobytes())
+    return tuple(states)

@@ -1,0 +1,96 @@
+"""Work inside a batch: how many micro-batches one rank ran for each of its optimizer steps.
+
+The training thread adds 1 to the span's counter for each micro-batch. What is compared is made at each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from countoff.core.protocol.counters import SpanCounters, hash_step
+from countoff.core.protocol.records import COUNTED_STEPS, MicroCounts
+from countoff.core.verdict import count_of
+
+MICRO_BATCHES = "micro-batches"
+"""Subject of a `StepMismatch` whose steps are equal, and whose micro-batches are not: a warning, as it may be right."""
+
+
+@dataclass(slots=True)
+class MicroBatchLog:
+    """The micro-batches of this rank's optimizer steps, since the fit began and since they were last compared."""
+
+    _hash: int = 0
+    _any: bool = False
+    _steps: int = 0
+    _since: int = 0
+    _span: SpanCounters | None = None
+    _counted: int = 0
+    _stepped: int = 0
+    _open: bool = False  # whether another optimizer may still step in the batch of the last step
+    _count: int = 0
+    _first: int = 0
+    _counts: list[int] = field(default_factory=list[int])
+    _batches: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def begin(self, span: SpanCounters) -> None:
+        """A train epoch begins; what was run before it belongs to no step."""
+        self._close_step()
+        self._span, self._counted, self._stepped = span, span.micro_batches, span.started
+
+    def step(self, span: SpanCounters) -> None:
+        """An optimizer step was applied, the first one after the batches started so far."""
+        self._close_step()
+        if self._span is not span:
+            self.begin(span)
+        self._steps += 1
+        self._open, self._first = True, min(self._stepped + 1, span.started)
+        self._stepped = span.started
+        self._count = span.micro_batches - self._counted
+        self._counted = span.micro_batches
+
+    def step_again(self, span: SpanCounters) -> None:
+        """Another optimizer has stepped after the same batches: its micro-batches belong to the same step."""
+        if self._open and self._span is span:
+            self._count += span.micro_batches - self._counted
+            self._counted = span.micro_batches
+
+    def take(self) -> MicroCounts:
+        """Returns what is to be compared now; the steps that it names begin anew with the next one."""
+        self._close_step()
+        name = self._span.name if self._span is not None else ""
+        since, self._since = self._since, self._steps
+        counts, batches = tuple(self._counts), tuple(self._batches)
+        self._counts, self._batches = [], []
+        return MicroCounts(self._hash if self._any else 0, since, counts, batches, name)
+
+    def _close_step(self) -> None:
+        if not self._open or self._span is None:
+            return
+        self._open = False
+        self._any = self._any or self._count > 0
+        self._hash = hash_step(self._hash, self._count)
+        if len(self._counts) < COUNTED_STEPS:
+            self._counts.append(self._count)
+            self._batches.append((self._first, self._stepped))
+
+
+def sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], *, where: str, steps: int) -> str:
+    """The sentence of two ranks with equal steps and different micro-batches; with the batch, where it is known.
+
+    Args:
+        theirs: What the rank that wrote first has counted.
+        mine: What this rank has counted.
+        ranks: That rank and this one.
+        where: The place at which they were compared.
+        steps: Optimizer steps of both.
+    """
+    pairs = zip(theirs.counts, mine.counts, mine.batches, strict=False)
+    found = next((pair for pair in pairs if pair[0] != pair[1]), None) if theirs.since == mine.since else None
+    if found is None:
+        applied = count_of(steps, "optimizer step")
+        both = f"ranks {min(ranks)} and {max(ranks)}"
+        return f"{where}, {both} had applied {applied}, but of different numbers of {MICRO_BATCHES}."
+    *counts, (first, last) = found
+    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
+    (more, many), (fewer, few) = sorted(zip(ranks, counts, strict=True), key=lambda side: -side[1])
+    return f"in {batches} of {mine.span}, rank {more} ran {count_of(many, 'micro-batch')}, rank {fewer} {few}."

@@ -1,0 +1,172 @@
+"""Micro-batches: what is counted at each step, what of it goes into a record, and what a verdict says."""
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import judge
+from countoff.core.protocol.log import LogView
+from countoff.core.protocol.micro_batches import MicroBatchLog, sentence_of
+from countoff.core.protocol.records import Mark, MicroCounts, mark_entry, verdict_entry
+from countoff.core.protocol.rule import compare_marks
+from countoff.core.protocol.ticks import Tick
+from countoff.core.runtime.channel import RECORD_BYTES, encode
+
+EPOCH = "train epoch 0"
+
+
+def run(log: MicroBatchLog, span: SpanCounters, *counts: int) -> None:
+    """Steps after every batch, each with so many micro-batches."""
+    for count in counts:
+        span.started += 1
+        span.micro_batches += count
+        log.step(span)
+
+
+def opened(*counts: int) -> tuple[MicroBatchLog, SpanCounters]:
+    log, span = MicroBatchLog(), SpanCounters(EPOCH)
+    log.begin(span)
+    run(log, span, *counts)
+    return log, span
+
+
+def test_steps_are_kept_since_the_last_comparison() -> None:
+    """What is taken has the steps since it was taken before, and the hash of all of them."""
+    log, span = opened(4, 4)
+    first = log.take()
+    assert (first.since, first.counts, first.batches, first.span) == (0, (4, 4), ((1, 1), (2, 2)), EPOCH)
+    run(log, span, 5)
+    second = log.take()
+    assert (second.since, second.counts, second.batches) == (2, (5,), ((3, 3),))
+    assert second.hash == opened(4, 4, 5)[0].take().hash != first.hash
+    assert log.take().counts == ()
+
+
+def test_a_step_has_all_batches_since_the_step_before() -> None:
+    log, span = opened()
+    span.started, span.micro_batches = 3, 12
+    log.step(span)
+    assert log.take().batches == ((1, 3),)
+    resumed = SpanCounters("train epoch 1", started=6)
+    log.begin(resumed)
+    run(log, resumed, 4)
+    assert log.take() == MicroCounts(log.take().hash, 1, (4,))
+
+
+def test_other_optimizers_of_the_same_batch_add_to_its_step() -> None:
+    log, span = opened(1)
+    span.micro_batches += 2
+    log.step_again(span)
+    run(log, span, 1)
+    assert log.take().counts == (3, 1)
+    span.micro_batches += 1
+    log.step_again(span)  # the step has been compared already: what came after it belongs to the next one
+    run(log, span, 1)
+    assert log.take().counts == (2,)
+
+
+def test_passes_before_an_epoch_belong_to_no_step() -> None:
+    log, span = opened(4)
+    span.micro_batches += 3
+    later = SpanCounters("train epoch 1")
+    log.begin(later)
+    run(log, later, 4)
+    assert log.take().counts == (4, 4)
+
+
+def test_a_rank_that_counts_none_is_compared_with_none() -> None:
+    """An adapter that does not count micro-batches writes nothing of them, and differs from nobody."""
+    none, some = opened(0, 0)[0].take(), opened(4, 0)[0].take()
+    assert none.to_json() == {}
+    assert not none.differ(some)
+    assert some.differ(opened(4, 1)[0].take())
+
+
+def test_a_verdict_names_the_first_batch_that_differs_and_both_counts() -> None:
+    theirs, mine = opened(4, 4, 4, 5)[0].take(), opened(4, 4, 3, 4)[0].take()
+    told = MicroCounts.from_json(json.loads(json.dumps(theirs.to_json())))
+    found = sentence_of(told, mine, (0, 1), where="at batch 4", steps=4)
+    assert found == "in batch 3 of train epoch 0, rank 0 ran 4 micro-batches, rank 1 3."
+    standing = Mark("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
+    divergence = compare_marks(standing, dataclasses.replace(standing, rank=1, micro=mine))
+    assert divergence is not None
+    verdict = judge(divergence, 1)
+    assert (verdict.kind, verdict.sentence, verdict.ranks) == ("StepMismatch", found, (0, 1))
+    assert "averages gradients of different amounts" in verdict.why
+
+
+def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
+    """The hash of micro-batches differs for good once it has differed, and must hide no verdict."""
+    theirs, mine = opened(4)[0].take(), opened(5)[0].take()
+    record = {"rank": 0, "steps": 1, "step_hash": 5, "rates": [0.1], **theirs.to_json()}
+    own = Tick("tick/1/1", "batch 1 of train epoch 0", {**record, "rank": 1, "rates": [0.2]}, mine)
+    found = [each.compare(record) for each in (own, dataclasses.replace(own, record={**own.record, "rates": [0.1]}))]
+    assert [(each.kind, each.subject) for each in found if each] == [
+        ("LearningRateMismatch", ""),
+        ("StepMismatch", "micro-batches"),
+    ]
+
+
+def test_other_micro_batches_leave_a_rank_on_its_side() -> None:
+    """A rank that agrees with a disputed mark in batches and steps has agreed with it."""
+    standing = Mark("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=opened(4)[0].take())
+    for steps, side in ((4, True), (3, False)):
+        log = LogView()
+        log.receive_mark(0, standing, ())
+        log.reach(dataclasses.replace(standing, rank=1, steps=steps, micro=opened(5)[0].take()))
+        assert log.side(1, 0, False, ()) is side
+
+
+@pytest.mark.parametrize("theirs", [MicroCounts(7, 0, ()), MicroCounts(7, 1, (5, 4)), MicroCounts(7, 0, (4, 4))])
+def test_a_verdict_without_the_batch_is_still_true(theirs: MicroCounts) -> None:
+    """Where the records do not hold the step that differs, the sentence says what is known."""
+    found = sentence_of(theirs, opened(4, 4)[0].take(), (1, 0), where="after 2 batches of train epoch 0", steps=2)
+    assert found == (
+        "after 2 batches of train epoch 0, ranks 0 and 1 had applied 2 optimizer steps, but of different numbers of "
+        "micro-batches."
+    )
+
+
+def test_the_counts_of_any_steps_fit_into_a_record() -> None:
+    """Whatever ranks run, a tick and a mark fit into their records; the last steps are left out first."""
+    log, span = opened(*(random.Random(step).randrange(10**9) for step in range(1000)))
+    taken = log.take()
+    assert len(taken.counts) == 512
+    rates = [-1.2345678901234567e-300] * 8
+    tick = Tick.of(99_999, span, 10**9, steps=10**9, step_hash=2**48 - 1, rates=rates, micro=taken)
+    name = "会" * 9
+    mark = Mark("eval_start", name, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, taken)
+    for record in (tick.record, mark_entry(10**9, mark)):
+        assert len(encode(record)) <= RECORD_BYTES
+    told = MicroCounts.from_json(json.loads(json.dumps(taken.to_json())))
+    assert 0 < len(told.counts) < 512
+    assert told.counts == taken.counts[: len(told.counts)]
+    verdict = dataclasses.replace(tick, micro=MicroCounts(1, 0, (10**9,), ((10**9, 10**9 + 1),), name)).compare(
+        tick.record
+    )
+    assert verdict is not None
+    encode(verdict_entry("end", verdict))
+
+
+@pytest.mark.parametrize(
+    "micro",
+    [
+        5,
+        {},
+        {"hash": 1, "since": 0},
+        {"hash": 1, "since": 0, "counts": [4]},
+        {"hash": 1, "since": -1, "counts": "4"},
+        {"hash": "1", "since": 0, "counts": "4"},
+        *(
+            {"hash": 1, "since": 0, "counts": text}
+            for text in ("4,", ",4", "4*", "x", "-4", "4*513", "٤", "4\n", "4,,4", "4*500,5*500")
+        ),
+    ],
+)
+def test_what_is_no_count_is_refused(micro: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        MicroCounts.from_json({"micro": micro})

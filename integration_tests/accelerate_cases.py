@@ -1,5 +1,6 @@
 """What else people do with Accelerate, a job each: resume, join, nest, end early, start alone, plan a schedule."""
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,8 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
     saved = Path("saved")
     if differently and own_rank() == 1:  # an older one, from this host's own disk
         saved = Path(shutil.copytree(saved, "older"))
-        (saved / "countoff.json").write_text('{"epoch": 0, "batches": 9, "steps": 5}')
+        for file in saved.glob("countoff_*.json"):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "epoch": 0, "batches": 9, "steps": 5}))
     parts = begin({})
     accelerator, model, raw, _, _, handle = parts
     accelerator.load_state(str(saved))
@@ -296,7 +298,7 @@ def refusals() -> list[str]:
 
 def sharded_hub_stream(shards: int) -> None:
     """A streaming data set of Hugging Face's `datasets`, whose shards Accelerate assigns to the ranks."""
-    import datasets  # pyright: ignore[reportMissingImports]
+    import datasets
 
     def samples(numbers: list[int]) -> Iterator[dict[str, Any]]:
         images, labels = digits()

@@ -27,17 +27,21 @@ class CountingSGD(torch.optim.SGD):
 
 
 class Stream(IterableDataset[Any]):
-    """Samples of the digits for this rank; it reports the length that a test gives it, or none."""
+    """Samples of the digits, alike on all ranks for Accelerate to deal out; `own`: for this rank alone.
 
-    def __init__(self, samples: int, shuffle: bool = False) -> None:
+    It reports the length that a test gives it, or none.
+    """
+
+    def __init__(self, samples: int, shuffle: bool = False, own: bool = False) -> None:
         self._samples = samples
+        self._first = own_rank() * 31 if own else 0
         if shuffle:  # Accelerate broadcasts its state at the start of every pass
             self.generator = torch.Generator()
 
     def __iter__(self) -> Iterator[Any]:
         images, labels = digits()
         for number in range(self._samples):
-            index = (number * 7 + own_rank() * 31) % len(images)
+            index = (number * 7 + self._first) % len(images)
             yield images[index], labels[index]
 
 

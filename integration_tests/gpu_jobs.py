@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.weights import hash_bits
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
 from countoff.core.runtime import collectives, nccl
 from countoff.torch import attach
@@ -205,6 +206,21 @@ def fingerprints() -> dict[str, tuple[Fingerprint | None, Any]]:
     torch.cuda.synchronize()
     found = {name: each.collect() if isinstance(each, PendingFingerprint) else each for name, each in begun.items()}
     return {name: (expected[name], found[name]) for name in expected}
+
+
+def weight_hashes() -> list[tuple[int, int]]:
+    """The hash of each of some parameters in the CPU's memory, and of the same on a GPU, for which nothing waits."""
+    device, generator = devices.own_device(), torch.Generator().manual_seed(7)
+    held = [torch.rand(shape, generator=generator) for shape in ((3, 5), (1000, 700), (16384 * 130 + 3,), (0,), ())]
+    held += [held[1].t(), held[1].bfloat16(), (held[1] * 100).to(torch.int8), torch.tensor([float("nan"), -0.0])]
+    moved = [each.to(device) for each in held]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = [hash_bits(each) for each in moved]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return [(int(hash_bits(one)), int(two)) for one, two in zip(held, found, strict=True)]
 
 
 def reads_tensors() -> dict[str, tuple[str, str]]:

@@ -186,7 +186,7 @@ def of_accelerate() -> list[str]:
     assert (looks()["accelerator"], hooks()) == (before["accelerator"], before["hooks"])
     handle.detach()
     assert_gone(before, things())
-    assert os.listdir("saved").count("countoff.json") == 1
+    assert os.listdir("saved").count(f"countoff_{own_rank()}.json") == 1
     assert not [name for name in os.listdir("saved") if name.startswith(".")]
 
     def fail(number: int) -> None:

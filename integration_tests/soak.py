@@ -88,7 +88,7 @@ def fit_torch(job: TorchJob) -> str:
     options = {"gradient_accumulation_steps": job.accumulation, "start_epoch": job.start_epoch, **(job.options or {})}
     handle = None
     if job.options is not None:
-        handle = attach(train=loader, eval=evals, optimizer=optimizer, **options)
+        handle = attach(train=loader, eval=evals, optimizer=optimizer, model=model, **options)
     for epoch in range(job.start_epoch, 2):
         sampler.set_epoch(epoch)
         for number, batch in enumerate(loader, 1):
@@ -149,7 +149,7 @@ def lag(rank: int, seconds: float, number: int) -> None:
 
 def options_of(dice: random.Random) -> dict[str, Any]:
     """Options of countoff, strict, with ticks as often as chance has it."""
-    return {"uneven_eval": "raise", "tick_batches": dice.choice([1, 2, 3, 8, 64])}
+    return {"uneven_eval": "raise", "tick_batches": dice.choice([1, 2, 3, 8, 64]), "weights_every": 5}
 
 
 def before_of(dice: random.Random, ranks: int) -> Callable[[int], None] | None:

@@ -62,7 +62,6 @@ def test_the_short_one_of_four_ranks_is_named(run_ranks, ranks, short):
 
 def test_three_shards_on_two_ranks_are_named(run_ranks):
     """Three shards of a `datasets` stream on two ranks are uneven, and the short rank is named."""
-    pytest.importorskip("datasets", reason="datasets is not among the development dependencies: pip install datasets")
     results = run_ranks(cases.sharded_hub_stream, 2, 3, expect=None)
     for result in results:
         text = "\n".join(verdict_lines(result))

@@ -11,7 +11,7 @@ from integration_tests.harness import RankResult
 from integration_tests.identity_jobs import Sharing
 from integration_tests.jobs import verdict_lines
 
-KINDS = "countoff: DuplicateData: ", "countoff: PeersDiffer: ", "countoff: SameOrder: "
+KINDS = tuple(f"countoff: {kind}: " for kind in ("DuplicateData", "DoubleSharded", "PeersDiffer", "SameOrder"))
 EVERY_RANK = "ranks 0, 1 read identical data in train epoch 0: their batches 1 to 2 are equal."
 AGAIN = "train epoch 1 was read in the same order as the train epoch before it, though the sampler shuffles."
 
@@ -103,12 +103,17 @@ def test_the_warning_has_a_remedy_and_an_off_switch(run_ranks):
     assert "attach(fingerprint_batches=0)" in text
 
 
+TWICE = {
+    "DoubleSharded": "the train data is sharded twice: what each rank holds is already 1 of 2 shares "
+    "(DistributedSampler), and Accelerate shards it again, so that each rank reads about 1/2 of its own. In "
+    "train epoch 0, about 1/2 of the data is read."
+}
 DUPLICATE, SAME_ORDER = {"DuplicateData": EVERY_RANK}, {"SameOrder": AGAIN}
 FRAMEWORKS = {
     "lightning": {"digits": {}, "right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
     "composer": {"right": {}, "same": DUPLICATE, "whole": DUPLICATE, "forgetful": SAME_ORDER},
-    # prepare() shards every loader, so ranks read different data whatever goes in.
-    "accelerate": {"digits": {}, "right": {}, "same": {}, "whole": {}, "forgetful": SAME_ORDER},
+    # prepare() shards every loader, so ranks read different data whatever goes in: also a share.
+    "accelerate": {"digits": {}, "right": TWICE, "same": TWICE, "whole": {}, "forgetful": {**TWICE, **SAME_ORDER}},
 }
 
 

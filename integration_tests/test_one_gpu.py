@@ -7,7 +7,7 @@ import importlib.util
 
 import pytest
 
-from integration_tests import gpu_jobs, loops
+from integration_tests import gpu_jobs, loops, weight_jobs
 from integration_tests.composer_jobs import needs_composer
 from integration_tests.jobs import assert_named, verdict_lines
 from integration_tests.sync_watch import watched
@@ -54,6 +54,22 @@ def test_fingerprints_are_taken_under_the_watch(run_ranks, device):
     """One that waited for the GPU would raise under the watch, and the batch would have none: nothing were found."""
     results = run_ranks(watched, 2, gpu_jobs.plain, SAMPLES, True, device=device)
     assert results[0].value[0]["warned"] == ["DuplicateData"], results
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_are_compared_under_the_watch(run_ranks, device):
+    """A hash that waited for the GPU would raise under the watch; a changed weight is named all the same."""
+    training = weight_jobs.Training(changed="0.weight", options={"weights_every": 1})
+    results = run_ranks(watched, 2, weight_jobs.train, training, device=device)
+    assert list(results[0].value[0]["warned"]) == ["WeightsDiffer"], results
+
+
+@pytest.mark.gpu
+def test_a_weight_on_the_gpu_has_the_hash_of_the_cpu(run_ranks):
+    """Whatever its type and strides, and without waiting for the GPU."""
+    (result,) = run_ranks(gpu_jobs.weight_hashes, 1, device="cuda")
+    assert len(result.value) > 8
+    assert all(one == two for one, two in result.value)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

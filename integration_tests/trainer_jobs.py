@@ -164,7 +164,7 @@ class Job:
             return Digits(self.samples)
         samples = self.batches[own_rank()] * (BATCH_SIZE if self.loader else all_ranks_batch())
         if self.reported is None:
-            return Stream(samples)
+            return Stream(samples, own=self.loader in ("plain", "around plain", "list"))
         return SizedStream(samples, self.reported[own_rank()] * all_ranks_batch())
 
     def eval_set(self) -> Any:

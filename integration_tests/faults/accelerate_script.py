@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +13,14 @@ from countoff.accelerate import attach
 from integration_tests import devices
 from integration_tests.accelerate_jobs import model_and_optimizer
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
+from integration_tests.resume_jobs import Prepared, PreparedJob
 
 
 def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
+    if behavior.resumes:
+        resume_wrongly(behavior)
+        return
     accelerator = Accelerator(
         cpu=devices.framework_uses_cpu(),
         dataloader_config=DataLoaderConfiguration(dispatch_batches=False, use_seedable_sampler=True),
@@ -34,13 +39,16 @@ def train(behavior: RankBehavior) -> None:
             resume_elsewhere(accelerator, behavior, loader, model, optimizer)
         for epoch in range(behavior.epochs):
             for number, batch in enumerate(loader):
+                if behavior.runs_extra(number):
+                    with accelerator.no_sync(model):
+                        back(accelerator, model, batch)
                 back(accelerator, model, batch)
                 if behavior.steps_after(number):
                     optimizer.step()
                     optimizer.zero_grad()
                 if behavior.fault == "F8" and number == behavior.evaluates_at:
                     evaluate(accelerator, model, evaluation)
-                behavior.after_batch(epoch, number)
+                behavior.after_batch(epoch, number, model)
                 if behavior.breaks_after(number):
                     break
             if behavior.fault != "F8":
@@ -65,6 +73,19 @@ def resume_elsewhere(accelerator: Any, behavior: RankBehavior, loader: Any, mode
             accelerator.save_state(f"after-{number}")
             accelerator.wait_for_everyone()
     accelerator.load_state("after-1" if behavior.mine else "after-3")
+
+
+def resume_wrongly(behavior: RankBehavior) -> None:
+    """Writes a checkpoint in the middle of an epoch, and goes on elsewhere."""
+    how: dict[str, Any] = {"F21": {"skips": 0}, "F22": {"skips": 4}, "F23": {"prepared": False}}[behavior.fault]
+    run = Prepared(behavior.fault, ranks=world_size(), **how)
+    first = PreparedJob(run, Path("saved"))
+    first.train((0, 0), run.saved_at)
+    first.handle.detach()
+    second = PreparedJob(run, Path("saved"))
+    second.accelerator.load_state("saved")
+    second.train((run.saved_at[0], run.saved_at[1] if run.skips is None else run.skips), None)
+    second.handle.detach()
 
 
 def evaluate(accelerator: Any, model: Any, evals: Any) -> None:

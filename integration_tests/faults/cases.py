@@ -104,18 +104,29 @@ class Case:
 
 _EPOCH_IS_SET = "it sets the sampler's epoch itself"
 _STEPS_ARE_ITS_OWN = "it steps the optimizer itself"
+_PASSES_ARE_ITS_OWN = "it runs the forward and backward passes itself"
 _DEALS = "Accelerate shards whatever it is given"
+_OWN_STREAMS = "it lets each rank read a stream of its own, and shards none"
+_NOT_DEALT = {"F19": _OWN_STREAMS, "F20": _OWN_STREAMS}
 _STOPS = "it stops at the shortest rank itself"
 CANNOT: dict[str, dict[str, str]] = {
-    "torch": {},
+    "torch": {**_NOT_DEALT},
     "accelerate": {"F9": _DEALS, "F15": _EPOCH_IS_SET},
-    "lightning": {"F15": _EPOCH_IS_SET},
-    "transformers": {"F9": _DEALS, "F12": _STEPS_ARE_ITS_OWN, "F12b": _STEPS_ARE_ITS_OWN, "F15": _EPOCH_IS_SET},
+    "lightning": {"F15": _EPOCH_IS_SET, **_NOT_DEALT},
+    "transformers": {
+        "F9": _DEALS,
+        "F12": _STEPS_ARE_ITS_OWN,
+        "F12b": _STEPS_ARE_ITS_OWN,
+        "F15": _EPOCH_IS_SET,
+        "F25": _PASSES_ARE_ITS_OWN,
+    },
     "composer": {
         "F11": "it compares by itself where its ranks resume",
         "F12": _STEPS_ARE_ITS_OWN,
         "F12b": _STEPS_ARE_ITS_OWN,
         "F15": _EPOCH_IS_SET,
+        **_NOT_DEALT,
+        "F25": _PASSES_ARE_ITS_OWN,
         **dict.fromkeys(("F1-stop", "F2-stop", "F3-stop", "F5-stop", "F6-stop", "F16-stop", "F17-stop"), _STOPS),
     },
 }
@@ -316,5 +327,68 @@ CASES = {
             least_ranks=4,
         ),
         Case("F18", "long pauses: download, compilation, collection, checkpoint", "", "silence"),
+        Case(
+            "F19",
+            "data is sharded twice",
+            "DoubleSharded",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+            words="of its own stream",
+        ),
+        Case(
+            "F20",
+            "ranks' streams differ in their order",
+            "StreamsDiffer",
+            "warning",
+            two_sided=True,
+            positional=True,
+            words="are not the same",
+        ),
+        Case(
+            "F21",
+            "a resume repeats the epoch from its first batch",
+            "ResumeMismatch",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+            words="are trained on again",
+        ),
+        Case(
+            "F22",
+            "a resume skips batches, or the rest of an epoch",
+            "ResumeMismatch",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+            words="skipped",
+        ),
+        Case(
+            "F23",
+            "the learning rate jumps at a resume",
+            "ResumeMismatch",
+            "warning",
+            culprits=nobody,
+            all_named=True,
+            words="the learning",
+        ),
+        Case(
+            "F24",
+            "a weight is changed on one rank",
+            "WeightsDiffer",
+            "warning",
+            two_sided=True,
+            options={"weights_every": 2},
+            said_first="weights_every, here 2 steps",
+            words="the first parameter that differs is",
+            positional=True,
+        ),
+        Case(
+            "F25",
+            "a rank runs an extra micro-batch",
+            "StepMismatch",
+            "warning",
+            words="ran 2 micro-batches, rank",
+        ),
     )
 }

@@ -8,8 +8,10 @@ from typing import Any
 import torch.distributed as dist
 from composer.core import Callback, Evaluator
 
+from integration_tests import composer_resumes
 from integration_tests.composer_jobs import Job
-from integration_tests.faults.rank_behavior import RankBehavior
+from integration_tests.faults.rank_behavior import RankBehavior, world_size
+from integration_tests.jobs import BATCH_SIZE
 
 
 class Acts(Callback):
@@ -20,7 +22,7 @@ class Acts(Callback):
 
     def batch_end(self, state: Any, logger: Any) -> None:
         epoch, number = int(state.timestamp.epoch), int(state.timestamp.batch_in_epoch) - 1
-        self._behavior.after_batch(epoch, number)
+        self._behavior.after_batch(epoch, number, state.model)
         if self._behavior.breaks_after(number):
             state.stop_training()
 
@@ -31,6 +33,9 @@ class Acts(Callback):
 
 def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
+    if behavior.resumes:
+        resume_wrongly(behavior)
+        return
     behavior = replace(behavior, sized=True)  # Composer counts its epochs by the length
     evals = behavior.eval_loader()
     trainer = Job(options=behavior.options).make_trainer(
@@ -42,3 +47,16 @@ def train(behavior: RankBehavior) -> None:
     )
     trainer.fit()
     trainer.close()
+
+
+def resume_wrongly(behavior: RankBehavior) -> None:
+    """Writes a checkpoint in the middle of an epoch, and goes on elsewhere."""
+    how: dict[str, Any] = {
+        "F21": {"loader": "from the start"},
+        "F22": {"moves": 1},
+        "F23": {"then": {"load_ignore_keys": ["state/schedulers*"]}, "batch": 10},
+    }[behavior.fault]
+    job = Job(even=composer_resumes.BATCHES * BATCH_SIZE * world_size(), options=behavior.options)
+    runs = [composer_resumes.Resume(job, **how)]
+    composer_resumes.write(runs, "saved")
+    composer_resumes.resume(runs, "saved")

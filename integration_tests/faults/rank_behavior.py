@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -101,11 +102,20 @@ class RankBehavior:
         """Batches of a train epoch after which this rank evaluates, where that is inside of the epoch."""
         return AT + (not self.mine)
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the job writes a checkpoint and goes on from it, and not as it should."""
+        return self.fault in ("F21", "F22", "F23")
+
     def steps_after(self, number: int) -> bool:
         """Whether this rank applies an optimizer step after this batch of an epoch, from 0."""
         if self.has("F12") and number == AT:
             return False
         return (number + self.has("F12b")) % self.accumulation == self.accumulation - 1
+
+    def runs_extra(self, number: int) -> bool:
+        """Whether this rank runs the model forwards and backwards once more in this batch, for the same step."""
+        return self.has("F25") and number == AT
 
     def breaks_after(self, number: int) -> bool:
         """Whether this rank's loop leaves the epoch after this batch."""
@@ -123,22 +133,26 @@ class RankBehavior:
         while True:
             signal.pause()
 
-    def after_batch(self, epoch: int, number: int) -> None:
-        """What happens in this rank's loop after a batch."""
+    def after_batch(self, epoch: int, number: int, model: Any) -> None:
+        """What happens in this rank's loop after a batch of the model's training."""
         time.sleep(self.pace_seconds * (3 if self.has("F10") else 1))
         if (epoch, number) == (0, 1):
             tell("training")
             if self.fault == "F18":
                 time.sleep(_PAUSE_SECONDS)
         if (epoch, number) == (0, AT) and self.mine:
-            self._strike()
+            self._strike(model)
 
     def after_epoch(self, epoch: int) -> None:
         """What this rank does after an epoch: one rank writes a checkpoint, and the others wait for it in a barrier."""
         if self.has("F18") and not epoch:
             time.sleep(2 * _PAUSE_SECONDS)
 
-    def _strike(self) -> None:
+    def _strike(self, model: Any) -> None:
+        if self.fault == "F24":
+            stamp("fault")
+            with torch.no_grad():
+                next(model.parameters()).view(-1)[0] += 1
         if self.fault in ("F5", "F6"):
             stamp("fault")
             os.kill(os.getpid(), signal.SIGKILL if self.fault == "F5" else signal.SIGSTOP)
@@ -149,7 +163,7 @@ class RankBehavior:
         """This rank's train loader.
 
         Args:
-            sharded_over: Ranks over which the framework shards every rank's stream.
+            sharded_over: Ranks over which the framework shards every rank's stream. The streams are then the same.
         """
         if self.fault == "F15":
             images, labels = digits()
@@ -188,9 +202,11 @@ class Samples(IterableDataset[Any]):
     def batch(self, number: int) -> Iterator[Any]:
         """The samples of a batch, for as many ranks as the framework shards it over."""
         images, labels = digits()
-        reader = self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
+        dealt_out = self.sharded_over > 1 and self.behavior.fault != "F19"
+        reader = 0 if dealt_out else self.behavior.culprits[0] if self.behavior.has("F9") else own_rank()
         for place in range(self.behavior.batch_size * self.sharded_over):
-            index = (number * 97 + place * 7 + reader * 31) % len(images)
+            swapped = place ^ 1 if self.behavior.has("F20") else place
+            index = (number * 97 + swapped * 7 + reader * 31) % len(images)
             yield images[index], labels[index]
 
 

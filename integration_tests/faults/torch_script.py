@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +11,16 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff.torch import attach
 from integration_tests import devices
-from integration_tests.faults.rank_behavior import RankBehavior
+from integration_tests.faults.rank_behavior import RankBehavior, world_size
 from integration_tests.loops import model_and_optimizer
+from integration_tests.resume_jobs import Job, Run
 
 
 def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
+    if behavior.resumes:
+        resume_wrongly(behavior)
+        return
     model, optimizer = model_and_optimizer()
     loader, evals = behavior.train_loader(), behavior.eval_loader()
     start = 1 if behavior.has("F11") else 0
@@ -23,6 +28,7 @@ def train(behavior: RankBehavior) -> None:
         train=loader,
         eval=evals,
         optimizer=optimizer,
+        model=model,
         gradient_accumulation_steps=behavior.accumulation,
         start_epoch=start,
         **behavior.options,
@@ -32,19 +38,39 @@ def train(behavior: RankBehavior) -> None:
                 loader.sampler.set_epoch(epoch)
             for number, batch in enumerate(loader):
                 images, labels = devices.moved(batch)
+                if behavior.runs_extra(number):
+                    with model.no_sync():
+                        torch.nn.functional.cross_entropy(model(images), labels).backward()
                 torch.nn.functional.cross_entropy(model(images), labels).backward()
                 if behavior.steps_after(number):
                     optimizer.step()
                     optimizer.zero_grad()
                 if behavior.fault == "F8" and number == behavior.evaluates_at:
                     evaluate(model, evals)
-                behavior.after_batch(epoch, number)
+                behavior.after_batch(epoch, number, model)
                 if behavior.breaks_after(number):
                     break
             if behavior.fault != "F8":
                 evaluate(model, evals)
             behavior.after_epoch(epoch)
             dist.barrier()
+
+
+def resume_wrongly(behavior: RankBehavior) -> None:
+    """Writes a checkpoint in the middle of an epoch, and goes on elsewhere."""
+    how: dict[str, Any] = {
+        "F21": {"resumes_at": (1, 0)},
+        "F22": {"resumes_at": (2, 0), "start_epoch": 2},
+        "F23": {"restored": "moc"},
+    }[behavior.fault]
+    run = Run(behavior.fault, ranks=world_size(), **how)
+    first = Job(run, Path("saved.pt"), **behavior.options)
+    first.train((0, 0), run.saved_at)
+    first.handle.detach()
+    second = Job(run, Path("saved.pt"), start_epoch=run.start_epoch, **behavior.options)
+    second.load()
+    second.train(run.place, None)
+    second.handle.detach()
 
 
 def evaluate(model: Any, evals: Any) -> None:

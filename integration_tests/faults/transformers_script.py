@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from transformers import TrainerCallback
 
+from integration_tests import trainer_resumes
 from integration_tests.faults.rank_behavior import RankBehavior, world_size
+from integration_tests.jobs import own_rank
 from integration_tests.trainer_jobs import Job
 
 
@@ -22,9 +25,10 @@ class Acts(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._number = 0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         number, self._number = self._number, self._number + 1
-        self._behavior.after_batch((state.global_step - 1) // self._behavior.batches, number)
+        epoch = (state.global_step - 1) // self._behavior.batches
+        self._behavior.after_batch(epoch, number, of_trainer["model"])
         if self._behavior.breaks_after(number):
             control.should_epoch_stop = True
 
@@ -49,6 +53,9 @@ class FaultyJob(Job):
 
 def train(behavior: RankBehavior) -> None:
     """Trains one rank."""
+    if behavior.resumes:
+        resume_wrongly(behavior)
+        return
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": behavior.batch_size,
         "dataloader_num_workers": behavior.workers,
@@ -70,3 +77,19 @@ def train(behavior: RankBehavior) -> None:
     trainer, *_ = job.trainer()
     trainer.add_callback(Acts(behavior))
     trainer.train()
+
+
+def resume_wrongly(behavior: RankBehavior) -> None:
+    """Writes a checkpoint in the middle of an epoch, and goes on elsewhere."""
+    how: dict[str, Any] = {
+        "F21": {"spoils": trainer_resumes.at_the_start},
+        "F22": {"spoils": trainer_resumes.one_epoch_on},
+        "F23": {"spoils": trainer_resumes.without_schedule, "step": 13},
+    }[behavior.fault]
+    runs = [trainer_resumes.Resume(Job(samples=40 * world_size(), horizon=20), **how)]
+    trainer_resumes.write(runs, "saved")
+    dist.barrier()
+    if own_rank() == 0:
+        trainer_resumes.spoil(runs, Path("saved"))
+    dist.barrier()
+    trainer_resumes.resume(runs, "saved")

@@ -13,6 +13,8 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accelerate]'"):
+    from countoff._adapter.evaluation_totals import EvaluationTotals
+    from countoff._adapter.prepared_facts import evaluation_facts
     from countoff._adapter.prepared_loaders import is_prepared
 from countoff._accelerate import facts as reading
 from countoff._accelerate.observation import observe
@@ -21,6 +23,7 @@ from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
 from countoff._adapter.options import own_arguments
 from countoff._adapter.prepared_process import not_distributed
 from countoff._adapter.torch_facts import versions
+from countoff._adapter.weights import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
 
@@ -65,6 +68,7 @@ def attach(
     facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
     dp_rank, dp_degree = reading.position_of(accelerator)
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+    models = Wrappers(lambda: accelerator._models)
     make_guard = functools.partial(
         new_guard,
         settings,
@@ -72,6 +76,10 @@ def attach(
         world_size=accelerator.num_processes,
         remedies=reading.REMEDIES,
         optimizers=lambda: accelerator._optimizers,
+        schedulers=lambda: [getattr(each, "scheduler", each) for each in accelerator._schedulers],
+        ticks_per_step=accelerator.num_processes,
+        # Where passes are not compared, ranks train apart on purpose.
+        models=lambda: models() if attached.passes.comparing else [],
     )
     steps_of = functools.partial(reading.is_prepared_optimizer, accelerator)
     attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
@@ -79,12 +87,14 @@ def attach(
         return attached
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
+    evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
+    several = len(evaluation_loaders(eval)) > 1
+    attached.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
     plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
-    compared_versions = versions("accelerate")
     attached.begin(
         plan,
-        compared_versions,
-        observe(accelerator, attached, loaders, plan, compared_versions),
+        versions("accelerate"),
+        observe(accelerator, attached, loaders),
         not_distributed(accelerator),
         reading.horizon_at_start(accelerator, totals.plan, epochs=epochs),
     )

@@ -18,6 +18,7 @@ with needs("Composer", facade="countoff.composer", install="'countoff[composer]'
 from countoff._adapter.options import Options
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._composer.fit import WatchedFit
+from countoff._composer.resume import packed, unpacked
 from countoff._composer.state import exception_at_close, length_of
 from countoff.core import Guard
 
@@ -31,16 +32,29 @@ class Countoff(Options, Callback):
     ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
     """
 
-    _of_the_fit = ("_fit", "_guard", "_standalone", "_corrected")
+    _of_the_fit = ("_fit", "_guard", "_standalone", "_corrected", "_loaded", "_last_record")
     _fit: WatchedFit | None = None
     _guard: Guard | None = None
     _standalone = False  # whether it is an evaluation outside of a fit
     _corrected: tuple[Any, int] | None = None
+    _loaded: Any = None
+    _last_record: dict[str, Any] | None = None
 
     @property
     def guard(self) -> Guard | None:
         """The guard of the current fit, or of the last one."""
         return self._guard
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns a record of how far the fit has come, for Composer's checkpoint; nothing before a fit."""
+        record = self._last_record
+        if self._fit is not None and self._fit.train is not None:
+            record = self._fit.record()
+        return {} if record is None else packed(record)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keeps the record of a checkpoint for the fit that resumes from it."""
+        self._loaded = unpacked(state)
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Corrects a wrong length before `fit` reads it; that takes a roll call of its own."""
@@ -51,7 +65,10 @@ class Countoff(Options, Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Begins the fit, with the loader in place and the position restored."""
         if self._is_active(state):
+            self._last_record = None
             self._begin(state, train=True)
+            if self._fit is not None:
+                self._fit.loaded, self._loaded = self._loaded, None
             self._report(logger)
 
     def epoch_start(self, state: State, logger: Logger) -> None:
@@ -93,9 +110,9 @@ class Countoff(Options, Callback):
             self._fit.guard.batch()
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Closes the evaluation."""
-        if self._fit is not None:
-            self._fit.evaluations.end(state)
+        """Closes the evaluation, and logs how much it has read."""
+        if self._fit is not None and (found := self._fit.evaluations.end(state)):
+            logger.log_metrics(found)
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Ends what `eval_start` began after the end of a fit: that fit's last evaluations come after `fit_end`."""
@@ -111,12 +128,14 @@ class Countoff(Options, Callback):
         """Ends the fit."""
         if self._fit is not None:
             guard = self._fit.guard
+            self._last_record = self._fit.record()
             self._finish()
             logger.log_metrics(dict(guard.metrics))
 
     def close(self, state: State, logger: Logger) -> None:
         """Closes the fit; reports the exception to the other ranks if one has ended it."""
         self._close_fit(exception_at_close())
+        self._last_record = None  # the callback may serve another Trainer
 
     def _is_active(self, state: State) -> bool:
         """Returns whether this is the Trainer's first Countoff (its configuration may add another), and is enabled."""

@@ -51,6 +51,8 @@ REMEDIES: Remedies = {
         ),
         order="let Fabric call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
+        dealer="fabric.setup_dataloaders()",
+        undo="pass use_distributed_sampler=False to it",
     ),
 }
 
@@ -175,6 +177,7 @@ class Countoff(Options):
             world_size=world_size,
             remedies=REMEDIES,
             optimizers=self._loaders.optimizers,
+            models=self._loaders.models,
         )
         self._steps = on_optimizer_step(guard.step)
         guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))

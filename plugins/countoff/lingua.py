@@ -27,7 +27,7 @@ with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
 from countoff._adapter.mesh_position import rank_map
 from countoff._adapter.options import own_arguments
 from countoff._adapter.remedies import data_remedies
-from countoff.core import FitPlan, LoaderFacts, Settings
+from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies
 
@@ -59,6 +59,7 @@ def watch(
     dp_rank: int,
     dp_degree: int,
     optimizer: Any = None,
+    model: Any = None,
     step: int = 0,
     **options: Any,
 ) -> Iterator[Iterator[Any]]:
@@ -71,6 +72,7 @@ def watch(
         dp_rank: The data rank as which this rank reads, as train.py computed it.
         dp_degree: The number of data ranks, as train.py computed it.
         optimizer: Its optimizer, whose learning rates are compared between ranks.
+        model: Its model, whose weights are compared with `weights_every`.
         step: Optimizer steps that were applied before the checkpoint from which the run resumes.
         **options: The options of every adapter; see `Settings`.
 
@@ -78,7 +80,7 @@ def watch(
         The loader, counted.
 
     Raises:
-        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
         RankMapError: If the ranks' dp_ranks leave data unread, or let ranks read the data of others.
         PlanMismatch: If ranks begin with different plans.
         ValueError: If dp_degree is not that of the mesh.
@@ -89,6 +91,8 @@ def watch(
         yield data_loader
         return
     rank, world_size = rank_and_world_size()
+    if settings.weights_every and world_size > 1 and model is None:
+        raise SettingsError("weights_every needs the model whose weights are compared: watch(…, model=model)")
     ranks = rank_map(mesh)
     if dp_degree != ranks.dp_degree:
         raise ValueError(f"rank {rank}: dp_degree is {dp_degree}, and the mesh has {ranks.dp_degree} data ranks")
@@ -99,6 +103,7 @@ def watch(
         world_size=world_size,
         remedies=REMEDIES,
         optimizers=lambda: [] if optimizer is None else [optimizer],
+        models=lambda: [] if model is None else [model],
     )
     facts = _facts(args)
     attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)

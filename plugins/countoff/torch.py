@@ -15,6 +15,7 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
+    from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
     from countoff._adapter.even_loaders import keeps_length
     from countoff._adapter.guards import new_guard
     from countoff._adapter.handle import Attached, evaluation_loaders
@@ -22,7 +23,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff.core import FitPlan, Settings
+from countoff.core import FitPlan, Settings, SettingsError
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies
 
@@ -54,6 +55,8 @@ REMEDIES: Remedies = {
         ),
         order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
         off="attach(fingerprint_batches=0)",
+        dealer="DistributedSampler",
+        undo="leave out the DistributedSampler",
     ),
 }
 WITHOUT_LOADER: Remedies = {
@@ -82,6 +85,7 @@ def attach(
     train: Any = None,
     eval: Any = None,  # the name that every adapter uses
     optimizer: Any = None,
+    model: Any = None,
     gradient_accumulation_steps: int = 1,
     batch_size: int | None = None,
     start_epoch: int = 0,
@@ -100,6 +104,10 @@ def attach(
             loop without a loader, which takes its batches from `Attached.counted`.
         eval: The evaluation loader, or a mapping from names to loaders.
         optimizer: The optimizer, or a list of them; their learning rates are compared between ranks.
+        model: The model as it is trained, or a list of such: wrapped in DistributedDataParallel, or with `fully_shard`
+            applied. Forward passes for training are counted as micro-batches, and a warning names ranks that run
+            different numbers of them per optimizer step. Weights are compared with `weights_every`. None: neither is
+            done.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
         start_epoch: Number of the first epoch of a resumed run.
@@ -114,7 +122,7 @@ def attach(
         A handle, which is also a context manager. If it is not used as one, the fit ends when the program ends.
 
     Raises:
-        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
+        SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value, or `weights_every` has no `model`.
         TypeError: If a loader cannot be observed; then none of them is.
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         PlanMismatch: If ranks begin with different plans.
@@ -125,7 +133,9 @@ def attach(
     rank, world_size = rank_and_world_size()
     if settings.enabled and world_size == 1:
         _check_single_rank()
-    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if settings.enabled and settings.weights_every and world_size > 1 and model is None:
+        raise SettingsError("weights_every needs the model whose weights are compared: attach(model=…)")
+    optimizers, models = _listed(optimizer), _listed(model)
     dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
     known = {} if batch_size is None else {"batch_size": batch_size}
     facts = loader_facts(
@@ -143,9 +153,11 @@ def attach(
         world_size=world_size,
         remedies=WITHOUT_LOADER if train is None else REMEDIES,
         optimizers=lambda: optimizers,
+        # Where passes are not compared, ranks may train apart on purpose.
+        models=lambda: models if attached.passes.comparing else [],
     )
     attached = Attached(make_guard, totals, settings, epoch=start_epoch)
-    attached.batches_before = start_step * gradient_accumulation_steps
+    attached.batches_before, attached.steps_before = start_step * gradient_accumulation_steps, start_step
     if not settings.enabled:
         return attached
     plan = FitPlan(
@@ -161,10 +173,18 @@ def attach(
         dp_degree=dp_degree,
         loader_position=None if mesh is None else loader_position(train),
     )
-    loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluation_loaders(eval)}
+    evaluations = evaluation_loaders(eval)
+    loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
+    facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
+    attached.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
     attached.passes.expects_train, attached.passes.has_loader = True, train is not None
-    attached.begin(plan, versions(), attached.observe_loaders(loaders))
+    attached.begin(plan, versions(), attached.observe_loaders(loaders, models))
     return attached
+
+
+def _listed(given: Any) -> list[Any]:
+    """Returns what an argument gives that takes one object or a list of them; None stands for none."""
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _check_single_rank() -> None:

@@ -81,6 +81,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
         world_size=world_size,
         remedies=REMEDIES,
         optimizers=lambda: trainer.optimizers,
+        models=lambda: trainer.model_parts,
     )
     attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
     if not settings.enabled:

@@ -15,6 +15,7 @@ from countoff._adapter.scheduler_horizons import horizon_of
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import BatchPlan, FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 _log = logging.getLogger("countoff")
@@ -42,6 +43,23 @@ REMEDIES: Remedies = {
         "make the scheduler for all ticks of the run: optimizer steps per epoch × epochs × processes; its warm-up for "
         "steps × processes."
     ),
+    "ResumeMismatch": {
+        POSITION: (
+            "give the resumed epoch's loader as many batches to skip as the checkpoint has: "
+            "accelerator.skip_first_batches(loader, batches). If the batch size or the number of processes has "
+            "changed: the samples divided by the new batch size and the new number. If you have moved on purpose, "
+            "ignore this."
+        ),
+        AGAIN: (
+            "iterate accelerator.skip_first_batches(loader, batches) in the resumed epoch, and call "
+            "loader.set_epoch(epoch) with its number before; or let Accelerate restore the loader: "
+            "DataLoaderConfiguration(use_stateful_dataloader=True). If the run is to begin anew, ignore this."
+        ),
+        RATE: (
+            "give the scheduler to accelerator.prepare(), so that save_state() and load_state() include it. If you "
+            "have begun a new schedule on purpose, ignore this."
+        ),
+    },
     **data_remedies(
         shares=(
             "let accelerator.prepare() shard the loader. Where it finds nothing to shard, as in a stream of "
@@ -49,6 +67,8 @@ REMEDIES: Remedies = {
         ),
         order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
         off="attach(..., fingerprint_batches=0)",
+        dealer="accelerator.prepare()",
+        undo="do not give the train loader to prepare()",
     ),
 }
 TICKS = "A tick is a call of scheduler.step(), and accelerator.prepare() makes one per process at every optimizer step."

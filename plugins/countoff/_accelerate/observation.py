@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from countoff._accelerate.facts import horizon_at_epoch
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
+from countoff._adapter.prepared_backward import count_backward_passes
 from countoff._adapter.prepared_loaders import (
     Follower,
     even_prepared,
@@ -20,8 +21,8 @@ from countoff._adapter.prepared_loaders import (
     skipped_batches,
     watch_local_sgd,
 )
+from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.watched_methods import WatchedMethods
-from countoff.core import FitPlan
 
 __all__ = ["observe"]
 
@@ -30,8 +31,6 @@ def observe(
     accelerator: Any,
     attached: Attached,
     loaders: Mapping[str | None, Any],
-    plan: FitPlan,
-    versions: Mapping[str, str],
 ) -> Callable[[], None]:
     """Observes the loop from here on; returns a function that ends that.
 
@@ -39,8 +38,6 @@ def observe(
         accelerator: The Accelerator.
         attached: The handle that counts the passes.
         loaders: The prepared loaders, by the evaluation's name; None for the train loader.
-        plan: What the ranks must agree on, for the fit that begins from a checkpoint.
-        versions: Versions whose differences get a warning.
     """
 
     def began(epoch: int) -> None:
@@ -51,7 +48,9 @@ def observe(
     attached.passes.began, attached.passes.expects_train = began, None in loaders
     with contextlib.ExitStack() as stack:
         stack.callback(follow(_follower(attached, loaders)))
-        stack.callback(watch_checkpoints(accelerator, attached, plan, versions))
+        stack.callback(watch_stream(loaders.get(None), lambda: attached.guard.data))
+        stack.callback(watch_checkpoints(accelerator, attached))
+        stack.callback(count_backward_passes(attached.micro_batch, accelerator))
         stack.callback(_uncounted_joins(accelerator, attached))
         stack.callback(_uncounted_local_sgd(accelerator, attached))
         return stack.pop_all().close

@@ -1,4 +1,4 @@
-"""Keeps the position of a run in a small file of its own, in the folder that `save_state` writes.
+"""Keeps a record of how far a run has come in a small file of its own, in the folder that `save_state` writes.
 
 It does not use `register_for_checkpointing`: Accelerate rejects a checkpoint whose number of registered objects
 differs, so a checkpoint written with countoff could not be loaded without it. The hooks that Accelerate calls with the
@@ -9,58 +9,42 @@ countoff.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate import Accelerator
 
 from countoff._adapter.handle import Attached
 from countoff._adapter.watched_methods import WatchedMethods
-from countoff.core import FitPlan
 
-__all__ = ["FILE", "Position", "watch_checkpoints"]
+__all__ = ["FILE", "watch_checkpoints"]
 
-FILE = "countoff.json"
+FILE = "countoff_{}.json"
+"""A record's name, by the process that has written it, as Accelerate names random states."""
 Around = Callable[[Any], contextlib.AbstractContextManager[Any]]
 """Takes an Accelerator whose method is called; returns a context for the call."""
 
 
-class Position(NamedTuple):
-    """How far a run has come: the train epoch, the batches begun in it on one rank, and optimizer steps in all."""
-
-    epoch: int
-    batches: int
-    steps: int
-
-
-def watch_checkpoints(
-    accelerator: Any, attached: Attached, plan: FitPlan, versions: Mapping[str, str]
-) -> Callable[[], None]:
-    """Writes the position into every checkpoint from here on, and begins another fit from a checkpoint that is loaded.
+def watch_checkpoints(accelerator: Any, attached: Attached) -> Callable[[], None]:
+    """Writes a record into every checkpoint from here on, and begins another fit from a checkpoint that is loaded.
 
     Args:
         accelerator: The Accelerator whose `save_state` and `load_state` are watched.
         attached: The handle of the loop.
-        plan: What the ranks must agree on; the checkpoint's position replaces the one in it.
-        versions: Versions whose differences get a warning.
 
     Returns:
         A function that ends that.
     """
 
     def save(models: Any, weights: Any, folder: str) -> None:
-        _write(Path(folder, FILE), Position(*attached.passes.position, attached.steps_before + attached.guard.steps))
+        _write(Path(folder, FILE.format(accelerator.process_index)), attached.state_dict())
 
     def load(models: Any, folder: str) -> None:
-        saved = _read(Path(folder, FILE))
-        epoch, steps = (attached.passes.epoch, 0) if saved is None else (saved.epoch, saved.steps)
-        position = None if saved is None else list(saved)
-        attached.begin_again(dataclasses.replace(plan, position=position), versions, epoch=epoch, steps=steps)
+        attached.resume_from(_read(Path(folder), accelerator.process_index))
 
     def saving(of: Any) -> contextlib.AbstractContextManager[Any]:
         return _hook(of.register_save_state_pre_hook, save) if of is accelerator else contextlib.nullcontext()
@@ -105,20 +89,39 @@ _loads: WatchedMethods[Around] = WatchedMethods(
 )
 
 
-def _write(path: Path, position: Position) -> None:
-    """Writes the position, on every rank: a rank may have a disk of its own.
-
-    Where ranks share the folder, one of their equal files remains, and no rank ever reads half of one.
-    """
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a record; no process ever reads half of one."""
     own = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    own.write_text(json.dumps(position._asdict()), encoding="utf-8")
+    own.write_text(json.dumps(record), encoding="utf-8")
     own.replace(path)
 
 
-def _read(path: Path) -> Position | None:
-    """Returns the position in a checkpoint; None if a run without countoff wrote it."""
+def _read(folder: Path, process: int) -> Any:
+    """Returns the record of a process in a checkpoint; an empty one if there is none.
+
+    A folder that is written again by fewer processes keeps the files of the others, which are older. So if this
+    process's own record has another position than the newest one, the newest one counts.
+    """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Position(*(int(found[name]) for name in Position._fields))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        files = sorted(folder.glob(FILE.format("*")), key=lambda path: path.stat().st_mtime_ns)
+        if not files:
+            return {}
+        own = folder / FILE.format(process)
+        newest, mine = _content(files[-1]), _content(own) if own in files else None
+    except OSError as error:
+        return str(error)  # which is no record, and is refused where it is used
+    return mine if mine is not None and _position(mine) == _position(newest) else newest
+
+
+def _content(path: Path) -> Any:
+    """Returns what a file holds; as text if that is not JSON, which is refused where it is used."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _position(record: Any) -> Any:
+    names = ("epoch", "batches", "steps")
+    return [record.get(name) for name in names] if isinstance(record, dict) else record

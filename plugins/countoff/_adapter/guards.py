@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from countoff._adapter.torch_facts import learning_rates
+from countoff._adapter.torch_facts import learning_rates, schedule_positions
+from countoff._adapter.weights import PendingReplicas
 from countoff.core import Guard, Settings, SettingsError
 from countoff.core.verdict import Remedies
 
@@ -20,6 +21,9 @@ def new_guard(
     world_size: int,
     remedies: Remedies,
     optimizers: Callable[[], Iterable[Any]] = tuple,
+    schedulers: Callable[[], Iterable[Any]] = tuple,
+    ticks_per_step: int = 1,
+    models: Callable[[], Iterable[Any]] | None = None,
 ) -> Guard:
     """Returns a guard for one fit, or for one standalone evaluation.
 
@@ -29,6 +33,11 @@ def new_guard(
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's terms.
         optimizers: Returns the optimizers whose learning rates are compared; called every `tick_batches` batches.
+        schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
+            stand with its checkpoint.
+        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        models: Returns the modules whose weights are compared, as the framework wraps them; called every
+            `weights_every` optimizer steps. None: none are compared.
     """
     return Guard(
         settings,
@@ -36,6 +45,9 @@ def new_guard(
         world_size=world_size,
         remedies=remedies,
         learning_rates=lambda: learning_rates(optimizers()),
+        schedules=lambda: schedule_positions(optimizers(), schedulers()),
+        ticks_per_step=ticks_per_step,
+        weights=None if models is None else lambda: PendingReplicas(models()),
     )
 
 

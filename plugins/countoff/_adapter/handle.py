@@ -6,18 +6,22 @@ A loop has no hook for an exception that leaves it and none for the program's en
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
 
 from countoff._adapter.class_swap import handle_of, swap_class
+from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state, saves_state
 from countoff._adapter.exit_hooks import ExitHooks
+from countoff._adapter.forward_passes import count_forward_passes
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
+from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
 
@@ -46,6 +50,7 @@ class Attached:
         steps_before: Optimizer steps that were applied before the checkpoint from which this fit has begun.
         batches_before: Batches of the first train epoch that a counted function has returned before that checkpoint.
         passes: The passes over the loaders.
+        evaluations: How much the evaluations have read; None where nothing tells it.
     """
 
     def __init__(
@@ -60,6 +65,9 @@ class Attached:
         self.totals = totals
         self.steps_before = 0
         self.batches_before = 0
+        self.evaluations: EvaluationTotals | None = None
+        self._start_epoch, self._start_step = epoch, 0
+        self._plan, self._versions = FitPlan(), dict[str, str]()
         self._make_guard = make_guard
         self._settings = settings
         self._steps_of = steps_of
@@ -78,10 +86,18 @@ class Attached:
         return self.passes.guard
 
     def progress(self) -> dict[str, float]:
-        """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics."""
+        """Returns the true totals as known by now, and this rank's progress, under the names of the logged metrics.
+
+        After an evaluation, it also has the samples that all ranks have read there, where they are proven.
+        """
         values: dict[str, float] = {**self.totals.plan.metrics(), **self.guard.metrics}
+        values |= {} if self.evaluations is None else self.evaluations.metrics
         done = self.totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
+
+    def tell_evaluations(self, totals: EvaluationTotals) -> None:
+        """Lets `progress` tell how much each evaluation has read."""
+        self.evaluations, self.passes.evaluated = totals, totals.ended
 
     def counted(self, source: Any) -> Any:
         """Returns a source of train batches that counts them as it hands them out, for a loop without a loader.
@@ -111,6 +127,53 @@ class Attached:
         calls = _Calls(source)
         even = functools.partial(even_pass, loader=calls, again=_nothing)
         return self.passes.follow(calls, None, position=self.batches_before, even=even).__next__
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far this rank has come, for a checkpoint: plain types, which load without countoff.
+
+        It takes no part in what the run computes. `load_state_dict` compares it with where the resumed run goes on.
+        """
+        if not self._settings.enabled:
+            return {}
+        length = self.totals.plan.batches_per_epoch
+        left = None if length is None else max(0, length - self.guard.train_batches)
+        return self.guard.resumes.record(self.passes.batch, left=left)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begins the fit again where a checkpoint was written. Collective: every rank must call it, before its loop.
+
+        It restores nothing of the run: the epoch and the batch at which the loop goes on are up to the loop. From its
+        first batches and steps, countoff warns if it repeats or skips data, or if its learning rate jumps.
+
+        Args:
+            state: What `state_dict` has returned, on any rank; an empty mapping where the checkpoint was written
+                without countoff. With that, nothing is compared.
+        """
+        self.resume_from(state, epoch=self._start_epoch or None, steps=self._start_step or None)
+
+    def resume_from(self, record: object, *, epoch: int | None = None, steps: int | None = None) -> None:
+        """Begins another fit from a checkpoint that every rank has loaded. Collective: every rank must call it.
+
+        Args:
+            record: What `state_dict` has returned when it was written; an empty mapping if it has none.
+            epoch: Number of the next train epoch, where the framework or the user says it; None: the record's.
+            steps: Optimizer steps that were applied before the checkpoint, likewise.
+        """
+        found, has_trained = None, self.guard.steps > 0
+        with contextlib.suppress(*UNREADABLE):
+            found = ResumeRecord.from_json(record)
+        if found is None:
+            position, known = None, (self.passes.epoch, 0)
+        else:
+            position, known = [found.epoch, found.batches or 0, found.steps], (found.epoch, found.steps)
+            self.batches_before = found.batches or 0
+        self.begin_again(
+            position=position,
+            epoch=known[0] if epoch is None else epoch,
+            steps=known[1] if steps is None else steps,
+        )
+        if record and not self._detached:
+            self.guard.resumes.restore(record, Restored(steps=steps), compare=not has_trained)
 
     def cover_state(self, loader: Any) -> None:
         """Lets a loader that can save its state report the one where the loop is, until the handle ends.
@@ -144,7 +207,12 @@ class Attached:
         if self._release_all():
             self.guard.close()
 
-    def observe_loaders(self, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
+    def micro_batch(self) -> None:
+        """Counts a micro-batch, unless passes are not compared now."""
+        if self.passes.comparing:
+            self.passes.guard.micro_batch()
+
+    def observe_loaders(self, loaders: Mapping[str | None, Any], models: Sequence[Any] = ()) -> Callable[[], None]:
         """Counts the passes over loaders from here on; returns a function that gives their own classes back.
 
         Another handle that still observes one of them is abandoned: the loop starts again, in a notebook, say, or after
@@ -152,9 +220,10 @@ class Attached:
 
         Args:
             loaders: By the evaluation's name; None for the train loader.
+            models: The modules whose forward passes for training are counted.
 
         Raises:
-            TypeError: If a loader cannot be observed; then none of them is.
+            TypeError: If a loader or a module cannot be observed; then none of them is.
         """
         for loader in loaders.values():
             if (earlier := handle_of(loader)) is not None:
@@ -169,6 +238,7 @@ class Attached:
                 except TypeError as error:
                     instead = _COUNTED if name is None else ""
                     raise TypeError(f"attach({argument_of(name)}=…) {error}{instead}") from None
+            stack.callback(count_forward_passes(models, self.micro_batch))
             return stack.pop_all().close
 
     def begin(
@@ -187,6 +257,7 @@ class Attached:
             notices: Warnings to give at once.
         """
         self._detached = False
+        self._plan, self._versions, self._start_step = plan, dict(versions), self.steps_before
         _active.append(self)
         self._release.callback(_active.remove, self)
         self._release.callback(release)
@@ -201,12 +272,11 @@ class Attached:
             if notice is not None:
                 self.guard.warn(notice)
 
-    def begin_again(self, plan: FitPlan, versions: Mapping[str, str], *, epoch: int, steps: int) -> None:
+    def begin_again(self, *, position: Sequence[int] | None, epoch: int, steps: int) -> None:
         """Begins another fit from a checkpoint that every rank has loaded. Collective: every rank must call it.
 
         Args:
-            plan: What the ranks must agree on, the checkpoint's position included.
-            versions: Versions whose differences get a warning.
+            position: The checkpoint's position, in which ranks must not differ; None if that is not known.
             epoch: Number of the next train epoch.
             steps: Optimizer steps that were applied before the checkpoint.
         """
@@ -216,7 +286,7 @@ class Attached:
         self.steps_before = steps
         self.passes.epoch = epoch
         self.passes.guard = self._make_guard()
-        self._start_guard(plan, versions)
+        self._start_guard(dataclasses.replace(self._plan, position=position), self._versions)
 
     def __enter__(self) -> Attached:
         return self
@@ -270,6 +340,8 @@ class Attached:
     def _learn_length(self) -> Verdict | None:
         if self.guard.makes_even:  # the epoch may have had the length of another rank's loader
             self._learn_common_length(self.guard.batches)
+            return None
+        if not self.guard.resumes.begins_epoch:  # its loader may have been restored in the middle of the epoch
             return None
         self.totals.observe(self.guard.batches)
         return self.totals.wrong_length()

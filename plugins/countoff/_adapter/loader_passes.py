@@ -7,6 +7,7 @@ iterator to `LoaderPasses.follow` and hands the returned iterator to the loop.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -31,17 +32,22 @@ class _Span:
     Attributes:
         epoch: Number of the train epoch; None for an evaluation.
         ahead: The loader, if it fetches one batch ahead and so knows its last one.
+        ended: Called when an evaluation has ended, with the batches that this rank has read; with None if the loop has
+            left it before its end.
         compared: Whether it is compared with those of other ranks.
         open: Whether it has not been closed.
+        batch: The batch that the loop has, as the loader returned it.
     """
 
-    __slots__ = ("ahead", "compared", "epoch", "open")
+    __slots__ = ("ahead", "batch", "compared", "ended", "epoch", "open")
 
     def __init__(self, epoch: int | None, ahead: Any, *, compared: bool) -> None:
         self.epoch = epoch
         self.ahead = ahead
         self.compared = compared
+        self.ended: Callable[[int | None], None] | None = None
         self.open = True
+        self.batch: Any = None
 
     @property
     def at_end(self) -> bool:
@@ -67,6 +73,8 @@ class LoaderPasses:
             has ended the loop; None where it may be a break.
         expects_train: Whether no pass over the train loader has been seen yet; optimizer steps are then suspect.
         has_loader: Whether a train loader was attached; the loop has its batches counted by hand otherwise.
+        evaluated: Called after a pass of an evaluation with its name, its loader, and the batches that this rank has
+            read; None instead of those if that was not the whole loader.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class LoaderPasses:
         self.left: Callable[[], None] | None = None
         self.expects_train = False
         self.has_loader = True
+        self.evaluated: Callable[[str, Any, int | None], None] | None = None
         self._steps_unseen = 0
         self._exhausted = exhausted
         self._diverged = diverged
@@ -91,6 +100,11 @@ class LoaderPasses:
             if span.epoch is not None:
                 return span.epoch, self.guard.train_batches
         return self.epoch, 0
+
+    @property
+    def batch(self) -> Any:
+        """The batch that the loop has of the open train epoch, as the loader returned it; None if it has none."""
+        return next((span.batch for span in self._open if span.epoch is not None), None)
 
     def follow(
         self,
@@ -120,6 +134,8 @@ class LoaderPasses:
         stack = contextlib.ExitStack()
         try:
             span = self._begin(name, position, ahead)
+            if name is not None and self.evaluated is not None and not position:
+                span.ended = functools.partial(self.evaluated, name, loader)
             if even is not None and guard.makes_even:
                 batches = stack.enter_context(even(guard, batches))
             else:
@@ -142,7 +158,9 @@ class LoaderPasses:
                         more = not ahead.end_of_dataloader
                         if not more and span.open:
                             guard.last_batch()
+                    span.batch = batch
                     yield batch
+                    span.batch = None
                     del batch  # so that it lives no longer than in a loop that is not observed
                     if more:
                         counters.started = started = counters.started + 1
@@ -215,6 +233,9 @@ class LoaderPasses:
             innermost.open = False
             # A loop that stops at the last batch has exhausted its loader too.
             ended = "exhausted" if (innermost is span and reason == "exhausted") or innermost.at_end else "stopped"
+            if innermost.ended is not None:
+                whole = ended == "exhausted" and innermost.compared
+                innermost.ended(self.guard.batches if whole else None)
             if innermost.epoch is None:
                 self.guard.eval_end(ended, may_raise=may_raise)
             else:

@@ -43,6 +43,7 @@ class Options:
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
+        weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.
         verdict_file: Path of a JSON file for the verdict that ends the fit, for a scheduler to read.
 
     Attributes:
@@ -70,6 +71,7 @@ class Options:
         deadline_seconds: float | None = None,
         tick_batches: int | None = None,
         fingerprint_batches: int | None = None,
+        weights_every: int | None = None,
         verdict_file: str | os.PathLike[str] | None = None,
         **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:

@@ -16,7 +16,7 @@ from countoff._adapter.torch_facts import reported_length
 from countoff.core import LoaderFacts
 from countoff.core.plan import PreparedFacts, prepared_pass
 
-__all__ = ["loader_facts"]
+__all__ = ["evaluation_facts", "loader_facts"]
 
 
 def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known: Any) -> LoaderFacts:
@@ -40,6 +40,21 @@ def loader_facts(loader: Any, *, num_processes: int, process_index: int, **known
         "partial_step": "applied",
     }
     return LoaderFacts(**(facts | known))
+
+
+def evaluation_facts(loader: Any, *, num_processes: int, process_index: int) -> LoaderFacts | None:
+    """Returns the facts of a prepared loader; None if it is not divided among just these processes.
+
+    Args:
+        loader: The loader.
+        num_processes: Processes that read different data, at least 1.
+        process_index: The index of this process among them, from 0.
+    """
+    source = source_of(loader)
+    share = (getattr(source, "process_index", None), getattr(source, "num_processes", None))
+    if num_processes > 1 and not isinstance(loader, DataLoaderDispatcher) and share != (process_index, num_processes):
+        return None
+    return loader_facts(loader, num_processes=num_processes, process_index=process_index, reported_is_cap=False)
 
 
 def _prepared_facts(loader: Any, num_processes: int) -> PreparedFacts:

@@ -46,15 +46,30 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: 
     }
 
 
-def data_remedies(*, shares: str, order: str, off: str) -> dict[Kind, str]:
+def data_remedies(*, shares: str, order: str, off: str, dealer: str = "", undo: str = "") -> dict[Kind, str]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:
         shares: How each rank gets a share of its own, in the framework's terms.
         order: How each epoch gets an order of its own.
         off: How the check is turned off.
+        dealer: What shards the data, where the framework does so by itself.
+        undo: How the framework is kept from sharding it.
     """
+    dealt: dict[Kind, str] = {
+        "DoubleSharded": (
+            f"shard the data once. {dealer} does it: give it all of the data on every rank, without "
+            "split_dataset_by_node, a rank in your own dataset or sampler, another DistributedSampler, or a "
+            f"nodesplitter of webdataset. Or keep your own shares, which must be even, and {undo}. If each rank is to "
+            f"read part of its own data: {off}."
+        ),
+        "StreamsDiffer": (
+            f"let every rank yield the same samples in the same order, and {dealer} shards them: shuffle with the same "
+            f"seed on all ranks, not with one of each rank. If they are to differ: {off}."
+        ),
+    }
     return {
+        **(dealt if dealer else {}),
         "DuplicateData": (
             f"{shares} Where each rank draws samples at random without a sampler, seed these draws by rank "
             "(seed + rank); the seeds of a DistributedSampler and of the model stay equal on all ranks. If equal data "

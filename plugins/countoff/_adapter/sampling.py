@@ -5,6 +5,7 @@ Fingerprints are taken as the loader hands batches out, before training transfor
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.data.identity import UNKNOWN, DataIdentity, Sampling
 
@@ -26,7 +28,8 @@ def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
         batch: The batch as the loader handed it out.
         loader: The loader.
     """
-    data.read(batch, sampling_of(loader, dp_rank=data.dp_rank, dp_degree=data.dp_degree))
+    sampling = sampling_of(loader, dp_rank=data.dp_rank, dp_degree=data.dp_degree)
+    data.read(batch, sampling, functools.partial(stream_facts, loader, data))
 
 
 def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
@@ -39,17 +42,20 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
     """
     if not isinstance(loader, DataLoader):
         return UNKNOWN
-    is_sharded, order = isinstance(loader, _accelerate("DataLoaderDispatcher")), None
+    is_sharded, order, shuffled = isinstance(loader, _accelerate("DataLoaderDispatcher")), None, None
     # A StreamingDataset with `replication` gives groups of ranks the same samples on purpose.
     comparable = (getattr(loader.dataset, "replication", None) or 1) == 1
     for sampler in _samplers(loader):
         if isinstance(sampler, DistributedSampler):
             is_sharded |= (sampler.rank, sampler.num_replicas) == (dp_rank, dp_degree)
             order = _order(sampler)
+            shuffled = None if order is None else (sampler.epoch, reported_length(sampler.dataset) or 0)
         elif isinstance(sampler, _accelerate("BatchSamplerShard", "IterableDatasetShard")):
             # Accelerate itself computes this share: where it differs from the plan, the plan is incomplete.
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
-    return Sampling(is_sharded, order, comparable)
+        elif isinstance(sampler, _accelerate("SeedableRandomSampler")):
+            shuffled = sampler.epoch, reported_length(sampler) or 0
+    return Sampling(is_sharded, order, comparable, shuffled)
 
 
 def _order(sampler: DistributedSampler[Any]) -> tuple[Any, ...] | None:

@@ -89,6 +89,22 @@ def learning_rates(optimizers: Iterable[Any]) -> list[float]:
     return [float(rate) for rate in rates if isinstance(rate, Real) or _is_on_cpu(rate)]
 
 
+def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> tuple[list[float], list[int]]:
+    """Returns the base rates of learning-rate schedules, and how often each scheduler was stepped.
+
+    Args:
+        optimizers: The optimizers; torch keeps the base rate of a schedule in their parameter groups.
+        schedulers: The schedulers that are known; those without torch's ``last_epoch`` are left out.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    base = [group["initial_lr"] for group in groups if "initial_lr" in group]
+    ticks = [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
+    return (
+        [float(rate) for rate in base if isinstance(rate, Real) or _is_on_cpu(rate)],
+        [tick for tick in ticks if isinstance(tick, int)],
+    )
+
+
 def _is_on_cpu(rate: Any) -> bool:
     return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
 

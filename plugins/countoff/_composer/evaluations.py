@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
+from countoff._adapter.evaluation_totals import evaluation_facts
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
 from countoff._composer.messages import with_correction
 from countoff._composer.state import length_of
 from countoff.core import Guard
+from countoff.core.totals import evaluation_metrics
 
 __all__ = ["Evaluations"]
 
@@ -65,23 +68,34 @@ class Evaluations:
         self._open = report, observer
         self._guard.eval_start(f"evaluation {label}")
 
-    def end(self, state: Any) -> None:
-        """Closes the evaluation."""
+    def end(self, state: Any) -> dict[str, float]:
+        """Closes the evaluation; returns how much it has read, where that is proven."""
         if self._open is None:
-            return
+            return {}
         report, observer = self._open
         observed = observer.begun
         unused = unused_batches(report, observed, self._guard.batches, before=0, length=length_of(state))
         if unused is not None:
             self._guard.report_unused(unused)
         self.release()
+        batches = self._guard.batches
         self._guard.eval_end("exhausted" if observed is not None and observed.exhausted else "stopped")
+        return self._metrics(state, report, batches)
 
     def release(self) -> None:
         """Gives the loader back as it was. Does nothing when called again."""
         if self._open is not None:
             self._open[1].release()
             self._open = None
+
+    def _metrics(self, state: Any, report: LoaderReport, batches: int) -> dict[str, float]:
+        name = str(state.dataloader_label) if len(state.evaluators) > 1 else ""
+        rank, dp_degree = self._ranks["rank"], report.totals.plan.dp_degree
+        with contextlib.suppress(Exception):  # of the user's own objects
+            known = evaluation_facts(state.dataloader, dp_rank=rank, dp_degree=dp_degree)
+            if report.streaming is not None or known is not None:
+                return evaluation_metrics(report.facts, batches=batches, dp_degree=dp_degree, name=name)
+        return {}
 
     @staticmethod
     def _ends_at_a_limit(state: Any, report: LoaderReport) -> bool:

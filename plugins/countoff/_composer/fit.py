@@ -12,7 +12,8 @@ from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
 from countoff._composer.messages import REMEDIES
-from countoff._composer.state import exception_at_close, length_of, plan_of, position_of
+from countoff._composer.resume import record_of, restore
+from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
 from countoff.core import DivergenceError, Settings
 
 __all__ = ["WatchedFit"]
@@ -32,6 +33,8 @@ class WatchedFit:
         evaluations: The evaluations in it.
         train: The report of the train loader; None for a standalone evaluation.
         at_first_batch: Whether the next train batch is the first of its pass.
+        loaded: The record of the checkpoint from which the fit resumes, until its first epoch opens; None if there is
+            none.
     """
 
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
@@ -45,7 +48,11 @@ class WatchedFit:
             world_size=self._world_size,
             remedies=REMEDIES,
             optimizers=lambda: state.optimizers,
+            models=lambda: [state.model],
+            schedulers=lambda: own_schedulers(state),
         )
+        self._state = state
+        self.loaded: Any = None
         self.at_first_batch = True
         self.train: LoaderReport | None = None
         self._observer: LoaderObserver | None = None
@@ -104,6 +111,7 @@ class WatchedFit:
         self._epoch_batches = self.train.totals.plan.batches_per_epoch if self.train is not None else None
         if self._observer is not None and self.train is not None and "train" not in state.dataset_resumption:
             self._observer.expected = self.train.own_batches if self.train.streaming is not None else None
+        self._compare_loaded(skipped=None)
         self.guard.train_start(int(state.timestamp.epoch))
 
     def first_batch(self, state: Any) -> None:
@@ -112,10 +120,18 @@ class WatchedFit:
         if self.guard.open_span is None and self.train is not None:
             self._resumed_at = int(state.timestamp.batch_in_epoch)
             self._epoch_batches = batches_when_resumed(state, self.train, self._rank)
+            begun = None if self._observer is None else self._observer.begun
+            self._compare_loaded(skipped=None if begun is None else begun.batches - 1)
             self.guard.train_start(int(state.timestamp.epoch), self._resumed_at)
         if self._observer is not None and (this := self._observer.begun) is not None:
             self._observer.used = this
             this.skipped = this.batches - 1
+
+    def record(self) -> dict[str, Any]:
+        """Returns this rank's record for a checkpoint."""
+        length = None if self.train is None or self._lengths_differ else self.train.proven
+        left = None if length is None else max(0, length - self.guard.train_batches)
+        return record_of(self._state, self.guard, left=left)
 
     def progress(self) -> float | None:
         """Returns this rank's progress in the train epoch, from 0 to 1; None while the epoch's length is unknown."""
@@ -190,6 +206,11 @@ class WatchedFit:
             with contextlib.suppress(DivergenceError):
                 self.finish()
         self.guard.close()
+
+    def _compare_loaded(self, *, skipped: int | None) -> None:
+        loaded, self.loaded = self.loaded, None
+        if loaded is not None:
+            restore(self._state, self.guard, loaded, skipped=skipped)
 
     def _may_correct(self, name: str) -> bool:
         agreed = {name, "own_batches_per_epoch"} <= self.guard.agreed

@@ -8,6 +8,7 @@ from dataclasses import replace
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.plan import BatchPlan
+from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = ["REMEDIES", "consequences", "consequences_in_evaluation", "uneven_by_design", "with_correction"]
@@ -36,6 +37,20 @@ REMEDIES: Remedies = {
         "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is "
         "proven."
     ),
+    "ResumeMismatch": {
+        POSITION: (
+            "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch size, or "
+            "with a StreamingDataset, which goes by samples."
+        ),
+        AGAIN: (
+            "make the data set's load_state_dict() go on behind the samples that it is given; without that method "
+            "Composer skips them by itself."
+        ),
+        RATE: (
+            "leave state/schedulers out of load_ignore_keys, so that Composer restores the scheduler. If you have "
+            "begun a new schedule on purpose, ignore this."
+        ),
+    },
     **data_remedies(
         shares=(
             "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
@@ -43,6 +58,8 @@ REMEDIES: Remedies = {
         ),
         order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
+        dealer="dist.get_sampler(dataset)",
+        undo="leave out the DistributedSampler",
     ),
 }
 

@@ -14,7 +14,7 @@ from countoff._composer.loader_report import LoaderReport
 from countoff._composer.messages import equal_for_interval, equal_for_schedule
 from countoff.core import FitPlan
 
-__all__ = ["exception_at_close", "length_of", "plan_of", "position_of", "why_equal_lengths"]
+__all__ = ["exception_at_close", "length_of", "own_schedulers", "plan_of", "position_of", "why_equal_lengths"]
 
 _TIME = re.compile(r"^[0-9.]+(?:ep|dur)$")
 
@@ -22,6 +22,15 @@ _TIME = re.compile(r"^[0-9.]+(?:ep|dur)$")
 def length_of(state: Any) -> int | None:
     """Returns the batches after which Composer stops the pass over its current loader; None for no limit."""
     return None if state.dataloader_len is None else int(state.dataloader_len)
+
+
+def own_schedulers(state: Any) -> list[Any]:
+    """Returns the schedulers that count by themselves: torch's. One of Composer's own goes by the State's time."""
+    return [
+        each
+        for each in state.schedulers
+        if not any("scheduler" in _made_with(function) for function in getattr(each, "lr_lambdas", ()))
+    ]
 
 
 def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:

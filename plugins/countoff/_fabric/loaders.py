@@ -67,6 +67,7 @@ class FabricLoaders:
         self._remedies = remedies
         self._data_position: tuple[int, int] | None = None
         self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._steps_unseen = 0
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
         self._trained_last: weakref.ref[Any] | None = None
@@ -139,6 +140,14 @@ class FabricLoaders:
         """Returns the optimizers that Fabric has stepped, in the order of their first steps."""
         return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
 
+    def add_model(self, model: Any) -> None:
+        """Compares the weights of a model that Fabric has set up, with `weights_every`."""
+        self._models.add(model)
+
+    def models(self) -> list[Any]:
+        """Returns the models that Fabric has set up, in the order of their parameters' names."""
+        return sorted(self._models, key=lambda model: [name for name, _ in model.named_parameters()])
+
     def end(self) -> None:
         """Ends the fit, if there is one. The next train epoch begins another one.
 
@@ -205,6 +214,7 @@ class FabricLoaders:
             world_size=world_size,
             remedies=self._remedies,
             optimizers=self.optimizers,
+            models=lambda: self.models() if attached.passes.comparing else [],
         )
         # Where it tells how many batches every epoch has, it must hold for every pass.
         fixed = self._settings.uneven_train == "raise" or keeps_length(_source(loader))
@@ -275,6 +285,9 @@ def _places() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
         loader = getattr(sys.modules.get(f"{package}.wrappers"), "_FabricDataLoader", None)
         if fabric is not None and loader is not None:
             yield fabric, "setup_dataloaders", _setting_up
+            yield fabric, "backward", _counting_backward
+            yield fabric, "setup", _setting_up_models
+            yield fabric, "setup_module", _setting_up_models
             yield loader, "__iter__", _counting
 
 
@@ -291,9 +304,7 @@ def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def setup_dataloaders(fabric: Any, *dataloaders: Any, **options: Any) -> Any:
         result = original(fabric, *dataloaders, **options)
-        known = list(_watching.items())
-        callbacks = getattr(fabric, "_callbacks", ())
-        found = [loaders for each in callbacks for callback, loaders in known if callback is each]
+        found = _watching_of(fabric)
         for loaders in found[1:]:
             loaders.leave_to_others()
         for loaders in found[:1]:
@@ -301,6 +312,36 @@ def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return setup_dataloaders
+
+
+def _watching_of(fabric: Any) -> list[FabricLoaders]:
+    """Returns what watches a Fabric, in the order of its callbacks."""
+    known = list(_watching.items())
+    callbacks = getattr(fabric, "_callbacks", ())
+    return [loaders for each in callbacks for callback, loaders in known if callback is each]
+
+
+def _counting_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(fabric: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(fabric, *arguments, **options)
+        for loaders in _watching_of(fabric):
+            if loaders.attached is not None:
+                loaders.attached.micro_batch()
+        return result
+
+    return backward
+
+
+def _setting_up_models(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setup(fabric: Any, *modules: Any, **options: Any) -> Any:
+        result = original(fabric, *modules, **options)
+        for loaders in _watching_of(fabric)[:1]:
+            loaders.add_model(result[0] if isinstance(result, tuple) else result)
+        return result
+
+    return setup
 
 
 def _counting(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

@@ -17,6 +17,7 @@ from countoff._adapter.options import Options
 from countoff._adapter.torch_facts import on_optimizer_step, versions
 from countoff._lightning.even_fetches import EvenFetches, EvenLimits, EvenLoaders
 from countoff._lightning.method_hook import MethodHook
+from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
     REMEDIES,
     after_teardown,
@@ -29,6 +30,7 @@ from countoff._lightning.trainer import (
     has_loaders_in_a_row,
     last_step,
     log,
+    metrics_of_evaluation,
     plan_of,
     seen_exhausted,
     set_length,
@@ -61,7 +63,11 @@ class CountoffCallback(Options):
     _limits: EvenLimits | None = None
     _train_pass: EvenFetches | None = None
     _eval_pass: EvenFetches | EvenLoaders | None = None
+    _eval_from_start = True
     _last_step: int | None = None
+    _kept: KeptBatch | None = None
+    _loaded: Any = None
+    _last_record: Mapping[str, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in vars(CountoffCallback)}
@@ -76,9 +82,23 @@ class CountoffCallback(Options):
         self.teardown(trainer, pl_module, stage)  # Lightning skips it after an exception that the program survives
         first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
         self._active = self.settings.enabled and first is self
+        self._loaded = None
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Puts a record of how far the fit has come into the checkpoint."""
+        if self._kept is not None and self._guard is not None:
+            checkpoint[KEY] = record_of(trainer, self._guard, self._kept.batch)
+        elif self._last_record is not None:
+            checkpoint[KEY] = dict(self._last_record)
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Keeps the record of the checkpoint for the fit that resumes from it."""
+        if self._active and trainer.state.fn == "fit":
+            self._loaded = checkpoint.get(KEY)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begins the fit: this is the first hook with final lengths and restored counters."""
+        self._last_record = None
         if not self._active:
             return
         facts = train_facts(trainer)
@@ -98,6 +118,8 @@ class CountoffCallback(Options):
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
+        if self._guard is not None:
+            self._keep_records(trainer, self._guard)
         if self._guard is not None and not self._guard.own_length_holds:
             common = self._guard.common_batches
             self._totals.take_common(common, proven=common is not None)
@@ -117,6 +139,8 @@ class CountoffCallback(Options):
         guard = self._guard
         if guard is None:
             return
+        if self._kept is not None:
+            self._kept.batch = batch
         if self._epoch_begins:  # the lookups that do not change within an epoch
             self._epoch_begins = False
             if guard.open_span is None:  # resumed in mid-epoch: on_train_epoch_start does not fire
@@ -133,6 +157,11 @@ class CountoffCallback(Options):
         if not (batch_idx + 1) % self.settings.tick_batches and self._totals is not None:
             done = self._totals.progress(guard.batches)
             log(trainer, {} if done is None else {"countoff/epoch_progress": done})
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Counts the micro-batch. Lightning calls it for automatic and for manual optimization."""
+        if self._guard is not None:
+            self._guard.micro_batch()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Closes the epoch's span, if one is open (none is after a resume at the last batch), and learns its length."""
@@ -178,8 +207,10 @@ class CountoffCallback(Options):
         if guard is None or trainer.sanity_checking:
             return
         done = fetcher_of(eval_loop(trainer), "done")
+        found = metrics_of_evaluation(trainer, eval_loop(trainer)) if done and self._eval_from_start else {}
         self._leave_evaluation()
         guard.eval_end("exhausted" if done else "stopped")
+        log(trainer, found)
         if trainer.state.fn != "fit":
             guard.fit_end()
 
@@ -190,6 +221,7 @@ class CountoffCallback(Options):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Ends the fit."""
         if self._guard is not None:
+            self._last_record = record_of(trainer, self._guard, None)
             self._stop_counting()
             self._log_news(trainer, {}, self._guard.metrics)
             self._guard.fit_end()
@@ -202,6 +234,8 @@ class CountoffCallback(Options):
         """
         if self._guard is not None:
             self._guard.failed(exception)
+            if self._kept is not None:
+                self._last_record = record_of(trainer, self._guard, None)
             self._stop_counting()
             self._hooks = _placed(after_teardown(trainer, self._close))
 
@@ -218,9 +252,30 @@ class CountoffCallback(Options):
             world_size=trainer.world_size,
             remedies=REMEDIES,
             optimizers=lambda: trainer.optimizers,
+            models=lambda: [trainer.strategy.model],
+            schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
         )
         self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
+
+    def _keep_records(self, trainer: Any, guard: Guard) -> None:
+        """Makes ready for the checkpoints of the fit, and compares the one from which it resumes."""
+        self._kept, epoch_loop = KeptBatch(), trainer.fit_loop.epoch_loop
+        self._hooks = (*self._hooks, MethodHook(epoch_loop, "on_advance_end", before=self._kept.drop))
+        record, self._loaded = self._loaded, None
+        if record is not None:
+            restore(trainer, guard, record)
+            hook = MethodHook(epoch_loop, "on_run_start", after=lambda: self._open_resumed(trainer))
+            self._hooks = (*self._hooks, hook)
+
+    def _open_resumed(self, trainer: Any) -> None:
+        """Opens a train epoch in whose middle the fit resumes, before its first batch is read."""
+        guard, epoch_loop = self._guard, trainer.fit_loop.epoch_loop
+        # Lightning may end an epoch once more that ended before the checkpoint, and begins no batch in it then.
+        over = epoch_loop.done or getattr(epoch_loop, "_is_training_done", False)
+        if guard is not None and guard.open_span is None and not over:
+            guard.train_start(trainer.current_epoch, epoch_loop.batch_progress.current.ready)
+            self._hook_into_epoch(fingerprint_before_transfer(trainer, guard.data))
 
     def _makes_even(self, trainer: Any) -> bool:
         """Whether every rank's train epochs are to have the same number of batches."""
@@ -246,8 +301,7 @@ class CountoffCallback(Options):
         guard, epoch_loop = self._guard, trainer.fit_loop.epoch_loop
         if guard is None or epoch_loop.done:
             return
-        if guard.open_span is None:  # resumed in mid-epoch
-            guard.train_start(trainer.current_epoch, epoch_loop.batch_progress.current.ready)
+        self._open_resumed(trainer)
         if guard.makes_even:
             self._leave_train_pass()
             proven = guard.common_batches is not None
@@ -257,6 +311,7 @@ class CountoffCallback(Options):
         """Opens an evaluation's span, or that of its first loader, and makes it even where ranks are to end alike."""
         loop, name = eval_loop(trainer), "test" if trainer.testing else "validation"
         inside = guard.open_span is not None
+        self._eval_from_start = not loop.batch_progress.current.ready  # else Lightning counts those before a checkpoint
 
         def start(name: str) -> None:
             guard.eval_start(name, train_exhausted=inside and seen_exhausted(trainer.fit_loop))
@@ -297,12 +352,14 @@ class CountoffCallback(Options):
         for hook in self._epoch_hooks:
             hook.remove()
         self._epoch_hooks, self._fetcher = (), None
+        if self._kept is not None:
+            self._kept.drop()
 
     def _stop_counting(self) -> None:
         self._leave_epoch()
         self._leave_evaluation()
         self._leave_train_pass()
-        self._limits = None
+        self._limits = self._kept = None
         for hook in self._hooks:
             hook.remove()
         self._hooks = ()

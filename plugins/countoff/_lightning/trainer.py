@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from countoff._adapter.evaluation_totals import evaluation_facts
+from countoff._adapter.mesh_position import data_position
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
 from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.data.identity import DataIdentity
+from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
+from countoff.core.totals import evaluation_metrics
 from countoff.core.verdict import Remedies
 
 _FRACTION = "A fraction is one of each rank's own number of batches"
@@ -37,6 +42,21 @@ REMEDIES: Remedies = {
         ),
     },
     "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
+    "ResumeMismatch": {
+        POSITION: (
+            "let trainer.fit(ckpt_path=…) restore its loops, from a checkpoint whose key 'loops' is as Lightning has "
+            "written it."
+        ),
+        AGAIN: (
+            "use a loader that saves its position (StatefulDataLoader of torchdata, or state_dict() and "
+            "load_state_dict() of your own), or resume from the end of an epoch: "
+            "ModelCheckpoint(save_on_train_epoch_end=True). Lightning begins any other loader again."
+        ),
+        RATE: (
+            "return the scheduler from configure_optimizers(), as before the checkpoint: Lightning saves and restores "
+            "it then. If you have begun a new schedule on purpose, ignore this."
+        ),
+    },
     "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
     **data_remedies(
         shares=(
@@ -45,6 +65,8 @@ REMEDIES: Remedies = {
         ),
         order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
         off="Countoff(fingerprint_batches=0)",
+        dealer="Trainer(use_distributed_sampler=True)",
+        undo="set Trainer(use_distributed_sampler=False)",
     ),
 }
 
@@ -215,6 +237,31 @@ def has_loaders_in_a_row(loop: Any) -> bool:
     """Returns whether an evaluation loop takes several loaders, one after the other, and fetches by itself."""
     loader = loop._data_fetcher.combined_loader
     return loader._mode == "sequential" and len(loader.flattened) > 1 and not _module_fetches(loop)
+
+
+def metrics_of_evaluation(trainer: Any, loop: Any) -> dict[str, float]:
+    """Returns how much an evaluation that has just ended has read; empty if that is not proven. It raises nothing.
+
+    Args:
+        trainer: Lightning's Trainer.
+        loop: The evaluation loop, which has begun this evaluation with its first batch.
+    """
+    with contextlib.suppress(Exception):  # of the user's own objects, or of names outside Lightning's public API
+        fetcher, limits = loop._data_fetcher, loop.max_batches
+        loader = fetcher.combined_loader
+        several = len(loader.flattened) > 1
+        if (several and loader._mode != "sequential") or _module_fetches(loop) or fetcher.fetched != sum(limits):
+            return {}
+        mesh = getattr(trainer.strategy, "device_mesh", None)
+        dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
+        found: dict[str, float] = {}
+        for index, (each, limit) in enumerate(zip(loader.flattened, limits, strict=True)):
+            facts = evaluation_facts(each, dp_rank=dp_rank, dp_degree=dp_degree, limit_batches=limit)
+            if facts is not None:
+                name = f"dataloader_idx_{index}" if several else ""  # as in the names of Lightning's own metrics
+                found |= evaluation_metrics(facts, batches=limit, dp_degree=dp_degree, name=name)
+        return found
+    return {}
 
 
 def log(trainer: Any, metrics: Mapping[str, float]) -> None:

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from countoff._adapter import torch_facts
 from countoff._adapter.handle import Attached
+from countoff._adapter.prepared_backward import count_backward_passes
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import (
     even_prepared,
@@ -21,13 +22,15 @@ from countoff._adapter.prepared_loaders import (
     skipped_batches,
 )
 from countoff._adapter.prepared_process import PROCESS_REMEDIES
+from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff.core import FitPlan, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import wrong_horizon
+from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
-__all__ = ["REMEDIES", "horizon_warning", "observe", "plan_of", "total_warning", "train_facts"]
+__all__ = ["REMEDIES", "horizon_warning", "named_evaluation", "observe", "plan_of", "total_warning", "train_facts"]
 
 _log = logging.getLogger("countoff")
 
@@ -46,6 +49,20 @@ REMEDIES: Remedies = {
         "default, and the same dataset on every rank."
     ),
     "StepMismatch": "let all ranks decide alike: no callback that sets control.should_training_stop on one rank.",
+    "ResumeMismatch": {
+        POSITION: (
+            "resume with as many processes, and the per_device_train_batch_size and gradient_accumulation_steps of the "
+            "checkpoint: the Trainer skips by its number of steps. Leave trainer_state.json as it was written."
+        ),
+        AGAIN: (
+            "let the Trainer skip what was trained on: trainer.train(resume_from_checkpoint=…), and a data set that "
+            "begins with its first sample in every pass."
+        ),
+        RATE: (
+            "keep scheduler.pt and optimizer.pt in the checkpoint, and give the Trainer no scheduler that was stepped "
+            "before. If you have begun a new schedule on purpose, ignore this."
+        ),
+    },
     "WrongLength": "make len() of the dataset what it yields; the Trainer's epochs and max_steps follow from it.",
     "WrongTotal": (
         "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
@@ -54,6 +71,8 @@ REMEDIES: Remedies = {
         shares="give the Trainer the whole dataset on every rank, not sharded: it shards it by itself.",
         order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
         off="Countoff(fingerprint_batches=0)",
+        dealer="The Trainer",
+        undo="return a loader that is not prepared from get_train_dataloader()",
     ),
 }
 
@@ -111,6 +130,9 @@ def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[
         return handle.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 
     stack.callback(follow(follower))
+    if prepared:
+        stack.callback(watch_stream(loader, lambda: handle.guard.data))
+    stack.callback(count_backward_passes(handle.micro_batch))
     # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
     handle.passes.left = handle.abandon
     return stack.close
@@ -149,6 +171,18 @@ def plan_of(facts: LoaderFacts, args: Any, state: Any) -> FitPlan:
         max_steps=state.max_steps,  # its own, which it computes from the loader's length where there is no limit
         position=[int(state.epoch or 0), state.global_step],
     )
+
+
+def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns metrics of countoff with the evaluation's name, where `eval_dataset` is a mapping from names.
+
+    Args:
+        found: The metrics of countoff.
+        metrics: What the Trainer has measured. It tells the name: ``eval_<name>_runtime``.
+    """
+    prefix = next((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), "eval")
+    name = prefix.removeprefix("eval").removeprefix("_")
+    return {f"{metric}/{name}" if name else metric: value for metric, value in found.items()}
 
 
 def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:

@@ -1,0 +1,186 @@
+"""Runs that resume from a real checkpoint in another process: what they repeat, skip or change is named."""
+
+import json
+import os
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+pytest.importorskip("accelerate")
+pytest.importorskip("torchdata")
+
+from countoff._accelerate.resume import _read
+from countoff.torch import attach
+from integration_tests import resume_jobs as jobs
+from integration_tests.resume_jobs import Prepared, Run
+
+AGAIN = "train epoch 1 begins again with its first batch, and the checkpoint was written after 3 batches of it: "
+NAMED = {
+    Run("the epoch begins again", resumes_at=(1, 0)): ("data", AGAIN + "3 batches are trained on again."),
+    Run("the loop skips one batch too few", resumes_at=(1, 2)): ("data", AGAIN + "1 batch is trained on again."),
+    Run("unshuffled", shuffle=False, resumes_at=(1, 0)): ("data", AGAIN + "3 batches are trained on again."),
+    Run("a stream begins again", loader="stream", resumes_at=(1, 0)): (
+        "data",
+        AGAIN + "3 batches are trained on again.",
+    ),
+    Run("an epoch is skipped", start_epoch=2, resumes_at=(2, 0)): (
+        "position",
+        "the run goes on with train epoch 2, and the checkpoint was written in train epoch 1: 3 batches of train epoch "
+        "1 are skipped.",
+    ),
+    Run("the sampler's epoch is not set", saved_at=(1, 6), after_epoch=True, sets_epoch=False): (
+        "data",
+        "the sampler shuffles train epoch 2 by epoch 0, an order that the run has had before. Before the checkpoint, "
+        "it shuffled train epoch 1 by epoch 1.",
+    ),
+    Run("the schedule begins again", restored="moc"): (
+        "rate",
+        "the learning rate of step 2 after the resume is 0.04, that of step 2 of the whole run; the checkpoint had "
+        "0.085.",
+    ),
+    Run("another learning rate", scheduled=False, rate=0.05): (
+        "changed rate",
+        "the learning rate of the first step after the resume is 0.05, and the checkpoint had 0.1.",
+    ),
+    Run("a broken record", spoil=jobs.spoiled): (
+        "record",
+        "countoff's record in the checkpoint cannot be read (KeyError: 'version'). Where the run goes on is not "
+        "compared.",
+    ),
+}
+
+
+def test_what_a_resumed_loop_repeats_or_skips_is_named(run_ranks, tmp_path):
+    healthy = [
+        Run("right"),
+        Run("right, unshuffled", shuffle=False),
+        Run("right, and again", again=True),
+        Run("a loader with a state", loader="stateful"),
+        Run("a loader with a state, and again", loader="stateful", again=True),
+        Run("a stream", loader="stream"),
+        Run("accumulation", saved_at=(1, 4), accumulation=2),
+        Run("accumulation, between two steps", accumulation=2),
+        Run("saved at the last batch", saved_at=(1, 6)),
+        Run("saved at the last batch, unshuffled", saved_at=(1, 6), shuffle=False),
+        Run("saved at the last batch of a stream", saved_at=(1, 6), loader="stream"),
+        Run("saved after the epoch", saved_at=(1, 6), after_epoch=True),
+        Run("saved after the epoch, unshuffled", saved_at=(1, 6), after_epoch=True, shuffle=False),
+        Run("saved before its batch", saved_at=(1, 4), before=True, resumes_at=(1, 3)),
+        Run("without a record", restored="mos", resumes_at=(1, 0)),
+    ]
+    runs = [*healthy, *NAMED]
+    run_ranks(jobs.save_all, 2, runs, tmp_path)
+    results = run_ranks(jobs.resume_all, 2, runs, tmp_path)
+    found = results[0].value
+    assert {run.name: found[run.name] for run in healthy} == {run.name: [] for run in healthy}
+    expected = {run.name: [(subject, f"ResumeMismatch: {sentence}")] for run, (subject, sentence) in NAMED.items()}
+    assert {run.name: resume_warnings(found[run.name]) for run in NAMED} == expected
+
+
+def resume_warnings(notices):
+    return [(subject, headline) for subject, headline in notices if headline.startswith("ResumeMismatch: ")]
+
+
+def test_a_run_of_one_rank_is_compared_with_its_checkpoint(run_ranks, tmp_path):
+    named = [run for run in NAMED if "sampler" not in run.name]
+    healthy = [Run("right"), Run("saved at the last batch", saved_at=(1, 12)), Run("a loader", loader="stateful")]
+    run_ranks(jobs.save_all, 1, [*healthy, *named], tmp_path)
+    (result,) = run_ranks(jobs.resume_all, 1, [*healthy, *named], tmp_path)
+    assert [result.value[run.name] for run in healthy] == [[], [], []]
+    heads = {run.name: [line for _, line in result.value[run.name] if "countoff: " in line] for run in named}
+    assert heads == {run.name: [heads[run.name][0]] for run in named}
+    assert all(line.startswith("[rank 0] countoff: ResumeMismatch: ") for (line,) in heads.values())
+    assert heads["the epoch begins again"] == [f"[rank 0] countoff: ResumeMismatch: {NAMED[named[0]][1]}"]
+
+
+PREPARED = {
+    Prepared("the epoch begins again", skips=0): ("data", AGAIN + "3 batches are trained on again."),
+    Prepared("one batch too few", skips=2): (
+        "position",
+        "train epoch 1 goes on after 2 batches, and the checkpoint was written after 3: 1 batch is trained on again.",
+    ),
+    Prepared("one batch too many", skips=4): (
+        "position",
+        "train epoch 1 goes on after 4 batches, and the checkpoint was written after 3: 1 batch is skipped.",
+    ),
+    Prepared("an epoch is skipped", epoch=3, skips=0): (
+        "data",
+        "the sampler shuffles train epoch 1 by epoch 3, the order of a later epoch. Before the checkpoint, it shuffled "
+        "train epoch 1 by epoch 1.",
+    ),
+    Prepared("the schedule begins again", prepared=False): (
+        "rate",
+        "the learning rate of step 2 after the resume is 0.04, that of step 2 of the whole run; the checkpoint had "
+        "0.085.",
+    ),
+    Prepared("half the batch size", batch_size=2): (
+        "position",
+        "train epoch 1 goes on after 12 samples (3 batches of 2 on 2 data ranks), and the checkpoint was written after "
+        "24 samples (3 batches of 4 on 2 data ranks): 12 samples are trained on again.",
+    ),
+}
+
+
+def test_what_a_resumed_accelerate_loop_repeats_or_skips_is_named(run_ranks, tmp_path):
+    healthy = [
+        Prepared("right"),
+        Prepared("right, unshuffled", shuffle=False),
+        Prepared("a loader with a state", stateful=True),
+        Prepared("saved at the last batch", saved_at=(1, 6)),
+        Prepared("saved at the last batch, unshuffled", saved_at=(1, 6), shuffle=False),
+        Prepared("as many samples", batch_size=2, skips=6),
+    ]
+    runs = [*healthy, *PREPARED]
+    run_ranks(jobs.save_prepared, 2, runs, tmp_path)
+    found = run_ranks(jobs.resume_prepared, 2, runs, tmp_path)[0].value
+    assert {run.name: found[run.name] for run in healthy} == {run.name: [] for run in healthy}
+    expected = {run.name: [(subject, f"ResumeMismatch: {sentence}")] for run, (subject, sentence) in PREPARED.items()}
+    assert {run.name: found[run.name] for run in PREPARED} == expected
+
+
+def test_the_same_batches_of_more_ranks_are_other_samples(run_ranks, tmp_path):
+    runs = [Prepared("right")]
+    run_ranks(jobs.save_prepared, 2, runs, tmp_path)
+    (notice,) = run_ranks(jobs.resume_prepared, 4, runs, tmp_path)[0].value["right"]
+    assert notice == (
+        "position",
+        "ResumeMismatch: train epoch 1 goes on after 48 samples (3 batches of 4 on 4 data ranks), and the checkpoint "
+        "was written after 24 samples (3 batches of 4 on 2 data ranks): 24 samples are skipped.",
+    )
+
+
+def test_the_newest_record_in_a_folder_counts(tmp_path):
+    """Four processes have written it, and then two, later in the run: all four resume where the two have stopped."""
+    for number, steps in enumerate((500, 500, 100, 100)):
+        record = tmp_path / f"countoff_{number}.json"
+        record.write_text(json.dumps({"epoch": 0, "batches": steps, "steps": steps, "dp_rank": number}))
+        os.utime(record, (steps + number, steps + number))
+    found = [_read(tmp_path, process) for process in range(4)]
+    assert [(each["steps"], each["dp_rank"]) for each in found] == [(500, 0), (500, 1), (500, 1), (500, 1)]
+
+
+def test_a_record_that_cannot_be_opened_ends_nothing(tmp_path):
+    assert _read(tmp_path, 0) == {}
+    (tmp_path / "countoff_0.json").mkdir()
+    assert "Is a directory" in _read(tmp_path, 0)
+
+
+def test_of_two_checkpoints_that_are_loaded_the_last_one_counts(capsys):
+    """Nothing of the first one is taken for what the loop says."""
+    loader = DataLoader(jobs.Shares(24, 0), 4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    records = []
+    for epochs in (1, 2):
+        with attach(train=loader, optimizer=optimizer) as handle:
+            for _ in range(epochs):
+                for _ in loader:
+                    optimizer.step()
+            records.append(handle.state_dict())
+    with attach(train=loader, optimizer=optimizer) as handle:
+        for record in records:
+            handle.load_state_dict(record)
+        for _ in loader:
+            optimizer.step()
+        assert handle.state_dict()["steps"] == 18
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,251 @@
+"""Runs of the frameworks that load their own checkpoints in another process: what they repeat or skip is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from integration_tests.composer_jobs import needs_composer, said
+
+REPEATED = "train epoch 0 begins again with its first batch, and the checkpoint was written after 3 batches of it: "
+AGAIN = f"{REPEATED}3 batches are trained on again."
+ONE_BEHIND = (
+    "the first batch of the resumed run is the last one before the checkpoint, in train epoch 0: 1 batch is trained on "
+    "again."
+)
+MORE_RANKS = (
+    "train epoch 0 goes on after 32 samples (2 batches of 4 on 4 data ranks), and the checkpoint was written after 16 "
+    "samples (2 batches of 4 on 2 data ranks): 16 samples are skipped."
+)
+BEGUN_ON_MORE_RANKS = (
+    "train epoch 0 goes on after 0 samples, and the checkpoint was written after 16 samples (2 batches of 4 on 2 data "
+    "ranks): 16 samples are trained on again."
+)
+UNREADABLE = (
+    "countoff's record in the checkpoint cannot be read (KeyError: 'version'). Where the run goes on is not compared."
+)
+
+
+def found(result: Any, names: Sequence[str]) -> dict[str, list[str]]:
+    """What was said of each resume on one rank, as sentences; nothing but `ResumeMismatch` is expected."""
+    return {
+        name: [line.removeprefix("countoff: ResumeMismatch: ") for line in text.splitlines() if line[:1] != " "]
+        for name, text in zip(names, said(result), strict=True)
+    }
+
+
+def assert_named(results: Any, healthy: Mapping[str, Any], faulty: Mapping[str, tuple[Any, str]]) -> None:
+    """Rank 0 says the sentence of each faulty resume, once, and nothing else is said on any rank."""
+    names = [*healthy, *faulty]
+    due = {name: [] for name in healthy} | {name: [sentence] for name, (_, sentence) in faulty.items()}
+    assert found(results[0], names) == due, results[0]
+    for result in results[1:]:
+        assert found(result, names) == {name: [] for name in names}, result
+
+
+def test_lightning(run_ranks, tmp_path):
+    """Lightning's resumes, right and wrong; the right ones once more from what the resumed run has written."""
+    from integration_tests import lightning_resumes as jobs
+    from integration_tests.lightning_resumes import Resume
+
+    at_epoch_end = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
+    at_validation = {"every_n_epochs": 1, "save_on_train_epoch_end": False}
+    healthy = {
+        "in mid-epoch": Resume(),
+        "in the second epoch, with a warm-up": Resume(step=8, schedule="warm-up"),
+        "at the last batch": Resume(step=6),
+        "at the last batch, plain loader": Resume(step=6, loader="plain"),
+        "at the last batch, no length": Resume(step=6, loader="unsized"),
+        "at the end of an epoch": Resume(saves=at_epoch_end, step=6, loader="shuffled"),
+        "with a schedule by epoch": Resume(saves=at_epoch_end, step=6, loader="own sampler", interval="epoch"),
+        "in mid-epoch with a schedule by epoch": Resume(step=8, schedule="steps", interval="epoch"),
+        "in a validation": Resume(saves=at_validation, step=4, trainer={"val_check_interval": 2}, val=True),
+        "in the validation after an epoch": Resume(saves=at_validation, step=6, val=True, loader="plain"),
+        "after max_steps": Resume(saves={}, until={"max_steps": 3}, loader="plain"),
+        "after max_steps without max_epochs": Resume(
+            saves=at_epoch_end, until={"max_steps": 4}, step=4, trainer={"max_epochs": -1, "max_steps": 15}
+        ),
+        "after the last batch, without max_epochs": Resume(
+            saves=at_epoch_end, until={"max_steps": 6}, step=6, trainer={"max_epochs": -1, "max_steps": 15}, val=True
+        ),
+        "after a fit": Resume(saves={}, until={"max_epochs": 1}, step=6),
+        "with accumulation": Resume(trainer={"accumulate_grad_batches": 2}, step=2),
+        "inside an accumulation's epoch end": Resume(trainer={"accumulate_grad_batches": 4}, step=1),
+        "with manual optimization": Resume(manual=True, step=6, schedule="", saves={"every_n_train_steps": 2}),
+        "without a record": Resume(options=None, loader="plain"),
+    }
+    faulty = {
+        "a plain loader": (Resume(loader="plain"), AGAIN),
+        "a shuffled one": (Resume(loader="shuffled"), AGAIN),
+        "no length": (Resume(loader="unsized"), AGAIN),
+        "one batch behind": (Resume(loader="one behind"), ONE_BEHIND),
+        "an epoch skipped": (
+            Resume(spoils=jobs.skip_epoch),
+            "the run goes on with train epoch 1, and the checkpoint was written in train epoch 0: 3 batches of train "
+            "epoch 0 are skipped.",
+        ),
+        "a scheduler that is not restored": (
+            Resume(spoils=jobs.forget_schedule),
+            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
+            "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
+        ),
+        "another rate": (
+            Resume(schedule="", rate=0.05),
+            "the learning rate of the first step after the resume is 0.05, and the checkpoint had 0.1.",
+        ),
+        "a broken record": (Resume(spoils=jobs.break_record), UNREADABLE),
+    }
+    runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
+    run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
+    checkpoint = torch.load(first / "0" / "step=3.ckpt", weights_only=True)
+    assert "countoff" in checkpoint
+    assert not [name for name in checkpoint["callbacks"] if "ountoff" in name]
+    results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)
+    assert_named(results, healthy, faulty)
+
+    def further(each: Resume) -> Resume:
+        return Resume(**{**vars(each), "step": each.step + (6 if each.loader == "plain" else 1), "trainer": {}})
+
+    again = {name: further(healthy[name]) for name in ("in mid-epoch", "at the last batch")}
+    places = [list(healthy).index(name) for name in again]
+    results = run_ranks(jobs.resume_at, 2, list(again.values()), places, str(second), deadline_seconds=100)
+    assert_named(results, again, {})
+
+
+def test_lightning_on_other_numbers_of_ranks(run_ranks, tmp_path):
+    """One rank is compared too, and what two ranks wrote is resumed by four."""
+    from integration_tests import lightning_resumes as jobs
+    from integration_tests.lightning_resumes import Resume
+
+    runs = [Resume(), Resume(loader="plain"), Resume(step=6, loader="plain")]
+    run_ranks(jobs.write, 1, runs, str(tmp_path / "1"))
+    results = run_ranks(jobs.resume, 1, runs, str(tmp_path / "1"))
+    assert found(results[0], "abc") == {
+        "a": [],
+        "b": [AGAIN],
+        "c": [REPEATED.replace("3", "6") + "6 batches are trained on again."],
+    }
+    at_epoch_end = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
+    runs = [Resume(), Resume(saves=at_epoch_end, step=6, loader="shuffled"), Resume(loader="plain", step=2)]
+    run_ranks(jobs.write, 2, runs, str(tmp_path / "2"))
+    results = run_ranks(jobs.resume, 4, runs, str(tmp_path / "2"), deadline_seconds=100)
+    assert found(results[0], "abc") == {"a": [], "b": [], "c": [BEGUN_ON_MORE_RANKS]}
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_transformers(run_ranks, tmp_path):
+    """The Trainer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
+    from integration_tests import trainer_resumes as jobs
+    from integration_tests.trainer_jobs import Job
+    from integration_tests.trainer_resumes import Resume
+
+    by_epoch = {"save_strategy": "epoch"}
+    accumulating = Job(samples=80, args={"gradient_accumulation_steps": 3})
+    healthy = {
+        "in mid-epoch": Resume(),
+        "in the second epoch, with a warm-up": Resume(Job(samples=80, args={"warmup_steps": 5}), step=13),
+        "at the last batch": Resume(step=10),
+        "after an epoch": Resume(step=10, saves=by_epoch),
+        "with accumulation": Resume(accumulating, step=2),
+        "with accumulation, at the last batch": Resume(accumulating, step=4),
+        "between evaluations": Resume(Job(samples=80, evals=(16,), args={"eval_strategy": "steps", "eval_steps": 1})),
+        "ignore_data_skip": Resume(then={"ignore_data_skip": True}),
+        "callbacks restored": Resume(then={"restore_callback_states_from_checkpoint": True}),
+        "no length": Resume(
+            Job(batches=(6, 6), args={"max_steps": 20, "accelerator_config": {"dispatch_batches": False}})
+        ),
+        "without a record": Resume(spoils=jobs.without_record),
+    }
+    faulty = {
+        "one batch too few": (
+            Resume(spoils=jobs.one_step_back),
+            "train epoch 0 goes on after 2 batches, and the checkpoint was written after 3: 1 batch is trained on "
+            "again.",
+        ),
+        "an epoch skipped": (
+            Resume(spoils=jobs.one_epoch_on),
+            "the run goes on with train epoch 1, and the checkpoint was written in train epoch 0: 7 batches of train "
+            "epoch 0 are skipped.",
+        ),
+        "a scheduler that is not restored": (
+            Resume(Job(samples=80, horizon=20), spoils=jobs.without_schedule),
+            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
+            "written at tick 3: the learning rate was 0.085, and is 0.095 in the second step.",
+        ),
+        "a broken record": (Resume(spoils=jobs.with_broken_record), UNREADABLE),
+    }
+    runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
+    run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
+    jobs.spoil(runs, first)
+    results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)
+    assert_named(results, healthy, faulty)
+    again = {name: Resume(**{**vars(healthy[name]), "step": 15}) for name in ("in mid-epoch", "at the last batch")}
+    places = [list(healthy).index(name) for name in again]
+    assert_named(run_ranks(jobs.resume_at, 2, list(again.values()), places, str(second)), again, {})
+    runs = [Resume(step=2), Resume(step=10)]
+    results = run_ranks(jobs.resume, 4, runs, str(first), deadline_seconds=100)
+    assert found(results[0], "ab") == {"a": [MORE_RANKS], "b": []}
+
+
+@needs_composer
+def test_composer(run_ranks, tmp_path):
+    """Composer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
+    from integration_tests import composer_resumes as jobs
+    from integration_tests.composer_jobs import Job
+    from integration_tests.composer_resumes import Resume
+
+    healthy = {
+        "in mid-epoch": Resume(),
+        "at the last batch": Resume(batch=6),
+        "in the second epoch, stepped by epoch": Resume(batch=8, every_batch=False),
+        "after an epoch, stepped by epoch": Resume(saves="1ep", batch=6, every_batch=False),
+        "a schedule of Composer's": Resume(schedule="composer"),
+        "one that is not restored": Resume(schedule="composer", then={"load_ignore_keys": ["state/schedulers*"]}),
+        "between evaluations": Resume(job=Job(even=48, evals=[2, 2], trainer={"eval_interval": "2ba"}), batch=4),
+        "a data set with a state": Resume(loader="right"),
+        "streaming": Resume(job=Job(streams=[96]), batch=5),
+        "spin_dataloaders=False": Resume(then={"spin_dataloaders": False}),
+        "stopped in mid-epoch": Resume(until={"max_duration": "5ba"}, batch=5),
+        "reset_time": Resume(fits={"reset_time": True}),
+        "weights alone": Resume(then={"load_weights_only": True}),
+        "without the time": Resume(then={"load_ignore_keys": ["state/timestamp*"]}),
+        "without a record": Resume(then={"load_ignore_keys": ["state/callbacks*"]}),
+    }
+    faulty = {
+        "from the start": (Resume(loader="from the start"), AGAIN),
+        "one batch behind": (Resume(loader="one behind"), ONE_BEHIND),
+        "a scheduler that is not restored": (
+            Resume(then={"load_ignore_keys": ["state/schedulers*"]}),
+            "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
+            "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
+        ),
+    }
+    runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
+    run_ranks(jobs.write, 2, runs, str(first), deadline_seconds=200)
+    results = run_ranks(jobs.resume, 2, runs, str(first), str(second), deadline_seconds=200)
+    assert_named(results, healthy, faulty)
+    again = {
+        name: Resume(**{**vars(healthy[name]), "batch": 10}) for name in ("in mid-epoch", "a data set with a state")
+    }
+    places = [list(healthy).index(name) for name in again]
+    assert_named(run_ranks(jobs.resume_at, 2, list(again.values()), places, str(second)), again, {})
+
+
+@needs_composer
+def test_composer_on_more_ranks(run_ranks, tmp_path):
+    """A StreamingDataset goes on with the same samples on more ranks; as many batches of a plain one are others."""
+    from integration_tests import composer_resumes as jobs
+    from integration_tests.composer_jobs import Job
+    from integration_tests.composer_resumes import Resume
+
+    runs = [Resume(job=Job(streams=[96]), batch=4), Resume(batch=2)]
+    run_ranks(jobs.write, 2, runs, str(tmp_path))
+    results = run_ranks(jobs.resume, 4, runs, str(tmp_path), deadline_seconds=100)
+    assert found(results[0], "ab") == {
+        "a": [],
+        "b": [MORE_RANKS],
+    }

@@ -1,0 +1,73 @@
+"""Data that is sharded twice, and streams that differ where a framework deals one out; on real ranks."""
+
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from integration_tests import stream_jobs
+from integration_tests.harness import RankResult
+from integration_tests.jobs import verdict_lines
+from integration_tests.stream_jobs import CASES, SAMPLES
+
+FAULTY = [name for name, case in CASES.items() if case.kind]
+HEALTHY = [name for name, case in CASES.items() if not case.kind]
+
+
+def by_name(results: list[RankResult], names: list[str]) -> dict[str, list[Any]]:
+    """What each rank returned, by case."""
+    return {name: [result.value[place] for result in results] for place, name in enumerate(names)}
+
+
+def test_wrong_streams_in_accelerate_are_warned_of(run_ranks):
+    """Each gives its own warning, whose numbers are those of a count of what was read; rank 0 prints it, once."""
+    results = run_ranks(stream_jobs.in_accelerate, 2, FAULTY, deadline_seconds=240)
+    for name, outcomes in by_name(results, FAULTY).items():
+        case, warned = CASES[name], outcomes[0]["warned"]
+        assert set(warned) == {case.kind}, (name, warned)
+        assert case.says in warned[case.kind], (name, warned)
+        assert_count(warned[case.kind], [outcome["read"] for outcome in outcomes], halved=case.halved)
+    heads = [line for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
+    assert len(heads) == len(FAULTY)
+    assert verdict_lines(results[1]) == []
+
+
+def assert_count(sentence: str, read: list[list[int]], *, halved: bool) -> None:
+    """The part that the sentence names is the part of all samples that the ranks have read."""
+    count = len(set().union(*read))
+    if halved:
+        part = re.findall(r"1/(\d+)", sentence)[-1]
+        assert count * int(part) == SAMPLES, (sentence, count)
+    else:  # some are read twice, and others never
+        assert count < len(read[0]) + len(read[1]), (sentence, count)
+
+
+def test_right_streams_in_accelerate_give_no_warning(run_ranks):
+    """Nothing is said, and the job reads and trains as without countoff, with the same random numbers afterwards."""
+    results = run_ranks(stream_jobs.in_accelerate, 2, HEALTHY, deadline_seconds=240)
+    bare = run_ranks(stream_jobs.in_accelerate, 2, HEALTHY, False, deadline_seconds=240)
+    for one, other in zip(results, bare, strict=True):
+        assert verdict_lines(one) == []
+        for name, watched, unwatched in zip(HEALTHY, one.value, other.value, strict=True):
+            assert watched["warned"] == {}, name
+            if name != "webdataset, resampled":  # whose seed is the time
+                assert {**watched, "warned": {}} == {**unwatched, "warned": {}}, name
+
+
+@pytest.mark.parametrize("framework", list(stream_jobs.GIVEN))
+def test_the_other_frameworks_warn_of_the_same(run_ranks, framework):
+    """Wrong data is warned of, with the numbers of a count, and right data is not."""
+    pytest.importorskip("lightning" if framework == "fabric" else framework)
+    cases = stream_jobs.GIVEN[framework]
+    results = run_ranks(stream_jobs.given, 2, framework, deadline_seconds=240)
+    heads = [line.removeprefix("countoff: ") for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
+    expected = [name for name, case in cases.items() if case.kind]
+    assert len(heads) == len(expected), heads
+    for name, said in zip(expected, heads, strict=True):
+        case = cases[name]
+        assert said.startswith(case.kind + ": "), (name, said)
+        assert case.says in said, (name, said)
+        assert_count(said, [result.value[list(cases).index(name)]["read"] for result in results], halved=case.halved)
+    assert verdict_lines(results[1]) == []

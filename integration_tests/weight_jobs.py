@@ -1,0 +1,251 @@
+"""Loops whose ranks hold the same weights, or should and do not; each returns what was warned of and its weights."""
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff.core import SettingsError
+from countoff.torch import attach
+from integration_tests import devices
+from integration_tests.jobs import BATCH_SIZE, digits, own_rank
+from integration_tests.loops import train_on
+
+
+@dataclass(frozen=True)
+class Training:
+    """A plain loop over a model that ranks hold in common.
+
+    Attributes:
+        wrapped: How: `ddp`; `zero` (the same, with an optimizer that shares its work out); `fsdp` (sharded); `hsdp`
+            (sharded over pairs of ranks); `tp` (tensor parallel); `local` (DDP whose gradients are averaged by a hook
+            of the user's own, which is none of torch's).
+        changed: The parameter that is changed by the last bit of its first element; empty: none.
+        at: The batch of both epochs before which it is changed.
+        ranks: The ranks on which.
+        ignored: Parameters that the wrapper leaves alone, and that each rank then changes in its own way.
+        uncounted: Whether ranks train apart on purpose.
+        options: Those of attach; None: no countoff.
+    """
+
+    wrapped: str = "ddp"
+    changed: str = ""
+    at: int = 3
+    ranks: tuple[int, ...] = (1,)
+    ignored: tuple[str, ...] = ()
+    uncounted: bool = False
+    options: dict[str, Any] | None = field(default_factory=lambda: {"weights_every": 2})
+
+
+def build() -> torch.nn.Module:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 32), torch.nn.LayerNorm(32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+    )
+
+
+def _sharded(model: torch.nn.Module, *shape: int) -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    fully_shard(model[0], mesh=mesh)  # pyright: ignore[reportIndexIssue]
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def average(state: Any, bucket: dist.GradBucket):  # pyright: ignore[reportPrivateImportUsage]  # torch checks it
+    """A hook of the user's own, of which nobody knows what it does."""
+    del state
+    work: Any = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(_first)
+
+
+def _first(future: Any) -> Any:
+    return future.value()[0]
+
+
+def wrap(kind: str, model: torch.nn.Module, ignored: tuple[str, ...]) -> torch.nn.Module:
+    match kind:
+        case "fsdp":
+            return _sharded(model, dist.get_world_size())
+        case "hsdp":
+            return _sharded(model, dist.get_world_size() // 2, 2)
+        case "tp":
+            return _parallel_block()
+        case _:
+            if ignored:
+                DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(ignored))
+            wrapped = devices.ddp(model)
+            if kind == "local":
+                wrapped.register_comm_hook(None, average)
+            return wrapped
+
+
+class Block(torch.nn.Module):
+    """Two layers that are sharded, and a norm that is replicated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(64)
+        self.up = torch.nn.Linear(64, 32)
+        self.down = torch.nn.Linear(32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(self.norm(images))))
+
+
+def _parallel_block() -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(7)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {
+        "norm": SequenceParallel(sequence_dim=0),
+        "up": ColwiseParallel(input_layouts=Shard(0)),
+        "down": RowwiseParallel(),
+    }
+    return parallelize_module(Block(), mesh, plan)
+
+
+def change(model: torch.nn.Module, name: str) -> None:
+    """Changes the first element of a parameter's values on this rank by the last bit."""
+    parameter: Any = dict(model.named_parameters())[name]
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    with torch.no_grad():
+        flat = local.detach().view(-1)
+        flat[:1] = torch.nextafter(flat[:1], torch.full((1,), torch.inf))
+
+
+def train(training: Training) -> dict[str, Any]:
+    if not dist.is_initialized():
+        devices.join()
+    model = wrap(training.wrapped, build(), training.ignored)
+    made: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "foreach": False}
+    optimizer: Any = torch.optim.SGD(model.parameters(), **made)
+    if training.wrapped == "zero":
+        with warnings.catch_warnings():  # newer versions of torch deprecate what that package uses
+            warnings.simplefilter("ignore")
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **made)
+    images, labels = digits()
+    dataset = TensorDataset(images[:80], labels[:80])
+    replicas: dict[str, Any] = {"num_replicas": 1, "rank": 0} if training.wrapped == "tp" else {}
+    loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, **replicas))
+    handle = None
+    if training.options is not None:
+        handle = attach(
+            train=loader, optimizer=optimizer, model=model, **{"fingerprint_batches": 0, **training.options}
+        )
+    with handle.uncounted() if training.uncounted and handle is not None else contextlib.nullcontext():
+        _epochs(training, model, optimizer, loader)
+    if handle is not None:
+        handle.detach()
+    warned = {} if handle is None else {each.kind: each.sentence for each in handle.guard.notices}
+    local = [each.to_local() if hasattr(each, "to_local") else each for each in model.state_dict().values()]
+    return {"warned": warned, "weights": [each.tolist() for each in local], "random": torch.rand(1).item()}
+
+
+def _epochs(training: Training, model: Any, optimizer: Any, loader: Any) -> None:
+    inner = getattr(model, "module", model)
+    number = 0
+    for _ in range(2):
+        for batch in loader:
+            number += 1
+            if number == training.at and training.changed and own_rank() in training.ranks:
+                change(inner, training.changed)
+            if training.ignored:
+                parameters = dict(inner.named_parameters())
+                with torch.no_grad():
+                    parameters[training.ignored[0]] += own_rank()
+            if training.wrapped == "hsdp":  # gloo cannot average the gradients of replicas of shards
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                dist.barrier()  # as an average would
+                optimizer.step()
+            elif training.wrapped == "tp":  # each rank normalises a part of the samples
+                images, labels = batch
+                train_on(model, optimizer, (images.chunk(dist.get_world_size())[own_rank()], labels))
+            else:
+                train_on(model, optimizer, batch)
+
+
+def train_each(trainings: list[Training]) -> list[dict[str, Any]]:
+    """Trains one after the other on the same ranks."""
+    return [train(training) for training in trainings]
+
+
+def attach_without_model() -> str | None:
+    """Attaches to a loop without its model, and returns the error."""
+    devices.join()
+    try:
+        attach(weights_every=2).detach()
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+def fit_fabric(changed: Sequence[bool | None]) -> list[dict[str, Any]]:
+    """Trains with Fabric, once for each: with a weight that is changed on rank 1, without, and (None) bare."""
+    from lightning.fabric import Fabric
+
+    from countoff.fabric import Countoff
+
+    found: list[dict[str, Any]] = []
+    for change_it in changed:
+        callback = None if change_it is None else Countoff(weights_every=2)
+        fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[] if callback is None else [callback])
+        fabric.launch()
+        bare = build()
+        model, optimizer = fabric.setup(bare, torch.optim.SGD(bare.parameters(), lr=0.1))
+        images, labels = digits()
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(images[:64], labels[:64]), BATCH_SIZE))
+        for number, batch in enumerate(loader):
+            if change_it and number == 3 and own_rank() == 1:
+                change(bare, "0.weight")
+            images_here, labels_here = batch
+            fabric.backward(torch.nn.functional.cross_entropy(model(images_here), labels_here))
+            optimizer.step()
+            optimizer.zero_grad()
+        guard = None if callback is None else callback.guard
+        fabric.call("on_train_end")
+        warned = {} if guard is None else {each.kind: each.sentence for each in guard.notices}
+        found.append({"warned": warned, "weights": [each.tolist() for each in model.state_dict().values()]})
+    return found
+
+
+def fit_frameworks(kinds: Sequence[str]) -> list[bool]:
+    """Trains a healthy job of each framework without countoff, and with a check after every step; whether all is equal.
+
+    The jobs and what is compared are those of the soak.
+    """
+    from integration_tests import soak
+
+    options = {"weights_every": 1, "uneven_eval": "raise"}
+    jobs: dict[str, Any] = {
+        "accelerate": lambda: soak.accelerate_jobs.Loop(samples=64, evals=(13,), accumulation=2, options=options),
+        "transformers": lambda: _trainer_job(options),
+        "lightning": lambda: soak.LightningJob(even=64, val=[2, 2], options=options),
+        "composer": lambda: soak.composer_jobs.Job(even=64, evals=[2, 2], options=options),
+    }
+    return [fit.same and not fit.threads for kind in kinds for fit in soak.fit_twice(kind, [jobs[kind]()])]
+
+
+def _trainer_job(options: dict[str, Any]) -> Any:
+    from integration_tests.trainer_jobs import Job
+
+    return Job(samples=64, evals=(13,), args={"eval_strategy": "epoch"}, options=options)

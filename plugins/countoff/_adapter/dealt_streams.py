@@ -1,0 +1,245 @@
+"""Reads what a loader's objects declare about the stream that its framework deals out to the ranks.
+
+A framework that deals one stream out assumes that it is the same on every rank. An object that is one rank's share of
+the data says otherwise: a stream of `datasets` after `split_dataset_by_node`, a DistributedSampler inside a prepared
+loader, a pipeline of webdataset with `split_by_node`. Nothing is iterated, and no `__getitem__` of the user's called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._adapter.torch_facts import reported_length
+from countoff.core.data.identity import DataIdentity
+from countoff.core.data.own_generators import holds_generator
+from countoff.core.data.streams import DIGEST, FirstElements, StreamFacts, column_digest
+
+__all__ = ["indices_seen", "sampler_inside", "stream_facts"]
+
+_SPLIT, _SAMPLER, _WEBDATASET = "split_dataset_by_node", "DistributedSampler", "webdataset's split_by_node"
+_ROWS, _COLUMNS, _DEPTH = 4, 4, 32
+
+
+def stream_facts(loader: Any, data: DataIdentity) -> StreamFacts | None:
+    """Returns what is known of the stream that is dealt out to this rank; None if none is. Raises nothing.
+
+    Args:
+        loader: Any loader, after its pass has begun.
+        data: The guard's `data`.
+    """
+    if not isinstance(loader, DataLoader) or data.elements is None:
+        return None
+    try:
+        return _prepared(loader, data, data.elements) or _distributed(loader, data)
+    except Exception:  # a class of the user's may raise anything
+        return None
+
+
+def indices_seen(dataset: Any) -> Any:
+    """Returns a function from an element of a batch sampler to the indices it stands for.
+
+    Args:
+        dataset: What they are indices of; those of a Subset are translated.
+    """
+    if type(dataset) is Subset:
+        return lambda batch: [dataset.indices[index] for index in batch]
+    return list
+
+
+def sampler_inside(batch_sampler: Any) -> Any:
+    """Returns the sampler of a batch sampler, inside of what Accelerate wraps around it."""
+    for _ in range(_DEPTH):
+        inner = getattr(batch_sampler, "batch_sampler", None)
+        if inner is None:
+            break
+        batch_sampler = inner
+    return getattr(batch_sampler, "sampler", None)
+
+
+def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> StreamFacts | None:
+    """The facts of a loader that Accelerate has prepared."""
+    accelerate = sys.modules.get("accelerate.data_loader")
+    if accelerate is None or not isinstance(loader, (accelerate.DataLoaderShard, accelerate.DataLoaderDispatcher)):
+        return None
+    if isinstance(loader, accelerate.DataLoaderDispatcher):
+        facts = StreamFacts("Accelerate", loader.state.num_processes, first_only=True)
+        return _declared(facts, loader.dataset, sampler_inside(loader.batch_sampler)) if facts.ways > 1 else None
+    dataset = loader.dataset
+    if isinstance(dataset, accelerate.IterableDatasetShard):
+        facts = StreamFacts("Accelerate", dataset.num_processes)
+        return _declared(_stream(facts, dataset.dataset, elements), dataset.dataset, None)
+    if isinstance(dataset, IterableDataset):
+        # Of a stream of `datasets`, `Accelerator.prepare` takes whole shards, and leaves no other mark than this. A
+        # loader that was prepared for a single process has no mark, and is not sharded.
+        if not _is_hub_stream(dataset) or not getattr(loader, "_is_accelerate_prepared", False):
+            return None
+        facts = StreamFacts("Accelerate", data.dp_degree, seed=_seed(dataset))
+        return _declared(facts, dataset, None) if facts.ways > 1 else None
+    shard = _outermost(loader)
+    while shard is not None and not isinstance(shard, accelerate.BatchSamplerShard):
+        shard = getattr(shard, "batch_sampler", None)
+    if shard is None:
+        return None
+    sampler = sampler_inside(shard)
+    facts = _indices(StreamFacts("Accelerate", shard.num_processes), dataset, sampler, elements)
+    return _declared(facts, dataset, sampler)
+
+
+def _distributed(loader: DataLoader[Any], data: DataIdentity) -> StreamFacts | None:
+    """The facts of a loader whose DistributedSampler deals out what it was given."""
+    sampler = sampler_inside(_outermost(loader)) or loader.sampler
+    if not isinstance(sampler, DistributedSampler) or (sampler.rank, sampler.num_replicas) != (
+        data.dp_rank,
+        data.dp_degree,
+    ):
+        return None
+    dealt: Any = sampler.dataset
+    inner = getattr(dealt, "_sampler", None)  # Lightning deals out what a sampler of the user's own yields
+    if inner is None:
+        facts = StreamFacts("DistributedSampler", sampler.num_replicas)
+        return _contents(facts, dealt) if facts.ways > 1 else None
+    first = FirstElements()
+    seen = indices_seen(loader.dataset)
+    list(itertools.islice(first.follow(iter([dealt._sampler_list or []]), seen), 1))
+    facts = StreamFacts("Lightning's DistributedSamplerWrapper", sampler.num_replicas)
+    return _declared(_indices(facts, loader.dataset, inner, first), loader.dataset, inner)
+
+
+def _outermost(loader: Any) -> Any:
+    sampler = loader.sampler
+    return sampler if isinstance(sampler, torch.utils.data.BatchSampler) else loader.batch_sampler
+
+
+def _declared(facts: StreamFacts, dataset: Any, sampler: Any) -> StreamFacts:
+    """Adds what the dataset or its sampler says about being a share."""
+    split = getattr(dataset, "_distributed", None) if _is_hub_stream(dataset) else None
+    if split is not None:
+        return facts._replace(shares=int(split.world_size), said_by=_SPLIT)
+    if isinstance(sampler, DistributedSampler) and not hasattr(sampler.dataset, "_sampler"):
+        return facts._replace(shares=sampler.num_replicas, said_by=_SAMPLER)
+    if _splits_by_node(dataset):
+        return facts._replace(shares=torch.distributed.get_world_size(), said_by=_WEBDATASET)
+    return facts
+
+
+def _stream(facts: StreamFacts, dataset: Any, elements: FirstElements) -> StreamFacts:
+    """Adds what is known of an iterable dataset whose samples are dealt out."""
+    if _resamples(dataset):
+        return facts
+    seeds = _shuffle_seeds(dataset)
+    own = "drawn" if seeds is not None or elements.own_generator or holds_generator(dataset) else ""
+    return facts._replace(
+        prints=elements.prints,
+        parts=elements.parts,
+        drawn=elements.drawn,
+        seed=_digest(repr(seeds)) if seeds else _seed(dataset),
+        order=own,
+    )
+
+
+def _indices(facts: StreamFacts, dataset: Any, sampler: Any, elements: FirstElements) -> StreamFacts:
+    """Adds what is known of indices that are dealt out."""
+    facts = _contents(facts, dataset)._replace(sampler=True)
+    if isinstance(sampler, WeightedRandomSampler) or (isinstance(sampler, RandomSampler) and sampler.replacement):
+        return facts  # drawn with replacement, indices need not be those of the other ranks
+    facts = facts._replace(prints=elements.prints, order="shuffled" if isinstance(sampler, RandomSampler) else "")
+    length = reported_length(sampler)
+    whole = reported_length(dataset.dataset if type(dataset) is Subset else dataset)
+    return facts if facts.contents else facts._replace(length=length, whole=whole)
+
+
+def _contents(facts: StreamFacts, dataset: Any) -> StreamFacts:
+    """Adds digests of some indices of a Subset or a map-style dataset of `datasets`, or of some rows of the latter."""
+    if type(dataset) is Subset:
+        indices = [int(dataset.indices[place]) for place in _places(len(dataset.indices))]
+        return facts._replace(
+            contents=column_digest(indices), length=len(dataset), whole=reported_length(dataset.dataset)
+        )
+    hub = sys.modules.get("datasets")
+    if hub is None or not isinstance(dataset, hub.Dataset):
+        return facts
+    table, chosen = dataset._data, dataset._indices
+    if chosen is not None:
+        indices = [chosen.column(0)[place].as_py() for place in _places(len(chosen))]
+        return facts._replace(contents=column_digest(indices), length=len(chosen), whole=len(table))
+    whole = _rows_as_loaded(dataset)
+    if whole is None or len(table) >= whole:
+        return facts
+    rows = [table.fast_slice(place, 1).to_pydict() for place in _places(len(table))]
+    names = sorted(rows[0])[:_COLUMNS] if rows else []
+    contents = "".join(column_digest([row[name][0] for row in rows]) for name in names)
+    return facts._replace(contents=contents, length=len(table), whole=whole)
+
+
+def _rows_as_loaded(dataset: Any) -> int | None:
+    """The rows of the split that a dataset of `datasets` was loaded from; None unless it still reads that one's files.
+
+    What `map` has written is in other files. It may have changed the rows at random, on each rank in another way.
+    """
+    split = str(dataset.split)
+    files = [str(each["filename"]) for each in dataset.cache_files]
+    loaded = re.compile(rf"-{re.escape(split)}(-\d+-of-\d+)?\.arrow$")
+    known = (dataset.info.splits or {}).get(split)
+    return known.num_examples if known and files and all(map(loaded.search, files)) else None
+
+
+def _places(length: int) -> list[int]:
+    """Some rows, from the first to the last."""
+    return [number * (length - 1) // (_ROWS - 1) for number in range(_ROWS)] if length else []
+
+
+def _is_hub_stream(dataset: Any) -> bool:
+    hub = sys.modules.get("datasets")
+    return hub is not None and isinstance(dataset, hub.IterableDataset)
+
+
+def _seed(dataset: Any) -> str:
+    """A digest of the generator by which a stream of `datasets` shuffles; nothing if it does not."""
+    steps: Any = getattr(dataset, "_ex_iterable", None) if _is_hub_stream(dataset) else None
+    for _ in range(_DEPTH):
+        if steps is None:
+            break
+        if type(steps).__name__ == "BufferShuffledExamplesIterable":
+            return _digest(repr(steps.generator.bit_generator.state))
+        steps = getattr(steps, "ex_iterable", None)
+    return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST // 2).hexdigest()
+
+
+def _shuffle_seeds(dataset: Any) -> list[int] | None:
+    """The seeds by which the stages of a pipeline of webdataset shuffle, where given; None if it does not shuffle."""
+    stages = [stage for stage in _pipeline(dataset) if "shuffle" in _name_of(stage)]
+    found = [getattr(stage, "kw", {}).get("seed") for stage in stages]
+    return [seed for seed in found if isinstance(seed, int)] if stages else None
+
+
+def _name_of(stage: Any) -> str:
+    """The name of a stage's function, or of its class."""
+    return getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__).lower()
+
+
+def _pipeline(dataset: Any) -> list[Any]:
+    """The stages of a pipeline of webdataset."""
+    web = sys.modules.get("webdataset")
+    return list(dataset.pipeline) if web is not None and isinstance(dataset, web.DataPipeline) else []
+
+
+def _splits_by_node(dataset: Any) -> bool:
+    web, stages = sys.modules.get("webdataset"), _pipeline(dataset)
+    return web is not None and any(stage is web.split_by_node for stage in stages)
+
+
+def _resamples(dataset: Any) -> bool:
+    """Whether each rank draws shards at random, with replacement: its stream need not be that of the others."""
+    return any(type(stage).__name__ == "ResampledShards" for stage in _pipeline(dataset))

@@ -1,0 +1,76 @@
+"""How many samples the evaluations of a fit have read, where the arithmetic of their loaders proves it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from countoff._adapter.class_swap import own_class
+from countoff._adapter.mesh_position import loader_position
+from countoff._adapter.torch_facts import loader_facts
+from countoff.core import LoaderFacts
+from countoff.core.totals import evaluation_metrics
+
+__all__ = ["EvaluationTotals", "evaluation_facts"]
+
+_KNOWN_ORDERS = [sampler.__iter__ for sampler in (DistributedSampler, RandomSampler, SequentialSampler)]
+
+
+class EvaluationTotals:
+    """The samples that the last pass of each evaluation has read.
+
+    Args:
+        facts_of: Returns the facts of a loader; None if they cannot prove what all ranks read.
+        dp_degree: Shares into which the data is cut, at least 1.
+        several: Whether there are several evaluations, so that the metrics have their names.
+    """
+
+    def __init__(self, facts_of: Callable[[Any], LoaderFacts | None], *, dp_degree: int, several: bool) -> None:
+        self._facts_of = facts_of
+        self._dp_degree = dp_degree
+        self._several = several
+        self._found: dict[str, dict[str, float]] = {}
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The numbers that are known, under the names with which every adapter logs them."""
+        return {metric: value for found in self._found.values() for metric, value in found.items()}
+
+    def ended(self, name: str, loader: Any, batches: int | None) -> None:
+        """Updates the numbers after a pass. It raises nothing, whatever the user's own objects raise.
+
+        Args:
+            name: The evaluation's name.
+            loader: Its loader.
+            batches: Batches that this rank has read of it; None if the loop has left it before its end.
+        """
+        self._found[name] = {}
+        with contextlib.suppress(Exception):
+            if batches is not None and (facts := self._facts_of(loader)) is not None:
+                label = name if self._several else ""
+                self._found[name] = evaluation_metrics(facts, batches=batches, dp_degree=self._dp_degree, name=label)
+
+
+def evaluation_facts(loader: Any, *, dp_rank: int, dp_degree: int, **known: Any) -> LoaderFacts | None:
+    """Returns the facts of a torch DataLoader; None if they cannot prove which samples all ranks read.
+
+    A class of the user's own may read other samples in as many batches.
+
+    Args:
+        loader: The loader.
+        dp_rank: The dp_rank of this rank.
+        dp_degree: Shares into which the data is cut, at least 1.
+        known: Facts that the caller knows better; they replace what is read from the loader.
+    """
+    if not isinstance(loader, DataLoader) or own_class(type(loader)).__iter__ is not DataLoader.__iter__:
+        return None
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if type(sampler).__iter__ not in _KNOWN_ORDERS:
+        return None
+    if isinstance(sampler, DistributedSampler) and loader_position(loader) != (dp_rank, dp_degree):
+        return None
+    return loader_facts(loader, **known)

@@ -12,6 +12,7 @@ from benchmarks.results import Table, report
 # Part to its group, its module, and the function that makes its tables. Only a part that runs imports its framework.
 PARTS = {
     "guard": ("cost", "batch_cost", "guard_tables"),
+    "forward": ("cost", "batch_cost", "forward_tables"),
     "lightning": ("cost", "batch_cost", "lightning_tables"),
     "composer": ("cost", "composer_cost", "tables"),
     "transformers": ("cost", "transformers_cost", "tables"),
@@ -20,6 +21,7 @@ PARTS = {
     "passes": ("cost", "pass_cost", "tables"),
     "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
+    "weights": ("cost", "weights_cost", "tables"),
     "gpu": ("cost", "gpu_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
@@ -30,13 +32,15 @@ PARTS = {
 EPILOG = """\
 parts:
   cost        what a batch costs on the training thread, compared with a callback that does nothing; its parts:
-    guard         Guard.batch() alone
+    guard         Guard.batch() and Guard.micro_batch() alone
+    forward       a forward pass of a small DDP module, counted as a micro-batch or not
     lightning     Lightning's hooks and whole epochs          composer      Composer's events and fetches
     transformers  the Trainer's events                        accelerate    a prepared loader
     tools         a plain DDP loop: countoff, Join, an all_reduce of counters, DETAIL, heartbeats
     passes        a whole pass of 16, 64 and 512 batches in a plain DDP loop
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
+    weights       the hashes of 100 million parameters (weights_every), and other ways to read them
     gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks

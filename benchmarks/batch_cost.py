@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from benchmarks import rank_jobs
 from benchmarks.ranks import on_ranks
-from benchmarks.results import NO_OP, THREAD_TIME, WALL_TIME, Table, compared, progress
+from benchmarks.results import NO_OP, NOTHING, THREAD_TIME, WALL_TIME, Table, compared, progress
 
 
 def guard_tables(quick: bool) -> Iterator[Table]:
@@ -17,6 +17,16 @@ def guard_tables(quick: bool) -> Iterator[Table]:
         progress(f"guard: {world_size} ranks")
         samples = on_ranks(rank_jobs.guard_costs, world_size, repeats(quick))[0]
         yield compared(f"`Guard.batch()`, ranks: {world_size}", "ns", samples, against=rank_jobs.ADD)
+
+
+def forward_tables(quick: bool) -> Iterator[Table]:
+    """Compares a forward pass of a small DDP module whose passes are counted with one whose passes are not."""
+    for world_size in (1, 2):
+        progress(f"forward passes: {world_size} ranks")
+        samples = on_ranks(rank_jobs.forward_costs, world_size, repeats(quick))[0]
+        yield compared(
+            f"A forward pass of a DDP module of one layer, ranks: {world_size}", "µs", samples, against=NOTHING
+        )
 
 
 def lightning_tables(quick: bool) -> Iterator[Table]:

@@ -1,7 +1,8 @@
 """Measures what data identity costs the training thread: one fingerprint, and the test whether one is due.
 
 countoff takes a fingerprint of the first `fingerprint_batches` (2) batches of a train epoch. Before every other batch
-an adapter reads `guard.data.fingerprints_due`. CPU time is less sensitive to other load on the machine than wall time.
+an adapter reads `guard.data.fingerprints_due`. It looks at the first elements of a stream that the framework deals out,
+once per fit. CPU time is less sensitive to other load on the machine than wall time.
 """
 
 import time
@@ -15,6 +16,7 @@ import torch
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
 from countoff.core import Guard, Settings
 from countoff.core.data.fingerprint import distinct_bytes, fingerprint
+from countoff.core.data.streams import ELEMENTS, FirstElements
 
 SMALL = "4×64 float32 and 4 labels"
 DISTINCT = "counting distinct bytes, once per epoch"
@@ -26,6 +28,19 @@ BATCHES: dict[str, Callable[[], Any]] = {
         name: torch.randint(0, 50_000, (8, 512)) for name in ("input_ids", "attention_mask", "labels")
     },
     SMALL: lambda: [torch.rand(4, 64), torch.randint(0, 10, (4,))],
+}
+INDICES = "12 indices, in batches of 4"
+STREAMS: dict[str, Callable[[], Any]] = {
+    INDICES: lambda: ([[0, 1, 2, 3]] * 4, list),
+    "12 samples of 64 float32 and a label": lambda: ([(torch.rand(64), number) for number in range(ELEMENTS)], None),
+    "12 samples of tokens, mask and labels of 512": lambda: (
+        [{name: torch.randint(0, 50_000, (512,)) for name in ("input_ids", "attention_mask", "labels")}] * ELEMENTS,
+        None,
+    ),
+    "12 samples of 3×224×224 float32": lambda: (
+        [(torch.rand(3, 224, 224), number) for number in range(ELEMENTS)],
+        None,
+    ),
 }
 
 
@@ -39,6 +54,22 @@ def tables(quick: bool) -> Iterator[Table]:
     for column, clock in enumerate([WALL_TIME, "CPU time"]):
         one = {name: [pair[column] for pair in pairs] for name, pairs in samples.items()}
         yield compared(f"A fingerprint of a batch, {clock}", "µs", one, against=SMALL)
+    for column, clock in enumerate([WALL_TIME, "CPU time"]):
+        one = {
+            name: [pair[column] for pair in seconds(partial(first_elements, make()), repeats)]
+            for name, make in STREAMS.items()
+        }
+        yield compared(f"The first elements of a stream, once per fit, {clock}", "µs", one, against=INDICES)
+    behind = iter(FirstElements().follow(iter(range(10**9))))
+    for _ in range(ELEMENTS + 1):
+        next(behind)
+    plain = iter(range(10**9))
+    timers = {
+        "`next` of the dataset's iterator": timeit.Timer("next(stream)", globals={"stream": plain}),
+        "`next` behind the first elements": timeit.Timer("next(stream)", globals={"stream": behind}),
+    }
+    later = in_turns(timers, repeats, 10_000)
+    yield compared("A later element of the stream", "ns", later, against="`next` of the dataset's iterator")
     data = Guard(Settings(), rank=0, world_size=1).data
     timers = {
         "`pass`": timeit.Timer("pass"),
@@ -46,6 +77,15 @@ def tables(quick: bool) -> Iterator[Table]:
     }
     tests = in_turns(timers, repeats, 10_000)
     yield compared("The test before every other batch", "ns", tests, against="`pass`")
+
+
+def first_elements(stream: tuple[list[Any], Any]) -> None:
+    """Looks at the first elements of a stream."""
+    elements, seen = stream
+    first = FirstElements()
+    for _ in first.follow(iter(elements), seen):
+        pass
+    first.parts  # noqa: B018  (as the record needs it)
 
 
 def seconds(function: Callable[[], object], repeats: int) -> list[tuple[float, float]]:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 import torch.distributed as dist
 from lightning.pytorch.trainer import call
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.results import COUNTOFF, NO_OP, NOTHING, Samples, in_turns
+from countoff._adapter.forward_passes import count_forward_passes
 from countoff.core import FitPlan, Guard, Settings
 from countoff.lightning import Countoff
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
@@ -43,7 +46,8 @@ NoOp: type[pl.Callback] = type("NoOp", (pl.Callback,), dict.fromkeys(_HOOKS, _no
 
 
 def guard_costs(repeats: int) -> Samples:
-    """Returns seconds per pass of an empty loop, per call of a method that adds 1, and per `Guard.batch()`.
+    """Returns seconds per pass of an empty loop, per call of a method that adds 1, per `Guard.batch()`, and per
+    `Guard.micro_batch()`.
 
     With more than one rank, also per `Guard.batch()` with its ticks. Each sample then holds one tick and is followed by
     a pause, in which the speaker thread can run as it could during training.
@@ -54,6 +58,7 @@ def guard_costs(repeats: int) -> Samples:
     guard = _open_guard(Settings.resolve(tick_batches=10**12), world_size)
     names = {"counter": Counter(), "guard": guard}
     texts = {"`pass`": "pass", ADD: "counter.add()", "`Guard.batch()`": "guard.batch()"}
+    texts["`Guard.micro_batch()`"] = "guard.micro_batch()"
     samples = in_turns(
         {name: timeit.Timer(text, globals=names) for name, text in texts.items()}, repeats * CHUNKS, _CALLS
     )
@@ -64,6 +69,23 @@ def guard_costs(repeats: int) -> Samples:
         name = f"the same with its ticks, one in {TICK} batches"
         samples |= in_turns({name: timer}, repeats * CHUNKS, TICK, _PAUSE_SECONDS)
         _close_guard(guard)
+    return samples
+
+
+def forward_costs(repeats: int) -> Samples:
+    """Returns seconds per forward pass of a DDP module of one small layer, with its passes counted and without."""
+    dist.init_process_group("gloo")
+    guard = _open_guard(Settings.resolve(tick_batches=10**12), dist.get_world_size())
+    modules = {name: DistributedDataParallel(torch.nn.Linear(128, 128)) for name in (NOTHING, COUNTOFF)}
+    end = count_forward_passes([modules[COUNTOFF]], guard.micro_batch)
+    batch = torch.zeros(8, 128)
+    timers = {
+        name: timeit.Timer("module(batch)", globals={"module": module, "batch": batch})
+        for name, module in modules.items()
+    }
+    samples = in_turns(timers, repeats * CHUNKS, 200)
+    end()
+    _close_guard(guard)
     return samples
 
 

@@ -4,11 +4,13 @@ import contextlib
 import functools
 import gc
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.data_loader import DataLoaderShard
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -293,6 +295,41 @@ class Looks(TrainerCallback):
             self.during = {**self.look(), "loader": seen(of_trainer["train_dataloader"])}
             if self.fails:
                 raise ArithmeticError("out of luck")
+
+
+class FailsBesideVerdict(TrainerCallback):
+    """Rank 0 raises what a collective does, in its second epoch, once it knows of the verdict."""
+
+    def __init__(self, countoff: Countoff) -> None:
+        self.countoff = countoff
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        if own_rank() == 0 and state.global_step == 4:
+            _store().set("inside", "yes")
+            while self.countoff.guard is None or self.countoff.guard.verdict is None:
+                time.sleep(0.01)
+            raise RuntimeError("Connection closed by peer")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        if own_rank() == 1 and state.global_step == 4:  # its next batch proves the verdict
+            _store().wait(["inside"])
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def survives_its_verdict() -> str:
+    """The exception that ended training, which the program has caught."""
+    job = Job(batches=[4, 5], args={"accelerator_config": {"dispatch_batches": False}, "max_steps": 1000})
+    trainer, _, countoff, _ = job.trainer()
+    assert countoff is not None
+    trainer.add_callback(FailsBesideVerdict(countoff))
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        return type(error).__name__
+    return ""
 
 
 def objects_during_and_after(job: Job, fails: bool = False) -> tuple[Any, Any]:

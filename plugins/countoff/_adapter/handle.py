@@ -207,6 +207,16 @@ class Attached:
         if self._release_all():
             self.guard.close()
 
+    def leave(self) -> None:
+        """Gives the loaders back where an exception has ended the loop; a verdict still decides how the program ends.
+
+        The exception may be what a collective raised because of that verdict, and the program may survive it.
+        """
+        self._release.close()
+        self.guard.close()  # waits for a verdict that is on its way
+        if self.guard.verdict is None:
+            self.abandon()
+
     def micro_batch(self) -> None:
         """Counts a micro-batch, unless passes are not compared now."""
         if self.passes.comparing:

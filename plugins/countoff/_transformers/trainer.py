@@ -134,7 +134,7 @@ def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[
         stack.callback(watch_stream(loader, lambda: handle.guard.data))
     stack.callback(count_backward_passes(handle.micro_batch))
     # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
-    handle.passes.left = handle.abandon
+    handle.passes.left = handle.leave
     return stack.close
 
 

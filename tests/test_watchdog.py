@@ -130,6 +130,7 @@ class Ending:
         completes: How many more of them are completed in each second.
         aborts: The abort of each time that the communicators were aborted.
         exits: How many times the process would have ended.
+        cuts: When the connections of collectives were cut, by that clock.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, nccl: bool = True) -> None:
@@ -137,6 +138,7 @@ class Ending:
         self._left = 0.0
         self.place = Place("code", (), (1, 1))
         self.aborts: list[SimpleNamespace] = []
+        self.cuts: list[float] = []
         self.rank = Rank()
         self.rank.state.end = Verdict("UnevenBatches", "they differ.", (1,))
         self.rank.state.printed.set()
@@ -145,7 +147,7 @@ class Ending:
         monkeypatch.setattr(module.stacks, "main_thread", lambda: self.place)
         monkeypatch.setattr(module.collectives, "unfinished", self._unfinished if nccl else frozenset)
         monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
-        monkeypatch.setattr(module.gloo_interrupt, "cut_collectives", lambda: 0)
+        monkeypatch.setattr(module.gloo_interrupt, "cut_collectives", lambda: self.cuts.append(self.now))
         monkeypatch.setattr(module.shutdown, "exit_now", self._exit)
 
     def _unfinished(self) -> frozenset[tuple[str, int, int]]:
@@ -272,6 +274,20 @@ def test_two_threads_abort_once(ending: Ending, monkeypatch: pytest.MonkeyPatch)
     for thread in threads:
         thread.join(30)
     assert len(began) == 1
+
+
+def test_connections_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a group whose thread was busy are not found at first. Once the main thread moves, nothing is cut."""
+    ending = Ending(monkeypatch, nccl=False)
+    ending.rank.state.settings = Settings(grace_seconds=0.5)
+    ending.look_for(1.0)
+    assert len(ending.cuts) > 2
+    ending.move()
+    ending.look_for(0.3)
+    found = len(ending.cuts)
+    ending.rank.state.answered.set()
+    ending.look_for(5)
+    assert (len(ending.cuts), ending.exits) == (found, 0)
 
 
 def test_without_nccl_a_blocked_process_is_ended_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:

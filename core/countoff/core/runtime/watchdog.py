@@ -170,7 +170,7 @@ class Watchdog:
         place, answered = stacks.main_thread(), state.answered.is_set()
         moving, ending.token = place.token != ending.token, place.token
         on_its_way_out = answered and place.state != "collective"
-        if on_its_way_out or (moving and (answered or ending.interrupted)):
+        if on_its_way_out or (moving and (answered or ending.cut_at)):
             ending.since = now  # it may take its time
             # What it does last, such as a checkpoint, may wait for NCCL.
             if (
@@ -181,12 +181,15 @@ class Watchdog:
                 self._abort_nccl()
         elif ending.abort is not None and ending.abort.under_way:
             ending.since = now - grace + _RAISE_SECONDS
+        elif ending.cut_at and now - ending.cut_at < _RAISE_SECONDS:
+            gloo_interrupt.cut_collectives()  # again: a group whose thread was busy at that moment was not found
         elif now - ending.since > grace and state.printed.is_set():
-            if ending.interrupted:
+            if ending.cut_at:
                 shutdown.exit_now()
             gloo_interrupt.cut_collectives()  # unless a peer has: then the error is under way
             self._abort_nccl()
-            ending.interrupted, ending.since = True, time.monotonic() - grace + _RAISE_SECONDS
+            ending.cut_at = time.monotonic()
+            ending.since = ending.cut_at - grace + _RAISE_SECONDS
 
     def free_nccl(self) -> None:
         """Aborts the communicators of NCCL whose collectives never end after a verdict. Runs on the closing thread.
@@ -244,7 +247,7 @@ class _Ending:
         since: Since when the main thread has been where it is, by `time.monotonic()`.
         known_at: When the verdict was first seen here; 0 before that.
         token: Where the main thread was at the last look.
-        interrupted: Whether its collectives have been interrupted.
+        cut_at: When its collectives were first interrupted; 0 before that.
         abort: The abort of its communicators of NCCL, if there is one.
         lock: Held while that begins.
         standstill: For how long nothing has moved, as the watchdog sees it.
@@ -253,7 +256,7 @@ class _Ending:
     since: float = 0.0
     known_at: float = 0.0
     token: Any = None
-    interrupted: bool = False
+    cut_at: float = 0.0
     abort: nccl.Abort | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     standstill: _Standstill = field(default_factory=_Standstill)

@@ -21,6 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.connection import Connection
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.harness import tell
@@ -329,3 +331,23 @@ def paced(lookaheads: Sequence[int]) -> list[int]:
         with attach(train=loader, uneven_train="stop", lookahead=lookahead):
             counts.append(sum(1 for _ in loader))
     return counts
+
+
+def without_listener(lengths: Sequence[int]) -> int:
+    """Batches that this rank takes if the listener of rank 0 cannot connect before the loop has ended."""
+    dist.init_process_group("gloo")
+    ended, connect = threading.Event(), Connection._connect
+
+    def late(self: Connection) -> Channel:
+        if own_rank() == 0 and threading.current_thread() is self._listener:
+            ended.wait()
+        return connect(self)
+
+    Connection._connect = late
+    try:
+        with attach(uneven_train="stop") as handle:
+            taken = len(list(handle.counted(range(lengths[own_rank()]))))
+            ended.set()
+    finally:
+        Connection._connect = connect
+    return taken

@@ -90,6 +90,12 @@ def test_two_loaders_in_turn_and_an_evaluation_are_even(run_ranks):
     assert "Truncated: evaluation stopped on every rank after 3 batches" in results[0].output
 
 
+def test_a_rank_that_cannot_listen_yet_is_kept_even(run_ranks):
+    """Its second connection may take long, where a name server is slow or the store's host is busy."""
+    results = run_ranks(even_loops.without_listener, 2, [40, 33], deadline_seconds=30)
+    assert [result.value for result in results] == [33, 33]
+
+
 def test_an_error_in_a_loader_comes_at_its_batch_and_is_named(run_ranks):
     """The batches fetched before it are trained on, and every rank names the rank that raised."""
     results = run_ranks(even_loops.troubled, 2, even_loops.raise_error, expect=None)

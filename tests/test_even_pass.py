@@ -13,7 +13,7 @@ from countoff.core import Settings
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.state import State
-from countoff.core.runtime import stacks
+from countoff.core.runtime import even_pass, stacks
 from countoff.core.runtime.even_pass import EvenPass
 from countoff.core.verdict import UnevenBatches, Verdict
 
@@ -172,6 +172,24 @@ def test_a_wait_for_other_ranks_is_as_a_collective() -> None:
     watched = Watched("collective", lambda: this.receive(type="stop", at=1))
     assert next(this.even) == 0
     assert "collective" in watched.seen
+
+
+def test_a_wait_reads_the_log_where_no_listener_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener may connect late, or not at all; one look at the log is asked for at a time."""
+    monkeypatch.setattr(even_pass, "_WAIT_SECONDS", 0.01)
+    asked: list[int] = []
+
+    def read_log() -> None:
+        asked.append(len(asked))
+        this.state.outbox.put(None)  # the speaker is busy: it is asked once
+
+    this = Pass(iter(range(9)), read_log=read_log)
+    assert not this.even.is_ready()
+    while not this.state.outbox.empty():  # the speaker has given the credit that is due
+        this.state.outbox.get()
+    threading.Timer(0.2, lambda: this.receive(type="stop", at=1)).start()
+    assert list(this.even) == [0]
+    assert asked == [0]
 
 
 class Interrupted(Exception):

@@ -3,7 +3,7 @@
 import threading
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -60,6 +60,53 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monitor.close()
     assert monitor.state.end is not None
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
+
+
+class _SlowStore(FakeStore):
+    """A store that is slow to write an entry; a client whose socket is shut in the meantime has not written it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self._shut = threading.Event(), threading.Event()
+
+    def claim(self, key: str, record: Any) -> dict[str, Any]:
+        if record["type"] == "ends":
+            if self._shut.wait(1.0):
+                raise RuntimeError("Broken pipe")
+            self.written.set()
+        return super().claim(key, record)
+
+    def shut(self) -> None:
+        self._shut.set()
+
+    def at(self, prefix: str) -> FakeStore:
+        return self
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("policy", ["raise", "stop"])
+def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
+    policy: Literal["raise", "stop"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where ranks are kept even, one that left its loop alone would else leave the others waiting for ever."""
+    monkeypatch.setattr(module, "_DRAIN_SECONDS", 0.01)
+    monitor, store = Monitor(State(0, 2, Settings(uneven_train=policy), {}), 0), _SlowStore()
+
+    def channel(*arguments: Any) -> Channel:
+        if threading.current_thread().name == "countoff speaker":
+            return store
+        raise TimeoutError("no connection")
+
+    monkeypatch.setattr(connection, "Channel", channel)
+    connected = Connection(Place("127.0.0.1", 1, "0123456789ab"), monitor.speaker.line, None, 15.0)
+    connected._listener = threading.Thread(target=int)  # what other ranks write is of no matter here
+    connected.add(monitor)
+    assert connected._connected.wait(30)
+    monitor.speaker.hand(monitor.speaker.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    monitor._leave(connected)
+    assert store.written.is_set() is (policy == "stop")
 
 
 ELSEWHERE = Hub("another host", 1, b"", b"", (), True, (0, 1))

@@ -72,7 +72,8 @@ class Guard:
     other ranks, at most `deadline_seconds`. The end of a span waits until all ranks are there, at most 5 ms, and
     `fit_end` at most 50 ms; every other method waits at most 50 ms, for its own threads. Once there is a verdict, a
     method waits until that is printed, a few seconds at most, and `close` completes the last roll calls for at most
-    5 s. No method calls the store. With one rank nothing is started and nothing is ever raised.
+    5 s. Where ranks are kept even, `close` also waits until what this rank has to tell is written, at most
+    `lost_seconds`. No method calls the store. With one rank nothing is started and nothing is ever raised.
 
     Args:
         settings: The user's choices.
@@ -252,9 +253,9 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        settings, span, policy = self._settings, self._span, self.even_policy
-        if policy is None or self._roll_call is None or span.credits is not None:  # one pass has the span already
-            return batches
+        settings, span, policy, monitor = self._settings, self._span, self.even_policy, self._monitor
+        if policy is None or monitor is None or self._roll_call is None or span.credits is not None:
+            return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
 
         total, own = self.common_batches if proven and not span.evaluation else None, None
@@ -265,7 +266,16 @@ class Guard:
             credits = Credits(span.opened, policy, settings.lookahead, self._state.rank)
         self._state.begin_credits(span, credits)
         return EvenPass(
-            self._state, span, credits, batches, again, samples=samples, snapshot=snapshot, ahead=ahead, own=own
+            self._state,
+            span,
+            credits,
+            batches,
+            again,
+            samples=samples,
+            snapshot=snapshot,
+            ahead=ahead,
+            own=own,
+            read_log=monitor.speaker.read_log,
         )
 
     def step(self) -> None:

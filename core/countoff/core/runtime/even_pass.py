@@ -24,7 +24,10 @@ from countoff.core.runtime import shutdown
 __all__ = ["EvenPass", "Resumable"]
 
 _WAIT_SECONDS = 1.0
-"""A wait is short: Ctrl-C is handled when it ends, if the signal came just before it or went to another thread."""
+"""A wait is short: Ctrl-C is handled when it ends, if the signal came just before it or went to another thread.
+
+The log is read after it, if nothing has come by the listener.
+"""
 
 
 @dataclass
@@ -53,6 +56,8 @@ class EvenPass:
         snapshot: Returns the state of the loader from which a run can resume.
         ahead: Whether the caller itself fetches one batch ahead of the one that its loop trains on.
         own: Batches that this rank's loader has, where that was proven before the pass; None: it is counted.
+        read_log: Has the speaker read the log. A listener that cannot connect, or not yet, hears of nothing that the
+            other ranks write, and a rank that waits writes nothing by which its speaker would.
 
     Attributes:
         resumable: The loader's state where the loop is; None without `snapshot`.
@@ -70,6 +75,7 @@ class EvenPass:
         snapshot: Callable[[], Any] | None = None,
         ahead: bool = False,
         own: int | None = None,
+        read_log: Callable[[], object] = lambda: None,
     ) -> None:
         self._state = state
         self._span = span
@@ -80,6 +86,7 @@ class EvenPass:
         self._snapshot = snapshot
         self._ahead = ahead
         self._own = own
+        self._read_log = read_log
         self._held: deque[tuple[Any, Any]] = deque()
         self._first = span.started  # batches before a resumed pass
         self._given = 0
@@ -199,7 +206,9 @@ class EvenPass:
             began = time.monotonic()
             with state.changed:
                 while not (self._is_decided() or self._may_fetch()):  # a rank may learn that it is to repeat batches
-                    state.changed.wait(_WAIT_SECONDS)
+                    heard = state.changed.wait(_WAIT_SECONDS)
+                    if not heard and state.outbox.empty():  # else a slow store has enough to do
+                        self._read_log()
             waited += time.monotonic() - began
         self._span.loader_seconds -= waited  # the adapter adds all that it waits for an iterator
 

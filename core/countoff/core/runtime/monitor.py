@@ -24,6 +24,7 @@ from countoff.core.runtime.watchdog import Watchdog
 from countoff.core.verdict import Verdict
 
 _DRAIN_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 _CLOSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 0.2
 _BETTER_CAUSE_SECONDS = 0.5
@@ -102,6 +103,8 @@ class Monitor:
     def close(self, *, survived: bool = False) -> None:
         """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
 
+        Where ranks are kept even and the store is slow, it takes as long as the last entries, at most `lost_seconds`.
+
         Args:
             survived: Whether the process has survived its verdict and begins another fit, so that NCCL may be busy
                 for that.
@@ -149,12 +152,26 @@ class Monitor:
         if speaker.line.connected:
             if state.end is not None or state.proposed is not None:
                 shutdown.wait_until_printed(state)
-            speaker.drained.wait(_DRAIN_SECONDS if reachable else 0)
+            self._drain(_DRAIN_SECONDS if reachable else 0)
         speaker.line.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
         if state.end is not None:  # it came with the speaker's last jobs
             shutdown.print_verdict(state, state.end)
         if last:
             connection.close()
+
+    def _drain(self, seconds: float) -> None:
+        """Waits until the speaker has done its last job, at most so long; longer where ranks are kept even.
+
+        There another rank may wait for what this one has yet to write, and no other entry would end that wait. A store
+        that does not answer for `lost_seconds` ends it.
+        """
+        state, speaker = self.state, self.speaker
+        if seconds and state.settings.keeps_even and state.end is None:
+            seconds = max(seconds, state.settings.lost_seconds)
+        deadline = time.monotonic() + seconds
+        while not speaker.drained.wait(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or not speaker.line.connected:
+                return
 
     def _meet(self) -> None:
         state, given_up = self.state, self.session.closing.is_set

@@ -98,6 +98,10 @@ class Speaker:
         while self._state.end is None and log.has(f"log/{(index := line.read)}"):
             line.receive(index, log.get(f"log/{index}"))
 
+    def read_log(self) -> None:
+        """Queues a job that receives what the log holds by then."""
+        self.hand(self.catch_up)
+
     def write(
         self,
         entry: dict[str, Any],

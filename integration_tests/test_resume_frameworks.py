@@ -249,3 +249,76 @@ def test_composer_on_more_ranks(run_ranks, tmp_path):
         "a": [],
         "b": [MORE_RANKS],
     }
+
+
+def test_fabric(run_ranks, tmp_path):
+    """Resumes of a script that keeps countoff in the state it saves, right and wrong."""
+    from integration_tests import fabric_resumes as jobs
+    from integration_tests.resume_jobs import Run
+
+    repeated = "train epoch 1 begins again with its first batch, and the checkpoint was written after 3 batches of it: "
+    healthy = [
+        Run("right"),
+        Run("right, unshuffled", shuffle=False),
+        Run("right, and again", again=True),
+        Run("right, by the sampler's seed", loader="seeded"),
+        Run("a loader with a state", loader="stateful"),
+        Run("a stream", loader="stream"),
+        Run("saved at the last batch", saved_at=(1, 6)),
+        Run("saved after the epoch", saved_at=(1, 6), after_epoch=True),
+        Run("saved after the epoch, unshuffled", saved_at=(1, 6), after_epoch=True, shuffle=False),
+        Run("accumulation", saved_at=(1, 4), accumulation=2),
+        Run("without a record", restored="mos", resumes_at=(1, 0)),
+    ]
+    faulty = {
+        Run("the epoch begins again", resumes_at=(1, 0)): ("data", f"{repeated}3 batches are trained on again."),
+        Run("one batch too few", shuffle=False, resumes_at=(1, 2)): ("data", f"{repeated}1 batch is trained on again."),
+        Run("a stream begins again", loader="stream", resumes_at=(1, 0)): (
+            "data",
+            f"{repeated}3 batches are trained on again.",
+        ),
+        Run("an epoch is skipped", resumes_at=(3, 0)): (
+            "data",
+            "the sampler shuffles train epoch 1 by epoch 3, the order of a later epoch. Before the checkpoint, it "
+            "shuffled train epoch 1 by epoch 1.",
+        ),
+        Run("the sampler begins again", saved_at=(1, 6), after_epoch=True, sets_epoch=False): (
+            "data",
+            "the sampler shuffles train epoch 2 by epoch 0, an order that the run has had before. Before the "
+            "checkpoint, it shuffled train epoch 1 by epoch 1.",
+        ),
+        Run("the schedule begins again", restored="moc"): (
+            "rate",
+            "the learning rate of step 2 after the resume is 0.04, that of step 2 of the whole run; the checkpoint had "
+            "0.085.",
+        ),
+        Run("another learning rate", scheduled=False, rate=0.05): (
+            "changed rate",
+            "the learning rate of the first step after the resume is 0.05, and the checkpoint had 0.1.",
+        ),
+    }
+    runs = [*healthy, *faulty]
+    run_ranks(jobs.save_all, 2, runs, tmp_path, deadline_seconds=200)
+    found = run_ranks(jobs.resume_all, 2, runs, tmp_path, deadline_seconds=200)[0].value
+    assert {run.name: found[run.name] for run in healthy} == {run.name: [] for run in healthy}
+    expected = {run.name: [(subject, f"ResumeMismatch: {sentence}")] for run, (subject, sentence) in faulty.items()}
+    assert {run.name: found[run.name] for run in faulty} == expected
+    checkpoint = torch.load(tmp_path / "right.ckpt", weights_only=True)  # without countoff, from plain types
+    assert checkpoint["countoff"]["steps"] == 9
+
+
+def test_fabric_keeps_one_record_of_how_far_the_script_has_come(run_ranks, tmp_path):
+    """It follows the script out of its epoch, back to an earlier checkpoint, and beyond the fit."""
+    from integration_tests import fabric_resumes as jobs
+
+    for result in run_ranks(jobs.use_record, 2, tmp_path, deadline_seconds=100):
+        assert result.value == {
+            "before the fit": {},
+            "behind a break": [2, 0, 8],
+            "gone back": [1, 2, 8],
+            "behind another break": [3, 0, 15],
+            "said": [],
+            "after the fit": [3, 0, 15],
+            "left over": ["countoff"],
+            "trained on what is not counted": {},
+        }

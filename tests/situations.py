@@ -520,7 +520,7 @@ RESUME_RECORD = resume.ResumeRecord(
     prints=("5e", "a1"),
     informative=True,
     last="c4",
-    order=(1, 1, 96),
+    order=(1, 1, 96, 0),
 )
 """What a rank has kept in a checkpoint in the middle of an epoch."""
 
@@ -539,7 +539,7 @@ def resumes() -> Iterator[Situation]:
         "the framework restores another epoch": resume.judge_position(record, plan, 3, 0, exact),
         "there are more ranks": resume.judge_position(record, FitPlan(batch_size=8, dp_degree=4), 1, 3, exact),
         "the steps are not restored": resume.judge_steps(record, resume.Restored(steps=0)),
-        "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96)),
+        "the sampler's epoch is not set": resume.judge_order(record, (0, 2, 96, 0)),
         "the schedule begins again": resume.judge_rates(record, begun_again),
         "another learning rate": resume.judge_rates(record, changed),
         "the record is torn": resume.unreadable(KeyError("epoch")),

@@ -136,17 +136,18 @@ def test_batches_that_are_trained_on_again_are_counted(
     ("order", "expected"),
     [
         (None, False),
-        ((1, 1, 96), False),
-        ((2, 2, 96), False),
-        ((2, 1, 96), False),
-        ((0, 2, 96), True),
-        ((3, 1, 96), True),
-        ((0, 2, 40), False),
+        ((1, 1, 96, 0), False),
+        ((2, 2, 96, 0), False),
+        ((2, 1, 96, 0), False),
+        ((0, 2, 96, 0), True),
+        ((3, 1, 96, 0), True),
+        ((0, 2, 40, 0), False),
+        ((0, 2, 96, 2), False),  # a seed of its own
     ],
 )
-def test_a_samplers_epoch_goes_on(order: tuple[int, int, int] | None, expected: bool):
+def test_a_samplers_epoch_goes_on(order: tuple[int, int, int, int] | None, expected: bool):
     assert (judge_order(RECORD, order) is not None) is expected
-    assert judge_order(replace(RECORD, order=(0, 1, 96)), order) is None  # the run has numbers of its own
+    assert judge_order(replace(RECORD, order=(0, 1, 96, 0)), order) is None  # the run has numbers of its own
     assert judge_order(replace(RECORD, order=None), order) is None
 
 
@@ -305,5 +306,10 @@ def test_an_epoch_of_numpy_is_a_number_of_json():
     """A loop may set its sampler's epoch from an array."""
     loop = Loop()
     loop.guard.train_start(0)
-    loop.guard.data.read([b"batch"], Sampling(shuffled=(numpy.int64(3), 96)))  # pyright: ignore[reportArgumentType]
-    assert json.loads(json.dumps(loop.guard.resumes.record()))["order"] == [3, 0, 96]
+    loop.guard.data.read([b"batch"], Sampling(shuffled=(numpy.int64(3), 96, 7)))  # pyright: ignore[reportArgumentType]
+    assert json.loads(json.dumps(loop.guard.resumes.record()))["order"] == [3, 0, 96, 7]
+
+
+def test_a_checkpoint_that_is_written_before_the_resumed_run_trains_has_the_same_record():
+    record = record_after(3, 3)
+    assert Loop(record).guard.resumes.record() == record

@@ -7,6 +7,7 @@ duck-typed, so it serves ``lightning.fabric`` and ``lightning_fabric`` and impor
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from countoff._adapter.requirements import needs
@@ -18,6 +19,7 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
 from countoff._adapter.options import Options
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Guard
+from countoff.core.protocol.judgement import AGAIN, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = ["Countoff"]
@@ -39,6 +41,17 @@ REMEDIES: Remedies = {
         "let fabric.setup_dataloaders add the DistributedSampler, or give your own the size and this rank's number of "
         "the mesh's data dim."
     ),
+    "ResumeMismatch": {
+        AGAIN: (
+            "skip the batches that were trained on before the checkpoint, or save and load the state of a loader that "
+            'has one: fabric.save(path, {"loader": train_loader, …}). Fabric counts the sampler\'s epochs from 0 in '
+            "every process: resume with DistributedSampler(dataset, seed=seed + epochs that are done)."
+        ),
+        RATE: (
+            'save and load the scheduler with the rest: fabric.load(path, {"scheduler": scheduler, …}). If you have '
+            "begun a new schedule on purpose, ignore this."
+        ),
+    },
     "UnseenLoader": (
         "pass the loader that the loop iterates through fabric.setup_dataloaders, or give it to "
         "countoff.torch.attach(train=…)."
@@ -97,6 +110,25 @@ class Countoff(Options):
         """The guard of the current fit."""
         attached = self._loaders.attached
         return self._guard if attached is None else attached.guard
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far this rank has come, for ``fabric.save(path, {"countoff": callback, ...})``.
+
+        It has plain types alone, which load without countoff. It is empty before the first train epoch, where countoff
+        is off, and where the script calls hooks over loaders of its own.
+        """
+        return self._loaders.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the record that `state_dict` has returned, as ``fabric.load(path, {"countoff": callback, ...})`` does.
+
+        It restores nothing of the run. The fit that the next train epoch begins is compared with it, and countoff warns
+        if the script repeats or skips data, or if its learning rate jumps. Collective: every rank must call it.
+
+        Args:
+            state: What `state_dict` has returned, on any rank; an empty mapping if there is none.
+        """
+        self._loaders.load_state_dict(state)
 
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Reports a step to what counts the loaders. Fabric itself calls this hook."""

@@ -95,6 +95,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "StreamsDiffer": "map-style datasets",
         "PeersDiffer": "with a mesh",
         "SameOrder": _ALWAYS,
+        "ResumeMismatch": "with `state_dict()` in the checkpoint",
         "WeightsDiffer": "with `weights_every=`",
         "UnseenLoader": _ALWAYS,
     },

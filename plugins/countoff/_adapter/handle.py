@@ -159,18 +159,12 @@ class Attached:
             epoch: Number of the next train epoch, where the framework or the user says it; None: the record's.
             steps: Optimizer steps that were applied before the checkpoint, likewise.
         """
-        found, has_trained = None, self.guard.steps > 0
-        with contextlib.suppress(*UNREADABLE):
-            found = ResumeRecord.from_json(record)
-        if found is None:
-            position, known = None, (self.passes.epoch, 0)
-        else:
-            position, known = [found.epoch, found.batches or 0, found.steps], (found.epoch, found.steps)
-            self.batches_before = found.batches or 0
+        has_trained = self.guard.steps > 0
+        position, known_epoch, known_steps = self._place_of(record)
         self.begin_again(
             position=position,
-            epoch=known[0] if epoch is None else epoch,
-            steps=known[1] if steps is None else steps,
+            epoch=known_epoch if epoch is None else epoch,
+            steps=known_steps if steps is None else steps,
         )
         if record and not self._detached:
             self.guard.resumes.restore(record, Restored(steps=steps), compare=not has_trained)
@@ -257,6 +251,8 @@ class Attached:
         versions: Mapping[str, str],
         release: Callable[[], None],
         *notices: Verdict | None,
+        record: object = None,
+        compare: bool = True,
     ) -> None:
         """Begins the fit. Collective: every rank must call it; it waits at most `deadline_seconds`.
 
@@ -265,8 +261,13 @@ class Attached:
             versions: Versions whose differences get a warning.
             release: Gives the loaders back as they were.
             notices: Warnings to give at once.
+            record: The record of the checkpoint that every rank has loaded before; empty or None if there is none.
+            compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
         """
         self._detached = False
+        if record:
+            position, self.passes.epoch, self.steps_before = self._place_of(record)
+            plan = dataclasses.replace(plan, position=position)
         self._plan, self._versions, self._start_step = plan, dict(versions), self.steps_before
         _active.append(self)
         self._release.callback(_active.remove, self)
@@ -278,6 +279,8 @@ class Attached:
         except BaseException:
             self._release_all()  # the caller gets no handle, and so could not detach
             raise
+        if record:
+            self.guard.resumes.restore(record, compare=compare)
         for notice in (*notices, self.totals.wrong_length()):
             if notice is not None:
                 self.guard.warn(notice)
@@ -328,6 +331,15 @@ class Attached:
             self._exit_hooks.cancel()
         self._release.close()
         return True
+
+    def _place_of(self, record: object) -> tuple[list[int] | None, int, int]:
+        """The position at which a checkpoint was written, None if that is not known, its epoch and its steps."""
+        try:
+            found = ResumeRecord.from_json(record)
+        except UNREADABLE:
+            return None, self.passes.epoch, 0
+        self.batches_before = found.batches or 0
+        return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
 
     def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
         self.guard.fit_start(plan, versions)

@@ -49,12 +49,12 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
         if isinstance(sampler, DistributedSampler):
             is_sharded |= (sampler.rank, sampler.num_replicas) == (dp_rank, dp_degree)
             order = _order(sampler)
-            shuffled = None if order is None else (sampler.epoch, reported_length(sampler.dataset) or 0)
+            shuffled = None if order is None else (sampler.epoch, reported_length(sampler.dataset) or 0, sampler.seed)
         elif isinstance(sampler, _accelerate("BatchSamplerShard", "IterableDatasetShard")):
             # Accelerate itself computes this share: where it differs from the plan, the plan is incomplete.
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
         elif isinstance(sampler, _accelerate("SeedableRandomSampler")):
-            shuffled = sampler.epoch, reported_length(sampler) or 0
+            shuffled = sampler.epoch, reported_length(sampler) or 0, sampler.initial_seed
     return Sampling(is_sharded, order, comparable, shuffled)
 
 

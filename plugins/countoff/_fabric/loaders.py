@@ -11,7 +11,7 @@ import functools
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -74,6 +74,9 @@ class FabricLoaders:
         self._planned: weakref.ref[Any] | None = None  # the loader whose length the fit's plan has
         self._beside: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated together with a loader that is counted
         self._assumed: _Assumed | None = None
+        self._record: Mapping[str, Any] = {}  # of the checkpoint that was loaded, or of the last fit
+        self._resumes = False  # whether the next fit goes on from that checkpoint
+        self._has_trained = False
         # A train epoch that is taken for an evaluation would not be made even.
         self._new_loaders_evaluate = settings.uneven_train == "raise"
 
@@ -120,11 +123,11 @@ class FabricLoaders:
         Args:
             optimizer: The optimizer that Fabric has stepped.
         """
-        if isinstance(optimizer, torch.optim.Optimizer):
-            self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        self.add_optimizer(optimizer)
         if self.aside:
             return
         if self.attached is None:
+            self._forget_record()  # the script trains on what is not counted
             self._step_unseen()
             return
         assumed, self._assumed = self._assumed, None
@@ -137,8 +140,13 @@ class FabricLoaders:
         self.attached.passes.close_stale(everything=False)
 
     def optimizers(self) -> list[Any]:
-        """Returns the optimizers that Fabric has stepped, in the order of their first steps."""
+        """Returns the optimizers that Fabric has set up, in that order."""
         return [optimizer for reference in self._optimizers.values() if (optimizer := reference()) is not None]
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Compares the learning rates of an optimizer that Fabric has set up, also with those of a checkpoint."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
 
     def add_model(self, model: Any) -> None:
         """Compares the weights of a model that Fabric has set up, with `weights_every`."""
@@ -154,7 +162,7 @@ class FabricLoaders:
         Raises:
             DivergenceError: If another rank goes on, or has diverged before.
         """
-        attached, self.attached = self.attached, None
+        attached = self._close()
         if attached is not None:
             attached.detach()
 
@@ -164,15 +172,43 @@ class FabricLoaders:
         Args:
             error: The exception.
         """
-        attached, self.attached = self.attached, None
+        attached = self._close()
         if attached is not None:
             attached.__exit__(type(error), error, error.__traceback__)
 
     def leave_to_others(self) -> None:
         """Counts nothing from here on, because something else counts."""
         attached, self.attached, self.aside = self.attached, None, True
+        self._forget_record()
         if attached is not None:
             attached.abandon()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns how far this rank has come: in the fit, at the end of the last one, or in the loaded checkpoint."""
+        return dict(self._record) if self.attached is None else self.attached.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the record of a checkpoint, for the fit that the next train epoch begins.
+
+        Collective where a fit has begun: then every rank must call it, and another fit begins.
+
+        Args:
+            state: What `state_dict` has returned, on any rank.
+        """
+        if self.attached is not None:
+            self.attached.load_state_dict(state)
+        elif not self.aside:
+            self._record, self._resumes = state, True
+
+    def _forget_record(self) -> None:
+        self._record, self._resumes = {}, False
+
+    def _close(self) -> Attached | None:
+        """Lets go of the fit, if there is one, and keeps its record for checkpoints that are written after it."""
+        attached, self.attached = self.attached, None
+        if attached is not None:
+            self._record, self._resumes = attached.state_dict(), False
+        return attached
 
     def _kind_of_pass(self, loader: Any) -> Literal["train", "evaluation"] | None:
         """Returns what a pass that begins is, as far as that is known by now; None if it is not counted."""
@@ -227,7 +263,15 @@ class FabricLoaders:
         )
         self.attached = attached = Attached(make_guard, totals, self._settings, epoch=0)
         _fits.add(attached)
-        attached.begin(plan, versions("lightning", "lightning-fabric"), lambda: None)
+        attached.begin(
+            plan,
+            versions("lightning", "lightning-fabric"),
+            lambda: None,
+            record=self._record if self._resumes else None,
+            compare=not self._has_trained,
+        )
+        self._forget_record()
+        self._has_trained = True
 
     def _totals(self, facts: LoaderFacts) -> Totals:
         _, dp_degree = self._position()
@@ -284,10 +328,11 @@ def _places() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
         fabric = getattr(sys.modules.get(package), "Fabric", None)
         loader = getattr(sys.modules.get(f"{package}.wrappers"), "_FabricDataLoader", None)
         if fabric is not None and loader is not None:
-            yield fabric, "setup_dataloaders", _setting_up
+            yield fabric, "setup_dataloaders", _setting_up_loaders
             yield fabric, "backward", _counting_backward
-            yield fabric, "setup", _setting_up_models
-            yield fabric, "setup_module", _setting_up_models
+            yield fabric, "setup", _setting_up
+            yield fabric, "setup_module", _setting_up
+            yield fabric, "setup_optimizers", _setting_up
             yield loader, "__iter__", _counting
 
 
@@ -300,7 +345,7 @@ def _restore_unless_needed() -> None:
             del _originals[owner, name]
 
 
-def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
+def _setting_up_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def setup_dataloaders(fabric: Any, *dataloaders: Any, **options: Any) -> Any:
         result = original(fabric, *dataloaders, **options)
@@ -333,12 +378,16 @@ def _counting_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _setting_up_models(original: Callable[..., Any]) -> Callable[..., Any]:
+def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def setup(fabric: Any, *modules: Any, **options: Any) -> Any:
-        result = original(fabric, *modules, **options)
+    def setup(fabric: Any, *parts: Any, **options: Any) -> Any:
+        result = original(fabric, *parts, **options)
         for loaders in _watching_of(fabric)[:1]:
-            loaders.add_model(result[0] if isinstance(result, tuple) else result)
+            for part in result if isinstance(result, tuple) else (result,):
+                if isinstance(part, torch.nn.Module):
+                    loaders.add_model(part)
+                else:
+                    loaders.add_optimizer(getattr(part, "optimizer", None))
         return result
 
     return setup

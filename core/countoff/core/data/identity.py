@@ -43,14 +43,14 @@ class Sampling(NamedTuple):
         order: What determines the order in which it shuffles: two epochs in which this is equal have the same order.
             None where it does not shuffle, or where nothing but the data can tell.
         comparable: Whether the ranks' plan tells which of them read the same data; if not, nothing is compared.
-        shuffled: The epoch by which it shuffles, and the samples that it shuffles; None where it does not shuffle by an
-            epoch, or does not show it.
+        shuffled: The epoch by which it shuffles, the samples that it shuffles, and its seed; None where it does not
+            shuffle by an epoch, or does not show it.
     """
 
     is_sharded: bool = False
     order: Hashable = None
     comparable: bool = True
-    shuffled: tuple[int, int] | None = None
+    shuffled: tuple[int, int, int] | None = None
 
 
 UNKNOWN = Sampling()
@@ -72,7 +72,7 @@ class DataIdentity:
         elements: The first elements of the stream that the framework deals out, in the fit's first train epoch. An
             adapter lets them be looked at where the framework takes them. None where they are not to be.
         order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
-            that train epoch, and the samples that were shuffled; None where the sampler does not show it.
+            that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
     """
 
     def __init__(self, state: State) -> None:
@@ -80,7 +80,7 @@ class DataIdentity:
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self.dp_degree = state.world_size
-        self.order: tuple[int, int, int] | None = None
+        self.order: tuple[int, int, int, int] | None = None
         self._state = state
         self._report_to: Report | None = None
         self._read: list[Fingerprint | PendingFingerprint | None] = []
@@ -159,8 +159,8 @@ class DataIdentity:
                 self._stream = stream
             self._order, self._is_sharded = sampling.order, sampling.is_sharded
             if sampling.shuffled is not None:
-                by, samples = sampling.shuffled
-                self.order = int(by), self._epoch, samples  # a loop may set the epoch as a number of numpy's
+                by, samples, seed = sampling.shuffled
+                self.order = int(by), self._epoch, samples, int(seed)  # a loop may give them as numbers of numpy's
             else:
                 self.order = None
             self._read.append(begin_fingerprint(batch) if sampling.comparable else None)

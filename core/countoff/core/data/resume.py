@@ -128,8 +128,8 @@ class ResumeRecord:
         prints: Fingerprints of the first batches of the epoch; empty where they were not taken.
         informative: Whether these batches hold enough for their equality to be no coincidence.
         last: Fingerprint of the batch that was begun last; empty if that is not known.
-        order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, and the samples
-            that it shuffles; None where the sampler does not show that.
+        order: The epoch by which the sampler shuffled, the number of the train epoch for which it did, the samples that
+            it shuffles, and its seed; None where the sampler does not show that.
     """
 
     epoch: int
@@ -146,7 +146,7 @@ class ResumeRecord:
     prints: tuple[str, ...]
     informative: bool
     last: str
-    order: tuple[int, int, int] | None
+    order: tuple[int, int, int, int] | None
 
     @property
     def samples(self) -> int | None:
@@ -204,7 +204,7 @@ class ResumeRecord:
             prints=tuple(str(digest) for digest in found["prints"]),
             informative=bool(found["informative"]),
             last=str(found["last"]),
-            order=None if order is None else (parse_count(order[0]), parse_count(order[1]), parse_count(order[2])),
+            order=None if order is None else _order(*order),
         )
 
 
@@ -235,6 +235,7 @@ class Resumes:
         self._schedule = schedule
         self._warn = warn
         self._plan = FitPlan()
+        self._loaded: ResumeRecord | None = None
         self._record: ResumeRecord | None = None
         self._restored = Restored()
         self._steps_before = 0
@@ -271,7 +272,7 @@ class Resumes:
             return
         if compare:
             self._record, self._restored, self.due = found, restored or Restored(), True
-        self._steps_before, self._epoch = found.steps, found.epoch
+        self._loaded, self._steps_before, self._epoch = found, found.steps, found.epoch
         self._start_rates = list(found.start_rates)
 
     def open(self, span: SpanCounters, epoch: int) -> None:
@@ -323,6 +324,8 @@ class Resumes:
             steps: Optimizer steps of the whole run as the framework counts them, which it says again as
                 `Restored.steps`; None where it keeps none.
         """
+        if self._loaded is not None and not self._resumed:  # the run has not moved since it was loaded
+            return self._loaded.to_json()
         span, data, before = self._span, self._data, self._record
         batches, begins = (0, False) if span is None else self._place(span)
         prints, informative = (data.prints, data.informative) if begins else ((), False)
@@ -501,7 +504,7 @@ def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> V
     return _mismatch(f"{sentence}: {_effect(-again, 'batch')}.", _DATA_WHY, AGAIN)
 
 
-def judge_order(record: ResumeRecord, order: tuple[int, int, int] | None) -> Verdict | None:
+def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -> Verdict | None:
     """Tells whether the sampler of a resumed run shuffles by an epoch that is not the next one.
 
     Args:
@@ -510,8 +513,8 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int] | None) -> Ver
     """
     if record.order is None or order is None or record.order[0] != record.order[1]:
         return None
-    by, epoch, samples = order
-    if samples != record.order[2]:  # other data, which has had no order yet
+    by, epoch, *what = order
+    if what != list(record.order[2:]):  # other data or another seed: an order that the run has not had
         return None
     if epoch <= by <= epoch + 1:  # a loop may take a checkpoint that was written at the last batch for the next epoch's
         return None
@@ -627,6 +630,10 @@ def _begins_epoch(record: ResumeRecord, observed: Observed) -> bool:
     """Whether the first batches that were read are those with which the record's epoch began."""
     shared = min(len(record.prints), len(observed.prints))
     return shared > 1 and record.prints[:shared] == observed.prints[:shared]
+
+
+def _order(by: object, epoch: object, samples: object, seed: Any) -> tuple[int, int, int, int]:
+    return parse_count(by), parse_count(epoch), parse_count(samples), int(seed)
 
 
 def _effect_of_epochs(record: ResumeRecord, epoch: int) -> str | None:

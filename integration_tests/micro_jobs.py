@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from integration_tests import devices
@@ -89,6 +90,24 @@ def plain(cases: Sequence[Micro]) -> list[dict[str, Any]]:
     """Trains plain loops one after the other; returns what was found and the weights of each."""
     devices.join()
     return [_train_plain(case) for case in cases]
+
+
+def hang() -> None:
+    """Synchronises every micro-batch; rank 1 runs one more in the epoch's last batch, and no other rank joins in."""
+    from countoff.torch import attach
+
+    devices.join()
+    case = Micro(extra=(BATCHES,))
+    ddp = devices.ddp(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    loader = share_loader(BATCHES)
+    attach(train=loader, optimizer=optimizer, model=ddp, stall_seconds=2)
+    for number, batch in enumerate(loader, start=1):
+        images, labels = devices.moved(batch)
+        for _ in range(case.micro_batches(number)):
+            torch.nn.functional.cross_entropy(ddp(images), labels).backward()
+        optimizer.step()
+    dist.barrier()
 
 
 def _train_plain(case: Micro) -> dict[str, Any]:

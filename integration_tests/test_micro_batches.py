@@ -1,6 +1,7 @@
 """Work inside a batch: ranks that run different numbers of micro-batches in one optimizer step, on real ranks."""
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from integration_tests import micro_jobs
-from integration_tests.harness import RankResult
+from integration_tests.harness import RankResult, Watch
 from integration_tests.micro_jobs import Micro
 
 
@@ -88,6 +89,22 @@ def test_a_step_missed_after_an_extra_micro_batch_ends_the_job(run_ranks):
         assert re.search(r"StepMismatch: at batch [46] of train epoch 1, rank \d had applied 1\d", result.output), (
             result
         )
+
+
+def test_a_rank_that_hangs_in_its_extra_micro_batch_is_named(run_ranks):
+    """The report of the stall tells its micro-batch, and how many the others ran before they went on."""
+
+    def end_after_the_report(watch: Watch) -> None:
+        patience = time.monotonic() + 60
+        while "countoff explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
+            watch.let_run(0.1)
+        for rank in range(4):
+            watch.kill(rank)
+
+    results = run_ranks(micro_jobs.hang, 4, deadline_seconds=90, expect=None, while_running=end_after_the_report)
+    words = "rank 1 is in micro-batch 5 of batch 10 of train epoch 0, and ranks 0, 2, 3 ran 4."
+    assert f"countoff: Stalled: no rank has made progress for 2 s; {words}" in results[0].output, results[0]
+    assert "  do:  run as many forward and backward passes in each step on every rank." in results[0].output
 
 
 def test_equal_micro_batches_in_a_plain_loop_are_silent(run_ranks):

@@ -322,6 +322,12 @@ def stalls() -> Iterator[Situation]:
         1: record(1, 4, "in a collective", "train.py:52 in validate", 9) | {"last": {"0": "broadcast of [1]"}},
     }
     yield Situation("Stalled", "a rank has left its loop", lambda _: judge_stall(elsewhere, 180))
+    extra = {
+        rank: record(rank, 12, "in a collective", f"train.py:{33 if rank else 40} in main", 9)
+        | {"steps": 12 - rank, "micro": ["train epoch 0", 12, 12, 5 * rank, 4 - 4 * rank]}
+        for rank in range(2)
+    }
+    yield Situation("Stalled", "a rank is in an extra micro-batch", lambda _: judge_stall(extra, 180))
     under_nccl = {
         rank: record(rank, 5, "in its code" if rank == 2 else "waiting for NCCL", place, 9)
         for rank, place in enumerate(["train.py:33 in main", "train.py:33 in main", "report.py:8 in upload"])

@@ -1,10 +1,13 @@
 """Stalls: when a rank reports where it is, and which ranks rank 0 names."""
 
+from typing import Any
+
 import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
+from countoff.core.protocol.micro_batches import StepWork
 from countoff.core.protocol.state import State
 from countoff.core.runtime import stall as module
 from countoff.core.runtime.channel import encode
@@ -114,6 +117,50 @@ def test_a_stall_tells_which_rank_is_an_epoch_ahead(epochs: tuple[int, ...], wor
     )
 
 
+OTHERS, EXTRA = (12, StepWork(EPOCH, 12, 12, 0, 4)), (11, StepWork(EPOCH, 12, 12, 5, 0))
+"""Optimizer steps and micro-batches of ranks that are done with batch 12, and of one that runs another micro-batch."""
+
+
+def in_micro_batches(*ranks: tuple[int, StepWork] | None, state: str = "in a collective") -> Verdict:
+    records: dict[int, dict[str, Any]] = {}
+    for rank, found in enumerate(ranks):
+        records[rank] = {**row(rank, None, 0, ""), "state": state, "frames": [], "collectives": {}}
+        if found is not None:
+            records[rank] |= {"steps": found[0], "micro": list(found[1])}
+    return judge_stall(records, 3)
+
+
+def test_a_rank_that_hangs_in_an_extra_micro_batch_is_named() -> None:
+    found = in_micro_batches(OTHERS, EXTRA, OTHERS)
+    words = "rank 1 is in micro-batch 5 of batch 12 of train epoch 0, and ranks 0, 2 ran 4"
+    assert found.sentence == f"no rank has made progress for 3 s; {words}."
+    assert (found.ranks, found.rows[0]["rank"]) == ((1,), 1)
+    assert found.remedy.startswith("run as many forward and backward passes")
+    step = [(steps, work._replace(first=9)) for steps, work in (OTHERS, EXTRA)]
+    assert "of batches 9 to 12 of train epoch 0" in in_micro_batches(*step).sentence
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,  # a rank that counts none
+        (12, StepWork(EPOCH, 12, 12, 5, 0)),  # as many steps
+        (10, StepWork(EPOCH, 12, 12, 5, 0)),  # a step was left out before
+        (11, StepWork(EPOCH, 12, 12, 4, 0)),  # not more than the others ran
+        (11, StepWork(EPOCH, 11, 12, 5, 0)),  # of a longer step
+        (11, StepWork("train epoch 1", 12, 12, 5, 0)),
+        (12, StepWork(EPOCH, 12, 12, 0, 3)),
+    ],
+)
+def test_nothing_is_said_of_micro_batches_where_they_prove_nothing(other: tuple[int, StepWork] | None) -> None:
+    assert "micro-batch" not in in_micro_batches(OTHERS, other).sentence
+    assert "micro-batch" not in in_micro_batches(OTHERS, EXTRA, other).sentence
+
+
+def test_a_rank_in_its_loader_comes_before_an_extra_micro_batch() -> None:
+    assert "micro-batch" not in in_micro_batches(OTHERS, EXTRA, state="in its loader").sentence
+
+
 class Stalled:
     """Rank 0 of a job in which it has made no progress for longer than `stall_seconds`."""
 
@@ -164,6 +211,10 @@ def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPa
     store = FakeStore()
     stalled = Stalled([0, 1], store)
     stalled.state.spans.append(SpanCounters("evaluation of loader 12 in train epoch 1234", started=10**9))
+    epoch = SpanCounters("train epoch 1234", started=10**6, micro_batches=10**7)
+    stalled.state.micro_batches.begin(epoch)
+    epoch.micro_batches += 10**7
+    epoch.started += 10**6
     stalled.stall._post()
     record = store.get("stall/0")
     assert encode(record)

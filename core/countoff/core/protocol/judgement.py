@@ -24,6 +24,11 @@ POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD = "position", "steps", "data", "ra
 """Subjects of a `ResumeMismatch`: the restored position or number of steps is another one, batches are trained on
 again, a schedule stands elsewhere, a learning rate has changed, the record cannot be read."""
 
+SAME_MICRO_BATCHES = (
+    "run as many forward and backward passes in each step on every rank. Where that number depends on the data: "
+    "all-reduce it, take the maximum, and let ranks with fewer run empty micro-batches, any valid input with a loss of "
+    "0 (loss * 0)."
+)
 GENERAL_REMEDIES: Remedies = {
     "UnevenBatches": {
         DECISION: (
@@ -45,9 +50,7 @@ GENERAL_REMEDIES: Remedies = {
         "": "let all ranks step after the same batches: no condition of one rank around optimizer.step().",
         MICRO_BATCHES: (
             "if the ranks weight their losses by their samples, or the extra pass is no part of the training, ignore "
-            "this. If not, run as many forward and backward passes in each step on every rank. Where that number "
-            "depends on the data: all-reduce it, take the maximum, and let ranks with fewer run empty micro-batches, "
-            "any valid input with a loss of 0 (loss * 0)."
+            f"this. If not, {SAME_MICRO_BATCHES}"
         ),
     },
     "LearningRateMismatch": "make the scheduler with the same length on every rank, and step it on every rank.",

@@ -6,6 +6,7 @@ The training thread adds 1 to the span's counter for each micro-batch. What is c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from countoff.core.protocol.counters import SpanCounters, hash_step
 from countoff.core.protocol.records import COUNTED_STEPS, MicroCounts
@@ -13,6 +14,24 @@ from countoff.core.verdict import count_of
 
 MICRO_BATCHES = "micro-batches"
 """Subject of a `StepMismatch` whose steps are equal, and whose micro-batches are not: a warning, as it may be right."""
+
+
+class StepWork(NamedTuple):
+    """The micro-batches of a rank's current batch.
+
+    Attributes:
+        span: Name of the train epoch.
+        first: The first batch of the step to which the current batch belongs.
+        last: The current batch.
+        since: Micro-batches since the last step.
+        ran: Micro-batches of that step, if it was applied after the current batch; else 0.
+    """
+
+    span: str
+    first: int
+    last: int
+    since: int
+    ran: int
 
 
 @dataclass(slots=True)
@@ -54,6 +73,16 @@ class MicroBatchLog:
             self._count += span.micro_batches - self._counted
             self._counted = span.micro_batches
 
+    def work(self) -> StepWork | None:
+        """Returns what this rank has run; None where no micro-batches are counted. For a thread that only looks."""
+        span = self._span
+        if span is None or not span.micro_batches:
+            return None
+        since = span.micro_batches - self._counted
+        if self._stepped == span.started:
+            return StepWork(span.name, self._first, self._stepped, since, self._count)
+        return StepWork(span.name, self._stepped + 1, span.started, since, 0)
+
     def take(self) -> MicroCounts:
         """Returns what is to be compared now; the steps that it names begin anew with the next one."""
         self._close_step()
@@ -74,6 +103,11 @@ class MicroBatchLog:
             self._batches.append((self._first, self._stepped))
 
 
+def batches_of(first: int, last: int) -> str:
+    """The batches of a step, in words."""
+    return f"batch {last}" if first == last else f"batches {first} to {last}"
+
+
 def sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], *, where: str, steps: int) -> str:
     """The sentence of two ranks with equal steps and different micro-batches; with the batch, where it is known.
 
@@ -91,6 +125,6 @@ def sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], 
         both = f"ranks {min(ranks)} and {max(ranks)}"
         return f"{where}, {both} had applied {applied}, but of different numbers of {MICRO_BATCHES}."
     *counts, (first, last) = found
-    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
+    batches = batches_of(first, last)
     (more, many), (fewer, few) = sorted(zip(ranks, counts, strict=True), key=lambda side: -side[1])
     return f"in {batches} of {mine.span}, rank {more} ran {count_of(many, 'micro-batch')}, rank {fewer} {few}."

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from countoff.core.protocol.actions import PrintWarning
-from countoff.core.protocol.judgement import remedy_for
+from countoff.core.protocol.judgement import SAME_MICRO_BATCHES, remedy_for
+from countoff.core.protocol.micro_batches import StepWork, batches_of
 from countoff.core.protocol.plan_comparison import group_ranks_by_value
 from countoff.core.protocol.records import Records, clip
 from countoff.core.protocol.state import State
@@ -85,6 +86,8 @@ class Stall:
             "collectives": {name: count for name, (count, _) in issued},
             "last": {name: clip(last, 40) for name, (_, last) in issued},
         }
+        if (work := state.micro_batches.work()) is not None:
+            record["micro"] = work
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.rank == 0:
             self._speaker.hand(self._gather)
@@ -130,7 +133,11 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
         ranks, states = list(records), ()
     state = " or ".join(each for each in states if any(records[rank]["state"] == each for rank in ranks))
     ahead = _epochs_ahead(records)
-    sentence = f"no rank has made progress for {seconds:g} s; {_are(ranks)} {state}{ahead}"
+    doing = f"{_are(ranks)} {state}{ahead}"
+    extra = _extra_micro_batches(records) if states == _KEEPS_WAITING[-1] else None
+    if extra is not None:
+        ranks, doing = extra
+    sentence = f"no rank has made progress for {seconds:g} s; {doing}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
     places: dict[str, list[int]] = {}
     for rank in order:
@@ -139,8 +146,8 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     shown = "; ".join(f"{_are(there)} at {place}" for place, there in list(places.items())[:_PLACES])
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
-    remedy = ""
-    if states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
+    remedy = "" if extra is None else SAME_MICRO_BATCHES
+    if extra is None and states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
         remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
     return Verdict(
         "Stalled",
@@ -171,6 +178,26 @@ def _epochs_ahead(records: Records) -> str:
     ahead = [rank for rank, epoch in epochs.items() if epoch == last]
     by = last - min(epochs.values())
     return f"; {_are(ahead)} {'an epoch' if by == 1 else f'{by} epochs'} ahead of the others, in train epoch {last}"
+
+
+def _extra_micro_batches(records: Records) -> tuple[list[int], str] | None:
+    """The ranks in a micro-batch that the others have not run for the same step, and a sentence about it.
+
+    >>> others, extra = StepWork("train epoch 0", 2, 2, 0, 4), StepWork("train epoch 0", 2, 2, 5, 0)
+    >>> _extra_micro_batches({0: {"steps": 2, "micro": others}, 1: {"steps": 1, "micro": extra}})
+    ([1], 'rank 1 is in micro-batch 5 of batch 2 of train epoch 0, and rank 0 ran 4')
+    """
+    if not all("micro" in record for record in records.values()):
+        return None
+    work = {rank: {"": (record["steps"], StepWork(*record["micro"]))} for rank, record in records.items()}
+    groups = sorted((value, ranks) for value, ranks in group_ranks_by_value(work, ""))
+    if len(groups) != 2:
+        return None
+    ((steps, inside), behind), ((ahead, done), others) = groups
+    if steps + 1 != ahead or inside[:3] != done[:3] or done.since or not inside.since > done.ran > 0:
+        return None
+    batches = f"{batches_of(inside.first, inside.last)} of {inside.span}"
+    return behind, f"{_are(behind)} in micro-batch {inside.since} of {batches}, and {names_of(others)} ran {done.ran}"
 
 
 def _behind(records: Records) -> str:

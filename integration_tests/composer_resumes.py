@@ -56,6 +56,8 @@ class Resume:
         then: Arguments of the second Trainer.
         fits: Arguments of the second Trainer's fit.
         moves: Epochs by which the second run's time is set forward after Composer has restored it.
+        autoresume: Whether both runs have the same arguments, and Composer finds the latest checkpoint by itself.
+        rate: The second run's learning rate.
     """
 
     job: Job = field(default_factory=lambda: Job(even=BATCHES * BATCH_SIZE * 2))
@@ -68,8 +70,17 @@ class Resume:
     then: Mapping[str, Any] = field(default_factory=dict)
     fits: Mapping[str, Any] = field(default_factory=dict)
     moves: int = 0
+    autoresume: bool = False
+    rate: float = 0.1
 
-    def trainer(self, **more: Any) -> Any:
+    def saving(self, folder: str, interval: str = "1ba") -> dict[str, Any]:
+        """Arguments of a Trainer that writes checkpoints."""
+        arguments = {"save_folder": folder, "save_filename": "{batch}.pt", "save_interval": interval}
+        if not self.autoresume:
+            return {**arguments, "save_latest_filename": None}
+        return {**arguments, "autoresume": True, "run_name": "run", "save_latest_filename": "latest.pt"}
+
+    def trainer(self, rate: float = 0.1, **more: Any) -> Any:
         from composer.optim import LinearWithWarmupScheduler
         from torch.optim import SGD
         from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -79,7 +90,7 @@ class Resume:
         if self.loader:
             more["train_dataloader"] = positioned(self.loader)
         model = Classifier()
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = SGD(model.parameters(), lr=rate, momentum=0.9)
         schedules = {
             "torch": {"schedulers": CosineAnnealingLR(optimizer, T_max=40)},
             "composer": {"schedulers": LinearWithWarmupScheduler(t_warmup="4ba")},
@@ -89,21 +100,11 @@ class Resume:
         return self.job.make_trainer(**{**parts, **more})
 
 
-def saving(folder: str, interval: str) -> dict[str, Any]:
-    """Arguments of a Trainer that writes checkpoints."""
-    return {
-        "save_folder": folder,
-        "save_filename": "{batch}.pt",
-        "save_interval": interval,
-        "save_latest_filename": None,
-    }
-
-
 def write(resumes: Sequence[Resume], folder: str) -> None:
     """Trains each job, and writes its checkpoints."""
     for place, each in enumerate(resumes):
         print(f"--- job {place}", flush=True)
-        trainer = each.trainer(**{**saving(f"{folder}/{place}", each.saves), **each.until})
+        trainer = each.trainer(**{**each.saving(f"{folder}/{place}", each.saves), **each.until})
         trainer.fit()
         trainer.close()
 
@@ -118,10 +119,11 @@ def resume_at(resumes: Sequence[Resume], places: Sequence[int], folder: str, aga
     results = []
     for place, each in zip(places, resumes, strict=True):
         print(f"--- job {place}", flush=True)
-        saves = saving(f"{again}/{place}", "1ba") if again else {}
-        trainer = each.trainer(
-            **{"load_path": f"{folder}/{place}/{each.batch}.pt", "max_duration": "3ep", **saves, **each.then}
-        )
+        saves = each.saving(f"{again}/{place}") if again else {}
+        found = {"load_path": f"{folder}/{place}/{each.batch}.pt"}
+        if each.autoresume:
+            saves, found = each.saving(f"{folder}/{place}"), {}
+        trainer = each.trainer(each.rate, **{"max_duration": "3ep", **found, **saves, **each.then})
         for _ in range(each.moves):
             trainer.state.timestamp = trainer.state.timestamp.to_next_epoch()
         trainer.fit(**each.fits)

@@ -25,6 +25,7 @@ BEGUN_ON_MORE_RANKS = (
     "train epoch 0 goes on after 0 samples, and the checkpoint was written after 16 samples (2 batches of 4 on 2 data "
     "ranks): 16 samples are trained on again."
 )
+ANOTHER_RATE = "the learning rate of the first step after the resume is 0.05, and the checkpoint had 0.1."
 UNREADABLE = (
     "countoff's record in the checkpoint cannot be read (KeyError: 'version'). Where the run goes on is not compared."
 )
@@ -93,10 +94,7 @@ def test_lightning(run_ranks, tmp_path):
             "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
             "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
         ),
-        "another rate": (
-            Resume(schedule="", rate=0.05),
-            "the learning rate of the first step after the resume is 0.05, and the checkpoint had 0.1.",
-        ),
+        "another rate": (Resume(schedule="", rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.break_record), UNREADABLE),
     }
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
@@ -145,6 +143,7 @@ def test_transformers(run_ranks, tmp_path):
 
     by_epoch = {"save_strategy": "epoch"}
     accumulating = Job(samples=80, args={"gradient_accumulation_steps": 3})
+    constant = Job(samples=80, args={"lr_scheduler_type": "constant"})
     healthy = {
         "in mid-epoch": Resume(),
         "in the second epoch, with a warm-up": Resume(Job(samples=80, args={"warmup_steps": 5}), step=13),
@@ -176,6 +175,7 @@ def test_transformers(run_ranks, tmp_path):
             "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
             "written at tick 3: the learning rate was 0.085, and is 0.095 in the second step.",
         ),
+        "another rate": (Resume(constant, rate=0.05), ANOTHER_RATE),
         "a broken record": (Resume(spoils=jobs.with_broken_record), UNREADABLE),
     }
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"
@@ -214,6 +214,8 @@ def test_composer(run_ranks, tmp_path):
         "weights alone": Resume(then={"load_weights_only": True}),
         "without the time": Resume(then={"load_ignore_keys": ["state/timestamp*"]}),
         "without a record": Resume(then={"load_ignore_keys": ["state/callbacks*"]}),
+        "autoresume": Resume(autoresume=True, until={"max_duration": "4ba"}),
+        "autoresume after an epoch": Resume(autoresume=True, until={"max_duration": "1ep"}),
     }
     faulty = {
         "from the start": (Resume(loader="from the start"), AGAIN),
@@ -222,6 +224,14 @@ def test_composer(run_ranks, tmp_path):
             Resume(then={"load_ignore_keys": ["state/schedulers*"]}),
             "the learning-rate schedule stands at tick 0 in the first step after the resume, and the checkpoint was "
             "written at tick 3: the learning rate was 0.0986, and is 0.0985 in the second step.",
+        ),
+        "autoresume from the start": (
+            Resume(autoresume=True, loader="from the start", until={"max_duration": "3ba"}),
+            AGAIN,
+        ),
+        "another rate": (
+            Resume(schedule="", rate=0.05, then={"load_ignore_keys": ["state/optimizers*", "state/schedulers*"]}),
+            ANOTHER_RATE,
         ),
     }
     runs, first, second = [*healthy.values(), *(each for each, _ in faulty.values())], tmp_path / "1", tmp_path / "2"

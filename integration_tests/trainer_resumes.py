@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from integration_tests.trainer_jobs import Job
 
 STATE = "trainer_state.json"
@@ -23,6 +25,7 @@ class Resume:
         saves: TrainingArguments of the first run.
         then: TrainingArguments of the second run.
         spoils: What is done to the checkpoint's folder in between, by one process.
+        rate: A learning rate that a callback of the second run sets when it begins; None: none.
     """
 
     job: Job = field(default_factory=lambda: Job(samples=80))
@@ -30,6 +33,19 @@ class Resume:
     saves: Mapping[str, Any] = field(default_factory=lambda: {"save_strategy": "steps", "save_steps": 1})
     then: Mapping[str, Any] = field(default_factory=dict)
     spoils: Callable[[Path], None] | None = None
+    rate: float | None = None
+
+
+class SetRate(TrainerCallback):
+    """Lets the training go on with another learning rate, which the schedule computes from."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+
+    def on_train_begin(self, *_: Any, optimizer: Any, lr_scheduler: Any, **__: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = self._rate
+        lr_scheduler.base_lrs = [self._rate] * len(lr_scheduler.base_lrs)
 
 
 def write(resumes: Sequence[Resume], folder: str) -> None:
@@ -52,6 +68,8 @@ def resume_at(resumes: Sequence[Resume], places: Sequence[int], folder: str, aga
         print(f"--- job {place}", flush=True)
         saves = {"save_strategy": "steps", "save_steps": 1, "output_dir": f"{again}/{place}"} if again else {}
         trainer, *_ = each.job.trainer(**saves, **each.then)
+        if each.rate is not None:
+            trainer.add_callback(SetRate(each.rate))
         trainer.train(resume_from_checkpoint=f"{folder}/{place}/checkpoint-{each.step}")
         steps.append(trainer.state.global_step)
     return steps

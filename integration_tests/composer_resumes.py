@@ -130,3 +130,18 @@ def resume_at(resumes: Sequence[Resume], places: Sequence[int], folder: str, aga
         results.append(outcome(trainer))
         trainer.close()
     return results
+
+
+def resume_sharded(folder: str) -> list[Any]:
+    """Trains with sharded parameters, and goes on from a sharded checkpoint in mid-epoch; what both runs came to."""
+    from composer.utils.parallelism import FSDP2Config
+
+    each, found = Resume(schedule=""), []
+    writes = {**each.saving(folder, "4ba"), "save_filename": "rank{rank}.pt", "max_duration": "4ba"}
+    for arguments in (writes, {"load_path": f"{folder}/ep0-ba4"}):
+        trainer = each.trainer(**arguments, parallelism_config={"fsdp": FSDP2Config()})
+        sharded = trainer.state.fsdp_sharded_state_dict_enabled
+        trainer.fit()
+        found.append((sharded, int(trainer.state.timestamp.batch)))
+        trainer.close()
+    return found

@@ -332,3 +332,13 @@ def test_fabric_keeps_one_record_of_how_far_the_script_has_come(run_ranks, tmp_p
             "left over": ["countoff"],
             "trained on what is not counted": {},
         }
+
+
+@needs_composer
+def test_a_sharded_checkpoint_of_composer_is_loaded_in_silence(run_ranks, tmp_path):
+    """Composer restores of it what the Trainer has before it loads, so the record stays behind."""
+    from integration_tests import composer_resumes as jobs
+
+    for result in run_ranks(jobs.resume_sharded, 2, str(tmp_path), deadline_seconds=100):
+        assert result.value == [(True, 4), (True, 12)]
+        assert "countoff: " not in result.output, result

@@ -138,7 +138,8 @@ def resume_sharded(folder: str) -> list[Any]:
 
     each, found = Resume(schedule=""), []
     writes = {**each.saving(folder, "4ba"), "save_filename": "rank{rank}.pt", "max_duration": "4ba"}
-    for arguments in (writes, {"load_path": f"{folder}/ep0-ba4"}):
+    runs: list[dict[str, Any]] = [writes, {"load_path": f"{folder}/ep0-ba4"}]
+    for arguments in runs:
         trainer = each.trainer(**arguments, parallelism_config={"fsdp": FSDP2Config()})
         sharded = trainer.state.fsdp_sharded_state_dict_enabled
         trainer.fit()

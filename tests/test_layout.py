@@ -15,6 +15,7 @@ HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accele
 
 CORE_LADDER = [
     {"settings", "verdict"},
+    {"trace"},
     {"arithmetic"},
     {"plan", "ranks"},
     {"totals"},
@@ -22,7 +23,7 @@ CORE_LADDER = [
     {"job"},
     {"cli"},
 ]
-PROTOCOL_LADDER = [{"settings", "verdict"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]
+PROTOCOL_LADDER = [{"settings", "verdict"}, {"trace"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]
 """Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
 
 OWNERS = {

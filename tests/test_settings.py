@@ -32,7 +32,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, 0, None)
+    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, 0, None, None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -90,6 +90,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_FINGERPRINT_BATCHES", "0", "fingerprint_batches", 0),
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
         ("COUNTOFF_VERDICT_FILE", "/run/verdict.json", "verdict_file", "/run/verdict.json"),
+        ("COUNTOFF_TRACE_DIR", "/runs/today", "trace_dir", "/runs/today"),
     ],
 )
 def test_every_option_has_an_environment_variable(
@@ -168,6 +169,8 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("verdict_file", 1),
         ("verdict_file", b"verdict.json"),
         ("verdict_file", "verdict\0.json"),
+        ("trace_dir", ""),
+        ("trace_dir", 1),
     ],
 )
 def test_a_bad_argument_is_refused(name: str, value: object) -> None:

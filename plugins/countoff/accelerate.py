@@ -72,6 +72,7 @@ def attach(
     make_guard = functools.partial(
         new_guard,
         settings,
+        "Accelerate",
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         remedies=reading.REMEDIES,

@@ -205,6 +205,7 @@ class Countoff(Options):
         rank, world_size = rank_and_world_size()
         self._guard = guard = new_guard(
             self.settings,
+            "Fabric",
             rank=rank,
             world_size=world_size,
             remedies=REMEDIES,

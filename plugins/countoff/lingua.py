@@ -99,6 +99,7 @@ def watch(
     make_guard = functools.partial(
         new_guard,
         settings,
+        "lingua",
         rank=rank,
         world_size=world_size,
         remedies=REMEDIES,

@@ -149,6 +149,7 @@ def attach(
     make_guard = functools.partial(
         new_guard,
         settings,
+        "PyTorch",
         rank=rank,
         world_size=world_size,
         remedies=WITHOUT_LOADER if train is None else REMEDIES,

@@ -77,6 +77,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
     make_guard = functools.partial(
         new_guard,
         settings,
+        "TorchTitan",
         rank=rank,
         world_size=world_size,
         remedies=REMEDIES,

@@ -135,6 +135,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         make_guard = functools.partial(
             new_guard,
             self.settings,
+            "transformers",
             rank=process.process_index,
             world_size=process.num_processes,
             remedies=REMEDIES,

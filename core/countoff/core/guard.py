@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from countoff.core.protocol.truncation import UnusedBatches
     from countoff.core.runtime.channel import Channel
     from countoff.core.runtime.monitor import Monitor
+    from countoff.core.runtime.recorder import Recorder
     from countoff.core.runtime.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
@@ -81,12 +82,13 @@ class Guard:
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
         learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the first two
-            optimizer steps of a fit, and when a checkpoint is written.
+            optimizer steps of a fit, and when a checkpoint is written; with `trace_dir` also by a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
             far as they are known.
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
         weights: Begins to compute hashes of what this rank's model must hold in common with other ranks; called every
             `weights_every` optimizer steps. None: weights are not compared.
+        framework: The framework's name, for the trace.
 
     Attributes:
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
@@ -104,6 +106,7 @@ class Guard:
         schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
         ticks_per_step: int = 1,
         weights: Callable[[], PendingHashes] | None = None,
+        framework: str = "",
     ) -> None:
         self._settings = settings
         self._learning_rates = learning_rates
@@ -111,6 +114,9 @@ class Guard:
         self._ticks_per_step = ticks_per_step
         self._monitor: Monitor | None = None
         self._roll_call: RollCall | None = None
+        self._framework = framework
+        self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
+        self._recorder: Recorder | None = None
         self._comparing = True
         self._closed = False
         self._own_batches: int | None = None
@@ -138,6 +144,8 @@ class Guard:
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         verdict_file.clear(self._settings, self._state.rank)
+        number = next(_numbers)
+        self._trace(plan, versions or {}, number)
         self.data.begin(plan, None)
         self.resumes.begin(plan)
         if self._state.world_size > 1:
@@ -147,12 +155,21 @@ class Guard:
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
-            self._monitor = Monitor(self._state, next(_numbers))
+            self._monitor = Monitor(self._state, number)
             if self._weights is not None:
                 self._exchange = WeightExchange(self._state, self._monitor.speaker)
             self._monitor.start()
             self._count_off(plan, versions or {}, self._monitor)
         self._pass("fit_start", "the fit")
+
+    def trace_totals(self, metrics: Callable[[], Mapping[str, float]]) -> None:
+        """Lets the trace tell the true totals and the reported ones; to be called before `fit_start`.
+
+        Args:
+            metrics: Returns them as known by now, by the names with which adapters log them; called on a thread of the
+                trace.
+        """
+        self._totals = metrics
 
     def train_start(self, epoch: int, position: int = 0) -> None:
         """Opens a train epoch.
@@ -360,6 +377,8 @@ class Guard:
             self._compare_weights(self._weights.collect())
         self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
         self._state.finished = True
+        if self._recorder is not None:
+            self._recorder.finished()
 
     def failed(self, error: BaseException) -> None:
         """Tells the others that this rank is about to die of an exception; never raises.
@@ -373,6 +392,8 @@ class Guard:
             error: The exception.
         """
         state = self._state
+        if self._recorder is not None and self._monitor is None:  # else the verdict about this failure tells it
+            self._recorder.failed(error)
         if self._monitor is None or self._closed or os.getpid() != state.pid:
             return
         if isinstance(error, SystemExit) and not error.code:
@@ -393,6 +414,8 @@ class Guard:
         if self._monitor is not None:
             self._monitor.close()
         self._state.end_credits()
+        if self._recorder is not None:
+            self._recorder.close()
 
     @property
     def makes_even(self) -> bool:
@@ -474,6 +497,16 @@ class Guard:
         """
         self._comparing = comparing
 
+    def _trace(self, plan: FitPlan, versions: Mapping[str, str], number: int) -> None:
+        """Begins this guard's part of the trace, if the user wants one."""
+        if (directory := self._settings.trace_dir) is not None:
+            from countoff.core.runtime.recorder import Recorder  # only where it is asked for
+
+            state = self._state
+            self._recorder = Recorder(state, number, directory, self._learning_rates, self._totals)
+            state.observer = self._recorder
+            self._recorder.begin(plan, self._framework, versions)
+
     def _count_off(self, plan: FitPlan, versions: Mapping[str, str], monitor: Monitor) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
         self._roll_call = RollCall(self._state, monitor.speaker)
@@ -483,6 +516,8 @@ class Guard:
         self._leave_if_stopped()
 
     def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "") -> None:
+        if self._recorder is not None:
+            self._recorder.opened(span)
         if span.evaluation and not span.compared:
             self._state.spans.append(span)
         else:
@@ -494,6 +529,8 @@ class Guard:
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
         closed, credits = time.time(), span.credits
+        if self._recorder is not None:
+            self._recorder.closed(span, reason)
         if may_raise:  # otherwise an exception may have left an optimizer's step half done
             self._look_at_weights(span)
         if not span.evaluation:
@@ -647,4 +684,4 @@ class Guard:
             while state.world_size == 1:
                 action = state.outbox.get_nowait()
                 if isinstance(action, PrintWarning):
-                    shutdown.print_to_stderr(action.verdict, state.rank)
+                    shutdown.print_warning(state, action.verdict)

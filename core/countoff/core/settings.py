@@ -142,6 +142,7 @@ _RULES: dict[str, _Rule] = {
         "0 (off) or a whole number of optimizer steps of at least 1", functools.partial(_check_count, 0), int
     ),
     "verdict_file": _Rule("the path of a file", _check_path, str),
+    "trace_dir": _Rule("the path of a directory", _check_path, str),
 }
 
 
@@ -169,6 +170,7 @@ class Settings:
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0: none. Must be equal on all
             ranks.
         verdict_file: Absolute path of the file for the verdict that ends the fit; None: no file.
+        trace_dir: Absolute path of the directory for the trace, in which each rank has a file; None: no trace.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -189,6 +191,7 @@ class Settings:
     fingerprint_batches: int = 2
     weights_every: int = 0
     verdict_file: str | None = None
+    trace_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name in _RULES:

@@ -16,6 +16,7 @@ __all__ = ["cannot_make_even", "new_guard", "with_common_end"]
 
 def new_guard(
     settings: Settings,
+    framework: str,
     *,
     rank: int,
     world_size: int,
@@ -29,6 +30,7 @@ def new_guard(
 
     Args:
         settings: The user's choices.
+        framework: The framework's name, for the trace.
         rank: This rank.
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's terms.
@@ -48,6 +50,7 @@ def new_guard(
         schedules=lambda: schedule_positions(optimizers(), schedulers()),
         ticks_per_step=ticks_per_step,
         weights=None if models is None else lambda: PendingReplicas(models()),
+        framework=framework,
     )
 
 

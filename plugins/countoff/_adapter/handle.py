@@ -342,6 +342,7 @@ class Attached:
         return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
 
     def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
+        self.guard.trace_totals(lambda: self.totals.plan.metrics())
         self.guard.fit_start(plan, versions)
         self._learn_common_length(None)
         if self._exit_hooks is not None:

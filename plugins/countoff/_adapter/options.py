@@ -45,6 +45,7 @@ class Options:
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.
         verdict_file: Path of a JSON file for the verdict that ends the fit, for a scheduler to read.
+        trace_dir: Path of a directory for the trace, to which every rank writes what it does.
 
     Attributes:
         settings: The settings in force.
@@ -73,6 +74,7 @@ class Options:
         fingerprint_batches: int | None = None,
         weights_every: int | None = None,
         verdict_file: str | os.PathLike[str] | None = None,
+        trace_dir: str | os.PathLike[str] | None = None,
         **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}

@@ -44,6 +44,7 @@ class WatchedFit:
         self._data_position = position_of(state, rank=self._rank, world_size=self._world_size)
         self.guard = new_guard(
             settings,
+            "Composer",
             rank=self._rank,
             world_size=self._world_size,
             remedies=REMEDIES,
@@ -78,6 +79,7 @@ class WatchedFit:
         if self.train is not None:
             self._observe_train(state)
         plan = plan_of(state, self.train, self.evaluations.reports, position=self._data_position)
+        self.guard.trace_totals(lambda: self.train.totals.plan.metrics() if self.train is not None else {})
         self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
         self._lengths_differ = self._world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
         exit_hooks.register_at_exit()

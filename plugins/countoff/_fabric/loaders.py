@@ -246,6 +246,7 @@ class FabricLoaders:
         make_guard = functools.partial(
             new_guard,
             self._settings,
+            "Fabric",
             rank=rank,
             world_size=world_size,
             remedies=self._remedies,

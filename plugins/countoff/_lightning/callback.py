@@ -248,6 +248,7 @@ class CountoffCallback(Options):
         self._epoch_begins, self._logged = True, {}
         self._guard = guard = new_guard(
             self.settings,
+            "Lightning",
             rank=trainer.global_rank,
             world_size=trainer.world_size,
             remedies=REMEDIES,
@@ -256,6 +257,7 @@ class CountoffCallback(Options):
             schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
         )
         self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
+        guard.trace_totals(lambda: self._totals.plan.metrics() if self._totals is not None else {})
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
 
     def _keep_records(self, trainer: Any, guard: Guard) -> None:

@@ -23,6 +23,7 @@ from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.judgement import judge, nothing_to_repeat, remedy_for, row
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
+from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.records import (
     NO_MICRO_COUNTS,
     Mark,
@@ -80,6 +81,7 @@ class State:
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         asked: Reads an entry of the log that asks what weights ranks hold, and returns what it does; None where this
             rank compares no weights.
+        observer: Told of what happens, for the trace; None where there is none.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
@@ -112,6 +114,7 @@ class State:
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
     asked: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
+    observer: Observer | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     last_step: tuple[int, int] = (-1, -1)

@@ -267,7 +267,7 @@ class RollCall:
         else:
             hint = "A slow name server delays it too: RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
             late = replace(self._missing(missing, f" {hint} (waiting)"), remedy="")
-        shutdown.print_to_stderr(late, self._state.rank)
+        shutdown.print_warning(self._state, late)
 
     def _missing(self, missing: list[int], more: str = "") -> Verdict:
         verb = "has" if len(missing) == 1 else "have"
@@ -323,3 +323,5 @@ class RollCall:
         elif policy == "repeat":
             metrics["countoff/batches_repeated"] = sum(record.get("repeated", 0) for record in records.values())
         self.metrics = metrics  # at once: the training thread reads it
+        if self._state.observer is not None:
+            self._state.observer.rolled(span.name, closed)

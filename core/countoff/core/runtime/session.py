@@ -46,7 +46,7 @@ class Session:
             self.failure = reason
             self.state.comparing = False
         sentence = f"{reason} (this rank trains on without comparing)"
-        shutdown.print_to_stderr(Verdict("LateRank", sentence), self.state.rank)
+        shutdown.print_warning(self.state, Verdict("LateRank", sentence))
 
     def conclude_alone(self, verdict: Verdict) -> None:
         """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""

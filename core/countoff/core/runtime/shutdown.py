@@ -57,6 +57,13 @@ def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) ->
     _write_to_stderr(f"\n{text}\n")
 
 
+def print_warning(state: State, warning: Verdict) -> None:
+    """Prints a warning on this rank's stderr, and tells the guard's observer."""
+    print_to_stderr(warning, state.rank)
+    if state.observer is not None:
+        state.observer.warned(warning)
+
+
 def print_line(rank: int, sentence: str) -> None:
     """Prints one line about this rank on stderr."""
     _write_to_stderr(f"[rank {rank}] countoff: {sentence}\n")
@@ -138,6 +145,8 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         state.printing, state.end = True, verdict
     if verdict.kind == "LostRank" and _ends_beside(state):
         return
+    if state.observer is not None:
+        state.observer.concluded(verdict)
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict)
@@ -182,7 +191,7 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
         slow: Whether the better cause may take seconds to arrive: the store takes long to answer, or the peer was on
             another host.
     """
-    words = clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
+    words = in_words(error)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
     if vars(error).setdefault(_REPORTED_BY, id(state)) != id(state):
         return  # another guard of this process has reported it
@@ -198,6 +207,11 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
     if victim and state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
+
+
+def in_words(error: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    return clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
 
 
 def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:

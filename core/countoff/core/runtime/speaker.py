@@ -202,7 +202,7 @@ class Speaker:
                     self.append(entry, lambda: state.is_written(entry))(channel)
             case PrintWarning(verdict):
                 named = hosts.names(channel.whole, verdict.ranks)
-                shutdown.print_to_stderr(at_hosts(verdict, named), state.rank)
+                shutdown.print_warning(state, at_hosts(verdict, named))
             case AddOne():
                 if state.comparing and state.end is None:
                     self._add_one(job, channel)

@@ -69,6 +69,31 @@ def main_thread() -> Place:
     return Place(state, frames, token)
 
 
+def main_stack(most: int = 64) -> tuple[str, ...]:
+    """The main thread's whole stack but countoff's own frames, innermost first, as ``file:line in function``.
+
+    Files of installed packages have their directory: ``torch/distributed/distributed_c10d.py:2810 in all_reduce``.
+
+    Args:
+        most: Frames at most.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else ()
+    lines = [(line.filename.replace("\\", "/"), line) for line in summary]
+    return tuple(f"{_short(file)}:{line.lineno} in {line.name}" for file, line in lines if "/countoff/" not in file)[
+        :most
+    ]
+
+
+def _short(file: str) -> str:
+    """A file as a stack shows it: from its package on where it is installed, otherwise its name.
+
+    >>> _short("/usr/lib/python3/site-packages/torch/nn/modules/module.py"), _short("/home/me/train.py")
+    ('torch/nn/modules/module.py', 'train.py')
+    """
+    return file.rpartition("/site-packages/")[2] if "/site-packages/" in file else file.rpartition("/")[2]
+
+
 def is_users_file(file: str) -> bool:
     """Whether a file of a stack is the user's own: not Python's, not countoff's, not a framework's."""
     file = file.replace("\\", "/")

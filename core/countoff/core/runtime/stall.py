@@ -73,6 +73,8 @@ class Stall:
 
     def _post(self) -> None:
         state, place = self._state, stacks.main_thread()
+        if state.observer is not None:
+            state.observer.stood_still()
         doing = _DOING[place.state]
         if place.state == "code" and collectives.unfinished():
             doing = _FOR_NCCL

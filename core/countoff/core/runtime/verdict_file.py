@@ -44,12 +44,21 @@ def document(verdict: Verdict) -> dict[str, Any]:
     >>> document(Verdict("UnevenBatches", "rank 1 ran out of data."))["restart"]
     'useless'
     """
+    return {"format": _FORMAT, **verdict.to_dict(), "versions": versions(), "run": run()}
+
+
+def versions() -> dict[str, str]:
+    """The versions of countoff, Python and torch in this process."""
     torch = sys.modules.get("torch")  # not imported for this
-    versions = {"countoff": countoff.core.__version__, "python": platform.python_version()}
+    found = {"countoff": countoff.core.__version__, "python": platform.python_version()}
     if torch is not None:
-        versions["torch"] = str(getattr(torch, "__version__", "unknown"))
-    run = {key: os.environ[variable] for key, variable in _RUN.items() if os.environ.get(variable)}
-    return {"format": _FORMAT, **verdict.to_dict(), "versions": versions, "run": run}
+        found["torch"] = str(getattr(torch, "__version__", "unknown"))
+    return found
+
+
+def run() -> dict[str, str]:
+    """Which run of which job this is, as far as its launcher or its scheduler says so."""
+    return {key: os.environ[variable] for key, variable in _RUN.items() if os.environ.get(variable)}
 
 
 def clear(settings: Settings, rank: int) -> None:

@@ -1,0 +1,310 @@
+"""What happens to one guard, as lines of its rank's trace.
+
+The training thread hands over a line at the start and at the end of a span, and nothing in between: the writer's thread
+reads the counters by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import FitPlan
+from countoff.core.protocol.state import State
+from countoff.core.runtime import hosts, shutdown, stacks, verdict_file
+from countoff.core.settings import Settings
+from countoff.core.trace import writer
+from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS, VERSION
+from countoff.core.verdict import Verdict, plain
+
+if TYPE_CHECKING:
+    from countoff.core.trace.writer import Line
+
+_REPORTED = "reported_"
+"""What the names of metrics begin with that a framework has reported."""
+_USUAL_TIMES = 3
+"""A pause is also longer than so many of the usual batches: where each takes seconds, none of them is a pause."""
+_USUAL_BATCHES = 15
+"""The usual batch is the median of so many looks."""
+_OVERSLEPT_SECONDS = 2 * writer.LOOK_SECONDS
+"""A look that comes so late does not know when a pause before it ended."""
+
+
+class Recorder:
+    """Writes what happens to one guard into the trace of its rank.
+
+    Args:
+        state: The guard's state.
+        number: Number of the guard in this process; equal on all ranks.
+        directory: The directory of the trace.
+        rates: Returns the learning rates in force; called on the writer's thread.
+        totals: Returns the true totals and the reported ones as known by now, likewise.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        number: int,
+        directory: str,
+        rates: Callable[[], Sequence[float]] | None = None,
+        totals: Callable[[], Mapping[str, float]] = dict[str, float],
+    ) -> None:
+        self._state = state
+        self._number = number
+        self._rates = rates
+        self._totals = totals
+        self._last_totals: Mapping[str, float] = {}
+        self._last_rates: list[float | None] | None = None
+        self._failure = ""
+        self._ended = False
+        self._finished = False
+        self._next_tick = 0.0
+        self._pauses = _Pauses()
+        self._writer = writer.join(self, directory, state.rank, self._warn)
+        self._cancel = shutdown.at_exit(self.close)
+
+    # Called by the guard, on the training thread.
+
+    def begin(self, plan: FitPlan, framework: str, versions: Mapping[str, str]) -> None:
+        """The fit begins.
+
+        Args:
+            plan: What it was begun with.
+            framework: The framework's name; empty where it is not known.
+            versions: Versions of what computes, by package.
+        """
+        state = self._state
+        self._put(
+            "begin",
+            v=VERSION,
+            rank=state.rank,
+            world=state.world_size,
+            host=hosts.own_name(),
+            pid=os.getpid(),
+            **({"framework": framework} if framework else {}),
+            run=verdict_file.run(),
+            versions={**verdict_file.versions(), **versions},
+            settings=changed(state.settings),
+            plan={name: value for name, value in plan.to_json().items() if value is not None},
+        )
+
+    def opened(self, span: SpanCounters) -> None:
+        """A span opens."""
+        more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
+        self._put("open", span=span.name, **more)
+
+    def closed(self, span: SpanCounters, why: str) -> None:
+        """A span closes."""
+        content = {"span": span.name, "why": why, **self._counts(span)}
+        if span.unused is not None:
+            content["unused"] = span.unused.batches
+        if span.repeated:
+            content["repeated"] = span.repeated
+        line = self._line("close", **content)
+        if self._is_own:
+            self._writer.put(lambda: [{**line, **self._changed_rates()}])
+
+    def finished(self) -> None:
+        """The fit has ended as its loop meant it to."""
+        self._finished = True
+
+    def failed(self, error: BaseException) -> None:
+        """An exception ends the fit."""
+        self._failure = self._failure or shutdown.in_words(error)
+
+    def close(self) -> None:
+        """The guard closes. Waits until the trace is written, 1.5 s at most; a second call does nothing."""
+        if self._cancel is None:
+            return
+        cancel, self._cancel = self._cancel, None
+        cancel()
+        state = self._state
+        self._failure = self._failure or state.failure
+        ended = state.end is not None and state.settings.on_divergence == "raise"
+        self._end("failed" if self._failure else "verdict" if ended else "finished" if self._finished else "closed")
+        writer.leave(self, self._writer)
+
+    # Called by other threads.
+
+    def warned(self, warning: Verdict) -> None:
+        """This rank has printed a warning."""
+        self._put("warning", verdict=warning.to_dict())
+
+    def rolled(self, span: str, closed: Mapping[int, float]) -> None:
+        """Rank 0 knows when each rank has closed a span.
+
+        Args:
+            span: The span's name.
+            closed: When each rank did, by rank.
+        """
+        last = max(closed.values())
+        ranks = sorted(rank for rank, at in closed.items() if at == last)
+        self._put("roll", span=span, spread=round(last - min(closed.values()), 6), last=ranks)
+
+    def stood_still(self) -> None:
+        """This rank takes part in a stall, or has a verdict: where its main thread is."""
+        self._put("stacks", state=stacks.main_thread().state, frames=stacks.main_stack())
+
+    def concluded(self, verdict: Verdict) -> None:
+        """This rank has printed the verdict, whole or its first line."""
+        if self._is_own:
+            self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))
+        self._put("verdict", verdict=verdict.to_dict())
+        self.stood_still()
+        if self._state.settings.on_divergence == "raise":
+            self._failure = self._failure or self._state.failure
+            self._end("failed" if self._failure else "verdict")
+
+    def look(self, now: float) -> list[Line]:
+        """Returns a tick, if one is due, and a pause that has ended; called by the writer."""
+        state, lines = self._state, list[Any]()
+        if self._ended or self._finished:
+            return lines
+        span = None
+        with contextlib.suppress(IndexError):  # the training thread may close a span in this moment
+            span = state.spans[-1]
+        lines += self._pause(self._pauses.look(now, span, state.steps))
+        if now >= self._next_tick:
+            lines += self._changed_totals()
+            if span is not None:
+                lines.append(self._line("tick", **self._counts(span), **self._changed_rates()))
+            self._next_tick = now + TICK_SECONDS
+        return lines
+
+    def _pause(self, pause: _Pause | None) -> list[Line]:
+        if pause is None:
+            return []
+        return [self._line("pause", t=pause.began, s=round(pause.seconds, 3), **pause.where)]
+
+    def _counts(self, span: SpanCounters) -> dict[str, Any]:
+        return {"b": span.started, "s": self._state.steps, "l": round(span.loader_seconds, 3)}
+
+    def _changed_rates(self) -> dict[str, Any]:
+        """The learning rates, if they are not those of the line before."""
+        rates = self._last_rates
+        with contextlib.suppress(Exception):  # the training thread may change its optimizers in this moment
+            rates = [_short(rate) for rate in self._rates()] if self._rates is not None else None
+        if not rates or rates == self._last_rates:
+            return {}
+        self._last_rates = rates
+        return {"lr": rates}
+
+    def _changed_totals(self) -> list[Line]:
+        """The totals, if they are not those of the line before; on rank 0."""
+        totals = self._last_totals
+        with contextlib.suppress(Exception):  # the training thread may be changing them
+            totals = dict(self._totals())
+        if self._state.rank != 0 or totals == self._last_totals:
+            return []
+        self._last_totals = totals
+        named = {name.removeprefix("countoff/"): value for name, value in totals.items()}
+        true = {name: value for name, value in named.items() if not name.startswith(_REPORTED)}
+        reported = {name.removeprefix(_REPORTED): value for name, value in named.items() if name.startswith(_REPORTED)}
+        return [self._line("totals", true=true, reported=reported)]
+
+    def _end(self, how: Literal["finished", "verdict", "failed", "closed"]) -> None:
+        if self._is_own:
+            self._writer.put(self._changed_totals)
+            self._put("end", how=how, **({"what": plain(self._failure)} if self._failure else {}))
+            self._ended = True
+
+    def _put(self, kind: str, **content: Any) -> None:
+        if self._is_own:
+            self._writer.put(self._line(kind, **content))
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the fit goes on, in this process; a process that was forked off it has no writer."""
+        return not self._ended and os.getpid() == self._state.pid
+
+    def _line(self, kind: str, t: float | None = None, **content: Any) -> Line:
+        number = {"g": self._number} if self._number else {}
+        return {"k": kind, "t": writer.timestamp(t), **number, **content}
+
+    def _warn(self, why: str) -> None:
+        rank, directory = self._state.rank, self._writer.directory
+        shutdown.print_line(rank, f"the trace in {directory!r} ends here: {plain(why)}; training goes on")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pause:
+    """A time in which no batch began.
+
+    Attributes:
+        began: When it began, in seconds since the epoch.
+        seconds: How long it was.
+        where: Where the main thread was, as a line has it.
+    """
+
+    began: float
+    seconds: float
+    where: dict[str, Any]
+
+
+class _Pauses:
+    """Finds the pauses of a fit by looking at its counters every now and then."""
+
+    def __init__(self) -> None:
+        self._progress: object = None
+        self._span: SpanCounters | None = None
+        self._batches = 0
+        self._since = self._looked = time.monotonic()
+        self._where: dict[str, Any] | None = None
+        self._usual: deque[float] = deque(maxlen=_USUAL_BATCHES)
+
+    def look(self, now: float, span: SpanCounters | None, steps: int) -> _Pause | None:
+        """Returns the pause that has ended since the last look, if one has.
+
+        Args:
+            now: The time, by `time.monotonic()`.
+            span: The innermost open span.
+            steps: Optimizer steps of the fit.
+        """
+        batches = 0 if span is None else span.started
+        progress = id(span), batches, steps
+        pause = None
+        if progress != self._progress:
+            if self._where is not None:
+                pause = self.open(self._looked if now - self._looked > _OVERSLEPT_SECONDS else now)
+            if span is self._span and batches > self._batches:
+                self._usual.append((now - self._since) / (batches - self._batches))
+            self._progress, self._since, self._where = progress, now, None
+            self._span, self._batches = span, batches
+        elif self._where is None and now - self._since > max(PAUSE_SECONDS, _USUAL_TIMES * self._usual_seconds()):
+            place = stacks.main_thread()
+            self._where = {"in": place.state, "at": list(place.frames)}
+        self._looked = now
+        return pause
+
+    def open(self, now: float) -> _Pause | None:
+        """Returns the pause that lasts at a time, by `time.monotonic()`."""
+        if self._where is None:
+            return None
+        return _Pause(time.time() - (time.monotonic() - self._since), now - self._since, self._where)
+
+    def _usual_seconds(self) -> float:
+        return statistics.median_low(self._usual) if self._usual else 0.0
+
+
+def changed(settings: Settings) -> dict[str, Any]:
+    """The settings that are not the default ones."""
+    defaults = Settings()
+    values = dataclasses.asdict(settings)
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+
+
+def _short(rate: float) -> float | None:
+    """A learning rate with as many digits as a reader can use; None where it is no number.
+
+    >>> _short(0.1 * 3), _short(float("nan"))
+    (0.3, None)
+    """
+    return float(f"{rate:.6g}") if math.isfinite(rate) else None

@@ -1,0 +1,1 @@
+"""The trace: what each rank writes about its run, for a look at it afterwards or meanwhile."""

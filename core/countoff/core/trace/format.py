@@ -1,0 +1,101 @@
+"""The format of the trace: its files, the kinds of its lines, and the keys of each kind.
+
+Each rank has a file of its own, to which it appends one JSON object per line. Keys are short, because a healthy rank
+writes less than 1 KiB per minute. A new process of the rank appends to the file that is there: a line `begin` starts
+each fit. A file that has passed its limit is renamed, and a new one begins.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+VERSION = 1
+"""Of the format; the `v` of each line `begin`."""
+INCIDENT = "incident"
+"""The directory, in that of the trace, for what a verdict leaves behind."""
+VERDICT_FILE, STACKS_FILE, RANKS_FILE, ENVIRONMENT_FILE = (
+    "verdict.json",
+    "stacks.txt",
+    "ranks.json",
+    "environment.json",
+)
+"""The files in it: the verdict, the ranks' stacks, their last counts, and what the job ran with."""
+FLIGHT_RECORDER_FILE = "nccl_trace_rank_{}"
+"""The one that NCCL's flight recorder has dumped for a rank, under the name that torch's own tools expect."""
+TICK_SECONDS = 5.0
+"""A rank writes a line `tick` at most as often."""
+PAUSE_SECONDS = 1.0
+"""A pause is longer than that."""
+
+
+class Keys(NamedTuple):
+    """The keys of one kind of line, besides `k` (the kind), `t` (the time) and `g` (the number of the fit, if not 0).
+
+    Attributes:
+        required: Those of every line.
+        optional: Those that a line has only where there is something to say.
+    """
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+LINES: dict[str, Keys] = {
+    # A fit begins: what this rank is, and what it was begun with.
+    "begin": Keys(
+        ("v", "rank", "world", "host", "pid", "run", "versions", "settings", "plan"),
+        ("framework",),
+    ),
+    # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong.
+    "clock": Keys(("ahead", "error")),
+    # A span opens: `at` is the number of batches before a resume.
+    "open": Keys(("span",), ("eval", "at")),
+    # Batches of the innermost span, optimizer steps of the fit, seconds waited for the loader in the span, and the
+    # learning rates where they have changed.
+    "tick": Keys(("b", "s", "l"), ("lr",)),
+    # No batch began for `s` seconds from `t` on; `in` and `at` say where the main thread was.
+    "pause": Keys(("s", "in", "at")),
+    # A span closes; `why` is its reason, the rest as for a tick, and what its loader had left or repeated.
+    "close": Keys(("span", "why", "b", "s", "l"), ("unused", "repeated", "lr")),
+    # A warning, as this rank has printed it.
+    "warning": Keys(("verdict",)),
+    # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.
+    "roll": Keys(("span", "spread", "last")),
+    # The true totals and those that the framework reports, by metric; on rank 0, when they are known or change.
+    "totals": Keys(("true", "reported"), ("horizon",)),
+    # Where the main thread was, at a stall or a verdict; the innermost frame comes first.
+    "stacks": Keys(("state", "frames")),
+    # The verdict that has ended the fit, or with `on_divergence="warn"` only the comparison.
+    "verdict": Keys(("verdict",)),
+    # Lines were dropped, because the file system was slower than they came.
+    "dropped": Keys(("lines",)),
+    # The fit has ended, and how; no line: its process was killed, or still runs.
+    "end": Keys(("how",), ("what",)),
+}
+"""The kinds of lines and their keys. A reader skips a kind that it does not know."""
+
+_NAME = re.compile(r"rank-(\d{5,9})(?:\.(\d{1,9}))?\.jsonl", re.ASCII)
+
+
+def file_name(rank: int, number: int | None = None) -> str:
+    """The name of a rank's file.
+
+    Args:
+        rank: The rank.
+        number: Which of the files that have passed their limit, from 1; the higher the newer. None: the last file.
+
+    >>> file_name(3), file_name(3, 1)
+    ('rank-00003.jsonl', 'rank-00003.1.jsonl')
+    """
+    return f"rank-{rank:05d}.jsonl" if number is None else f"rank-{rank:05d}.{number}.jsonl"
+
+
+def parse_name(name: str) -> tuple[int, int | None] | None:
+    """The rank and the number of a file, as `file_name` takes them; None if it is no file of a trace.
+
+    >>> parse_name("rank-00003.1.jsonl"), parse_name("rank-00003.jsonl"), parse_name("notes.txt")
+    ((3, 1), (3, None), None)
+    """
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found[1]), None if found[2] is None else int(found[2]))

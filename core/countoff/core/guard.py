@@ -512,6 +512,8 @@ class Guard:
         self._roll_call = RollCall(self._state, monitor.speaker)
         self.data.begin(plan, self._roll_call.report)
         monitor.wait_for_roll_call(self._roll_call.count_off(plan, versions, self._own_batches))
+        if self._recorder is not None:
+            self._recorder.compare_clocks(monitor.speaker)
         self._raise_if_diverged()
         self._leave_if_stopped()
 

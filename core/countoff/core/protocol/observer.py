@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
 
 
@@ -28,6 +29,20 @@ class Observer(Protocol):
         """This rank takes part in a stall."""
         ...
 
-    def concluded(self, verdict: Verdict) -> None:
-        """This rank is about to print the verdict."""
+    def gathered(self, rows: Records, stacks: Records) -> None:
+        """This rank has learned what the ranks had when the verdict came.
+
+        Args:
+            rows: What each rank had counted, by rank; on rank 0.
+            stacks: Where main threads were, by rank: those of all ranks on rank 0, its own on another one.
+        """
+        ...
+
+    def concluded(self, verdict: Verdict, *, whole: bool) -> None:
+        """This rank is about to print the verdict.
+
+        Args:
+            verdict: The verdict, with its table.
+            whole: Whether it prints it whole, for its host.
+        """
         ...

@@ -39,6 +39,16 @@ def issued() -> dict[str, tuple[int, str]]:
     return found
 
 
+def flight_record() -> bytes:
+    """What NCCL's flight recorder holds on this rank, as torch's own tools read it; empty without NCCL or recorder."""
+    dump = getattr(_torch, "_dump_nccl_trace", None)
+    with contextlib.suppress(Exception):
+        uses_nccl = any("nccl" in dist.get_backend(group) for group in process_groups())
+        if uses_nccl and dump is not None and _dump(_OF_NCCL, collectives=True).get("entries"):
+            return bytes(dump())
+    return b""
+
+
 def unfinished() -> frozenset[tuple[str, int, int]]:
     """The process groups of NCCL in which this rank has queued collectives that are not completed.
 

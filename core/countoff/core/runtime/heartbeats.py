@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
 HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_OF_RANK_0 = "heartbeat/0"
+"""The key of rank 0's heartbeats, which also tell its time."""
 _LOG_MARGIN = 64
 
 
@@ -46,6 +48,7 @@ class Heartbeats:
         self._world_size = world_size
         self.host = host_id()
         self._sent = 0
+        self._took = 0.0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
         self._looked_at = 0.0
         self._pruned = 0
@@ -68,7 +71,10 @@ class Heartbeats:
             read: Entries of the log that this rank has read. Rank 0 removes what all ranks have read.
         """
         self._sent += 1
-        channel.set(f"heartbeat/{self._rank}", {"heartbeat": self._sent, "read": read})
+        if self._rank == 0:
+            self._send_time(channel, read)
+        else:
+            channel.set(f"heartbeat/{self._rank}", {"heartbeat": self._sent, "read": read})
         self.find_neighbours(channel)
         others = list(range(1, self._world_size)) if self._rank == 0 else [0]
         records = self._look(channel, others)
@@ -124,6 +130,13 @@ class Heartbeats:
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
             if channel.whole.get(f"heartbeat/{rank}")["heartbeat"] == self._last[rank][0]:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
+
+    def _send_time(self, channel: Channel, read: int) -> None:
+        """Writes rank 0's heartbeat, with its time and how long it took to write the one before; see `clocks`."""
+        began, now = time.perf_counter(), time.time()
+        channel.set(HEARTBEAT_OF_RANK_0, {"heartbeat": self._sent, "read": read, "time": now, "took": self._took})
+        channel.has(HEARTBEAT_OF_RANK_0)  # the store answers in order: the heartbeat is there before this returns
+        self._took = time.perf_counter() - began
 
     def _look(self, channel: Channel, others: list[int]) -> Records:
         keys = [f"heartbeat/{rank}" for rank in others]

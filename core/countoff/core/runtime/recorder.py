@@ -17,15 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import FitPlan
+from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
-from countoff.core.runtime import hosts, shutdown, stacks, verdict_file
+from countoff.core.runtime import hosts, incident, shutdown, stacks, verdict_file
+from countoff.core.runtime.clocks import ClockComparison
 from countoff.core.settings import Settings
 from countoff.core.trace import writer
 from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS, VERSION
 from countoff.core.verdict import Verdict, plain
 
 if TYPE_CHECKING:
+    from countoff.core.runtime.speaker import Speaker
     from countoff.core.trace.writer import Line
 
 _REPORTED = "reported_"
@@ -34,6 +36,8 @@ _USUAL_TIMES = 3
 """A pause is also longer than so many of the usual batches: where each takes seconds, none of them is a pause."""
 _USUAL_BATCHES = 15
 """The usual batch is the median of so many looks."""
+_CLOCK_SECONDS = 60.0
+"""How often the clocks of hosts are compared."""
 _OVERSLEPT_SECONDS = 2 * writer.LOOK_SECONDS
 """A look that comes so late does not know when a pause before it ended."""
 
@@ -66,7 +70,11 @@ class Recorder:
         self._failure = ""
         self._ended = False
         self._finished = False
-        self._next_tick = 0.0
+        self._next_tick = self._next_clock = 0.0
+        self._speaker: Speaker | None = None
+        self._versions: Mapping[str, str] = {}
+        self._rows: Records = {}
+        self._stacks: Records = {}
         self._pauses = _Pauses()
         self._writer = writer.join(self, directory, state.rank, self._warn)
         self._cancel = shutdown.at_exit(self.close)
@@ -82,6 +90,7 @@ class Recorder:
             versions: Versions of what computes, by package.
         """
         state = self._state
+        self._versions = {**verdict_file.versions(), **versions}
         self._put(
             "begin",
             v=VERSION,
@@ -91,10 +100,18 @@ class Recorder:
             pid=os.getpid(),
             **({"framework": framework} if framework else {}),
             run=verdict_file.run(),
-            versions={**verdict_file.versions(), **versions},
+            versions=self._versions,
             settings=changed(state.settings),
             plan={name: value for name, value in plan.to_json().items() if value is not None},
         )
+
+    def compare_clocks(self, speaker: Speaker) -> None:
+        """Lets the trace tell, once a minute, how far this host's clock is ahead of rank 0's, if that is another host.
+
+        Args:
+            speaker: The guard's speaker.
+        """
+        self._speaker = speaker
 
     def opened(self, span: SpanCounters) -> None:
         """A span opens."""
@@ -153,8 +170,12 @@ class Recorder:
         """This rank takes part in a stall, or has a verdict: where its main thread is."""
         self._put("stacks", state=stacks.main_thread().state, frames=stacks.main_stack())
 
-    def concluded(self, verdict: Verdict) -> None:
-        """This rank has printed the verdict, whole or its first line."""
+    def gathered(self, rows: Records, stacks: Records) -> None:
+        """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
+        self._rows, self._stacks = rows, stacks
+
+    def concluded(self, verdict: Verdict, *, whole: bool) -> None:
+        """This rank is about to print the verdict; see `Observer`."""
         if self._is_own:
             self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))
         self._put("verdict", verdict=verdict.to_dict())
@@ -162,6 +183,30 @@ class Recorder:
         if self._state.settings.on_divergence == "raise":
             self._failure = self._failure or self._state.failure
             self._end("failed" if self._failure else "verdict")
+            self._leave_incident(verdict, whole=whole)
+
+    def _leave_incident(self, verdict: Verdict, *, whole: bool) -> None:
+        """Has the incident written, where this rank is the one that does, and what only this rank knows of it."""
+        state, directory = self._state, self._writer.directory
+        own = {state.rank: incident.stack_record()}
+
+        def write() -> list[Line]:
+            if whole and not incident.is_others(directory, state.rank, verdict):
+                found = self._stacks or own
+                incident.write(
+                    directory,
+                    verdict,
+                    state.settings,
+                    rank=state.rank,
+                    versions=self._versions,
+                    rows=self._rows,
+                    found=found,
+                )
+            if state.world_size > 1:
+                incident.write_flight_record(directory, state.rank)  # last: it asks NCCL, which may be stuck
+            return []
+
+        self._writer.put(write)
 
     def look(self, now: float) -> list[Line]:
         """Returns a tick, if one is due, and a pause that has ended; called by the writer."""
@@ -172,12 +217,23 @@ class Recorder:
         with contextlib.suppress(IndexError):  # the training thread may close a span in this moment
             span = state.spans[-1]
         lines += self._pause(self._pauses.look(now, span, state.steps))
+        if self._speaker is not None and now >= self._next_clock and state.end is None:
+            self._compare_clock(self._speaker, now)
         if now >= self._next_tick:
             lines += self._changed_totals()
             if span is not None:
                 lines.append(self._line("tick", **self._counts(span), **self._changed_rates()))
             self._next_tick = now + TICK_SECONDS
         return lines
+
+    def _compare_clock(self, speaker: Speaker, now: float) -> None:
+        heartbeats = speaker.line.heartbeats
+        if heartbeats.all_introduced and 0 not in heartbeats.neighbours:
+            self._next_clock = now + _CLOCK_SECONDS
+            speaker.poll(ClockComparison(self._clocks_compared))
+
+    def _clocks_compared(self, ahead: float, error: float) -> None:
+        self._put("clock", ahead=round(ahead, 6), error=round(error, 6))
 
     def _pause(self, pause: _Pause | None) -> list[Line]:
         if pause is None:

@@ -146,7 +146,7 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
     if verdict.kind == "LostRank" and _ends_beside(state):
         return
     if state.observer is not None:
-        state.observer.concluded(verdict)
+        state.observer.concluded(replace(verdict, world_size=state.world_size), whole=reporter is None)
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict)

@@ -80,6 +80,10 @@ def main_stack(most: int = 64) -> tuple[str, ...]:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     summary = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else ()
     lines = [(line.filename.replace("\\", "/"), line) for line in summary]
+    outside = (number for number, (file, _) in enumerate(lines) if not file.startswith(_STANDARD_LIBRARY))
+    first = next(outside, 0)
+    if lines and "/countoff/" in lines[first][0]:  # what countoff waits in says nothing
+        lines = lines[first:]
     return tuple(f"{_short(file)}:{line.lineno} in {line.name}" for file, line in lines if "/countoff/" not in file)[
         :most
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.protocol.judgement import lost_rank, odd_ranks, ranks_behind, remedy_for
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.state import State
-from countoff.core.runtime import hosts, shutdown
+from countoff.core.runtime import hosts, incident, shutdown
 from countoff.core.runtime.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, count_of, listed
 
@@ -45,13 +45,16 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     if verdict is None or state.printed.is_set():
         return
     state.answered.wait(_SETTLE_SECONDS)
+    rows: Records = {}
+    found: Records = {} if state.observer is None else {state.rank: incident.post_stack(channel, state.rank)}
     channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
     gone = verdict.ranks if verdict.gone else ()
     if state.rank == 0:
         known = state.present or range(state.world_size)
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
         present = [rank for rank in range(state.world_size) if rank in known or channel.has(f"plan/{rank}")]
-        _gather_and_publish(channel, state, verdict, [rank for rank in present if rank not in gone])
+        rows = _gather_and_publish(channel, state, verdict, [rank for rank in present if rank not in gone])
+        found = found and incident.read_stacks(channel, list(rows))
     elif 0 not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)
@@ -61,6 +64,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     heartbeats.find_neighbours(channel.whole)
     reporter = heartbeats.reporter(whole)
     prints_whole = reporter == state.rank or not _has_told(channel, reporter)
+    if state.observer is not None:
+        state.observer.gathered(rows, found)
     shutdown.print_verdict(state, whole, None if prints_whole else reporter)
     channel.set(f"told/{state.rank}", {"told": True})
     if state.rank == 0:  # it may host the store: it leaves after the others have printed
@@ -76,14 +81,18 @@ def _has_told(channel: Channel, rank: int) -> bool:
     return False
 
 
-def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: list[int]) -> None:
+def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: list[int]) -> Records:
+    gathered: Records = {}
+
     def publish(rows: Records, missing: list[int]) -> None:
         del missing
+        gathered.update(rows)
         publish_table(channel, verdict, rows, complete=len(rows) == len(owed) == state.world_size)
 
     gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, publish)
     while not gathering.poll(channel):
         time.sleep(_POLL_SECONDS)
+    return gathered
 
 
 def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete: bool) -> None:

@@ -1,0 +1,74 @@
+"""How far this host's clock is ahead of rank 0's, for times of several hosts on one axis.
+
+Rank 0's heartbeat reaches the store at some moment. Rank 0 writes into it between which readings of its clock that was,
+and another rank sees between which of its own looks it was. Nobody waits for anybody: rank 0 does not know who looks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from countoff.core.protocol.records import parse_count
+from countoff.core.runtime.heartbeats import HEARTBEAT_OF_RANK_0
+
+if TYPE_CHECKING:
+    from countoff.core.runtime.channel import Channel
+
+
+class _Arrival(NamedTuple):
+    """A heartbeat of rank 0 that has reached the store.
+
+    Attributes:
+        number: Its number.
+        written: When rank 0 wrote it, by rank 0's clock.
+        before: When this rank last saw that it was not there, by its own clock.
+        after: When this rank first saw it.
+    """
+
+    number: int
+    written: float
+    before: float
+    after: float
+
+
+class ClockComparison:
+    """Compares this host's clock with rank 0's once; to be polled by the speaker, for two heartbeats or so.
+
+    Args:
+        done: Called with the seconds that this host's clock is ahead of rank 0's, and by how many that may be wrong.
+        clock: This host's clock, in seconds since the epoch.
+    """
+
+    def __init__(self, done: Callable[[float, float], None], clock: Callable[[], float] = time.time) -> None:
+        self._done = done
+        self._clock = clock
+        self._last: tuple[int, float] | None = None  # the heartbeat at the last look, and when that look began
+        self._arrival: _Arrival | None = None
+
+    def poll(self, channel: Channel) -> bool:
+        """Looks at rank 0's heartbeat; True when the clocks are compared, or rank 0 does not tell its time."""
+        began = self._clock()
+        record = channel.whole.get(HEARTBEAT_OF_RANK_0)
+        ended, number = self._clock(), parse_count(record["heartbeat"])
+        if "time" not in record:
+            return True
+        last, self._last = self._last, (number, began)
+        if last is None or number == last[0]:
+            return False
+        arrival, self._arrival = self._arrival, _Arrival(number, float(record["time"]), last[1], ended)
+        if number != last[0] + 1:  # between two looks there were several
+            self._arrival = None
+        elif arrival is not None:
+            self._compare(arrival, record)
+            return True
+        return False
+
+    def _compare(self, arrival: _Arrival, following: Mapping[str, Any]) -> None:
+        """The next heartbeat tells how long rank 0 took to write the one before."""
+        least = arrival.before - (arrival.written + float(following["took"]))
+        most = arrival.after - arrival.written
+        if math.isfinite(least) and math.isfinite(most):
+            self._done((least + most) / 2, (most - least) / 2)

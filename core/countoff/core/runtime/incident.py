@@ -1,0 +1,188 @@
+"""The incident: what a verdict leaves in the directory of the trace, for a look at it afterwards.
+
+Rank 0 has the counts and the stacks of all ranks, and writes them. On a host where its file is not in the directory,
+because hosts share no file system, the rank that prints the verdict whole writes what it knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.protocol.records import Records, clip
+from countoff.core.runtime import processes, stacks, verdict_file
+from countoff.core.settings import Settings
+from countoff.core.trace import format
+from countoff.core.verdict import Verdict, plain, runs_of
+
+if TYPE_CHECKING:
+    from countoff.core.runtime.channel import Channel
+
+_KEY = "stack"
+_RECORD_BYTES = 900
+"""The frames in a record take at most as many bytes: an entry of the store has a limit."""
+_COUNTED = ("rank", "host", "where", "batches", "fetched", "steps", "state", "failure")
+"""What is kept of each rank's row."""
+_PREFIXES = ("COUNTOFF", "NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_")
+"""The environment variables that are kept begin so. Others may hold secrets."""
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+"""A variable whose name has one of these words is not kept either."""
+_STATES = {"loader": "in the loader", "collective": "in a collective", "code": "in code"}
+
+
+def post_stack(channel: Channel, rank: int) -> dict[str, Any]:
+    """Tells rank 0 where this rank's main thread is; returns what it has told.
+
+    Args:
+        channel: The guard's channel.
+        rank: This rank.
+    """
+    record = stack_record()
+    channel.set(f"{_KEY}/{rank}", record)
+    return record
+
+
+def stack_record() -> dict[str, Any]:
+    """Where this rank's main thread is, as a record: its innermost frames, as many as fit."""
+    frames: list[str] = []
+    left = _RECORD_BYTES
+    for frame in stacks.main_stack():
+        text = clip(frame, 160)
+        left -= len(json.dumps(text)) + 2
+        if left < 0:
+            break
+        frames.append(text)
+    return {"state": stacks.main_thread().state, "frames": frames}
+
+
+def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
+    """What ranks have told of their main threads, by rank; a rank without a trace has told nothing.
+
+    Args:
+        channel: The guard's channel.
+        ranks: The ranks.
+    """
+    keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
+    told = list(keys) if keys and channel.has(*keys.values()) else [rank for rank in keys if channel.has(keys[rank])]
+    return dict(zip(told, channel.get_many([keys[rank] for rank in told]), strict=True))
+
+
+def is_others(directory: str, rank: int, verdict: Verdict) -> bool:
+    """Whether rank 0 writes the incident into this directory, and this rank must not."""
+    if rank == 0 or (verdict.gone and 0 in verdict.ranks):
+        return False
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(directory, format.file_name(0))).st_mtime > processes.began_at()
+    return False
+
+
+def write(
+    directory: str,
+    verdict: Verdict,
+    settings: Settings,
+    *,
+    rank: int,
+    versions: Mapping[str, str],
+    rows: Records,
+    found: Records,
+) -> None:
+    """Writes the incident.
+
+    Args:
+        directory: The directory of the trace.
+        verdict: The verdict, with its table.
+        settings: The user's choices.
+        rank: This rank.
+        versions: Versions of what computes, by package.
+        rows: The rows of all ranks; empty where this rank has only the table's.
+        found: What ranks have told of their main threads, by rank.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    place = os.path.join(directory, format.INCIDENT)
+    os.makedirs(place, exist_ok=True)
+    counted = [rows[each] for each in sorted(rows)] or verdict.rows
+    counts = [{name: row[name] for name in _COUNTED if row.get(name) not in (None, "")} for row in counted]
+    documents: dict[str, object] = {
+        format.VERDICT_FILE: verdict_file.document(verdict),
+        format.RANKS_FILE: {"world_size": verdict.world_size, "ranks": counts},
+        format.ENVIRONMENT_FILE: {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "run": verdict_file.run(),
+            "versions": dict(versions),
+            "settings": dataclasses.asdict(settings),
+            "environment": environment(os.environ),
+        },
+    }
+    for name, document in documents.items():
+        _replace(place, name, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
+    _replace(place, format.STACKS_FILE, rank, grouped(found).encode())
+
+
+def write_flight_record(directory: str, rank: int) -> None:
+    """Writes what NCCL's flight recorder holds on this rank, if the job uses NCCL and the recorder is on.
+
+    Args:
+        directory: The directory of the trace.
+        rank: This rank.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    from countoff.core.runtime import collectives  # imports torch
+
+    if record := collectives.flight_record():
+        place = os.path.join(directory, format.INCIDENT)
+        os.makedirs(place, exist_ok=True)
+        _replace(place, format.FLIGHT_RECORDER_FILE.format(rank), rank, record)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of torch, NCCL and countoff among others; never one that may be a secret.
+
+    >>> environment({"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "TORCH_HUB_TOKEN": "y"})
+    {'NCCL_DEBUG': 'INFO'}
+    """
+    return {
+        name: variables[name]
+        for name in sorted(variables)
+        if name.startswith(_PREFIXES) and not any(word in name.upper() for word in _SECRET)
+    }
+
+
+def grouped(found: Records) -> str:
+    """The stacks as text, equal ones once, those of the fewest ranks first.
+
+    Args:
+        found: What ranks have told of their main threads, by rank.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank in sorted(found):
+        state, frames = str(found[rank].get("state", "")), found[rank].get("frames", ())
+        groups.setdefault((state, tuple(map(str, frames))), []).append(rank)
+    texts = ["Where the main thread of each rank was, the innermost frame first.\n"]
+    for (state, frames), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+        runs = ", ".join(f"{first}–{last}" if last > first else f"{first}" for first, last in runs_of(ranks))
+        head = f"rank{'' if len(ranks) == 1 else 's'} {runs}, {_STATES.get(state, plain(state))}:"
+        texts.append("\n".join([head, *(f"  {plain(frame)}" for frame in frames or ("(no Python frame)",))]) + "\n")
+    return "\n".join(texts)
+
+
+def _replace(directory: str, name: str, rank: int, content: bytes) -> None:
+    """Writes a file as a whole or not at all: several hosts may write at the same time."""
+    path, temporary = os.path.join(directory, name), os.path.join(directory, f".{name}.{rank}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -63,6 +63,7 @@ class Recorder:
     ) -> None:
         self._state = state
         self._number = number
+        self._directory = directory
         self._rates = rates
         self._totals = totals
         self._last_totals: Mapping[str, float] = {}
@@ -76,8 +77,9 @@ class Recorder:
         self._rows: Records = {}
         self._stacks: Records = {}
         self._pauses = _Pauses()
+        self._cancel: Callable[[], None] | None = shutdown.at_exit(self.close)
+        # Last: its thread may look at this recorder before it returns.
         self._writer = writer.join(self, directory, state.rank, self._warn)
-        self._cancel = shutdown.at_exit(self.close)
 
     # Called by the guard, on the training thread.
 
@@ -187,7 +189,7 @@ class Recorder:
 
     def _leave_incident(self, verdict: Verdict, *, whole: bool) -> None:
         """Has the incident written, where this rank is the one that does, and what only this rank knows of it."""
-        state, directory = self._state, self._writer.directory
+        state, directory = self._state, self._directory
         own = {state.rank: incident.stack_record()}
 
         def write() -> list[Line]:
@@ -286,8 +288,7 @@ class Recorder:
         return {"k": kind, "t": writer.timestamp(t), **number, **content}
 
     def _warn(self, why: str) -> None:
-        rank, directory = self._state.rank, self._writer.directory
-        shutdown.print_line(rank, f"the trace in {directory!r} ends here: {plain(why)}; training goes on")
+        shutdown.print_line(self._state.rank, f"the trace in {self._directory!r} ends here: {plain(why)}; training goes on")
 
 
 @dataclasses.dataclass(frozen=True)

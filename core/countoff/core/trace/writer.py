@@ -55,7 +55,7 @@ class Writer:
     """
 
     def __init__(self, directory: str, rank: int, warn: Callable[[str], None]) -> None:
-        self.directory = directory
+        self._directory = directory
         self._rank = rank
         self._warn = warn
         self._queue: queue.SimpleQueue[Line | Callable[[], Sequence[Line]] | None] = queue.SimpleQueue()
@@ -98,12 +98,12 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            with contextlib.closing(_File(self.directory, self._rank)) as file:
+            with contextlib.closing(_File(self._directory, self._rank)) as file:
                 while self._turn(file):
                     pass
         except Exception as error:  # whatever goes wrong here, training goes on
-            if not self._over and (self._rank, self.directory) not in _failed:
-                _failed.add((self._rank, self.directory))
+            if not self._over and (self._rank, self._directory) not in _failed:
+                _failed.add((self._rank, self._directory))
                 self._warn(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
         self._over = True
 

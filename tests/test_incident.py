@@ -1,0 +1,128 @@
+"""The incident: which files a verdict leaves, what is in them, and what never is."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.runtime import incident
+from tests.fake_store import FakeStore
+
+VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), gone=True, world_size=4)
+IN_LOADER = {"state": "loader", "frames": ["torch/utils/data/dataloader.py:7 in next", "train.py:3 in main"]}
+IN_COLLECTIVE = {"state": "collective", "frames": ["train.py:9 in step"]}
+
+
+def write(directory: Path, verdict: Verdict = VERDICT, **more: Any) -> Path:
+    given: dict[str, Any] = {"rank": 0, "versions": {"torch": "2.7"}, "rows": {}, "found": {}} | more
+    incident.write(str(directory), verdict, Settings(trace_dir=str(directory)), **given)
+    return directory / "incident"
+
+
+def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    rows = {rank: {"rank": rank, "batches": 7, "steps": 3, "side": 1, "known": 2.0, "failure": ""} for rank in (1, 0)}
+    place = write(tmp_path, rows=rows, found={0: IN_LOADER})
+    assert sorted(os.listdir(place)) == ["environment.json", "ranks.json", "stacks.txt", "verdict.json"]
+    ranks = json.loads((place / "ranks.json").read_text())
+    assert ranks == {"world_size": 4, "ranks": [{"rank": rank, "batches": 7, "steps": 3} for rank in (0, 1)]}
+    assert json.loads((place / "verdict.json").read_text())["kind"] == "LostRank"
+    environment = json.loads((place / "environment.json").read_text())
+    assert environment["versions"] == {"torch": "2.7"}
+    assert environment["settings"]["trace_dir"] == str(tmp_path)
+    assert environment["environment"]["NCCL_DEBUG"] == "INFO"
+    assert "secret" not in (place / "environment.json").read_text()
+
+
+def test_without_all_rows_those_of_the_table_are_kept(tmp_path: Path) -> None:
+    verdict = Verdict("LostRank", "rank 2 is gone.", rows=({"rank": 3, "batches": 5},), world_size=4)
+    assert json.loads((write(tmp_path, verdict) / "ranks.json").read_text())["ranks"] == [{"rank": 3, "batches": 5}]
+
+
+def test_equal_stacks_are_written_once() -> None:
+    found = {rank: IN_COLLECTIVE for rank in (0, 1, 2, 5)} | {3: IN_LOADER, 4: {"state": "code", "frames": []}}
+    assert incident.grouped(found).splitlines() == [
+        "Where the main thread of each rank was, the innermost frame first.",
+        "",
+        "rank 3, in the loader:",
+        "  torch/utils/data/dataloader.py:7 in next",
+        "  train.py:3 in main",
+        "",
+        "rank 4, in code:",
+        "  (no Python frame)",
+        "",
+        "ranks 0–2, 5, in a collective:",
+        "  train.py:9 in step",
+    ]
+
+
+def test_stacks_from_the_store_are_escaped() -> None:
+    assert "\x1b" not in incident.grouped({0: {"state": "\x1b[31m", "frames": ["\x1b[2J", 7]}})
+
+
+def test_ranks_without_a_trace_have_told_nothing() -> None:
+    store = FakeStore()
+    told = incident.post_stack(store, 1)
+    assert incident.read_stacks(store, [0, 1, 2]) == {1: told}
+    assert incident.read_stacks(store, []) == {}
+
+
+def test_a_stack_fits_into_the_store() -> None:
+    def deep(depth: int) -> dict[str, Any]:
+        return deep(depth - 1) if depth else incident.stack_record()
+
+    record = deep(100)
+    assert record["frames"][0].endswith("in stack_record") or "deep" in record["frames"][0]
+    assert len(json.dumps(record)) <= 1024
+    assert len(record["frames"]) > 5
+
+
+def test_rank_0_writes_for_all_that_share_its_directory(tmp_path: Path) -> None:
+    uneven = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
+    assert not incident.is_others(str(tmp_path), 3, uneven)
+    file = tmp_path / "rank-00000.jsonl"
+    file.touch()
+    assert incident.is_others(str(tmp_path), 3, uneven)
+    assert not incident.is_others(str(tmp_path), 0, uneven)
+    assert not incident.is_others(str(tmp_path), 3, Verdict("LostRank", "rank 0 is gone.", (0,), gone=True))
+    os.utime(file, (time.time() - 1e6,) * 2)  # of an earlier run
+    assert not incident.is_others(str(tmp_path), 3, uneven)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", True),
+        ("TORCHELASTIC_RUN_ID", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", True),
+        ("NCCL_SOCKET_IFNAME", True),
+        ("COUNTOFF_TRACE_DIR", True),
+        ("COUNTOFF", True),
+        ("HF_TOKEN", False),
+        ("PATH", False),
+        ("MY_NCCL_DEBUG", False),
+        ("TORCH_API_KEY", False),
+        ("NCCL_password", False),
+    ],
+)
+def test_which_variables_are_kept(name: str, kept: bool) -> None:
+    assert (name in incident.environment({name: "x"})) is kept
+
+
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write(tmp_path)
+    before = (place / "verdict.json").read_text()
+
+    def fail(*paths: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(incident.os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        write(tmp_path, Verdict("UnevenBatches", "another."))
+    assert (place / "verdict.json").read_text() == before
+    assert not list(place.glob(".*"))

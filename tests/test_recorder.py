@@ -1,0 +1,319 @@
+"""What happens to a guard, as lines of its trace: the lines of one rank, pauses, and how a fit ends."""
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.state import State
+from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.runtime import recorder as module
+from countoff.core.runtime.recorder import Recorder
+from countoff.core.trace import writer
+from countoff.core.trace.format import LINES, VERSION
+
+VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
+
+
+@pytest.fixture(autouse=True)
+def _no_writer_is_left() -> Iterator[None]:
+    yield
+    assert not writer._writers
+
+
+def read(directory: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """The lines of a rank, each with the keys of its kind."""
+    lines = [json.loads(line) for line in (directory / f"rank-{rank:05d}.jsonl").read_text().splitlines()]
+    for line in lines:
+        keys = LINES[line["k"]]
+        assert {"k", "t", *keys.required} <= line.keys() <= {"k", "t", "g", *keys.required, *keys.optional}, line
+    return lines
+
+
+def kinds(lines: list[dict[str, Any]]) -> list[str]:
+    """The kinds of the lines that do not depend on how long anything took."""
+    return [line["k"] for line in lines if line["k"] not in ("tick", "pause")]
+
+
+def of(kind: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if line["k"] == kind]
+
+
+def guard(directory: Path, **options: Any) -> Guard:
+    made = Guard(
+        Settings(trace_dir=str(directory), **options),
+        rank=0,
+        world_size=1,
+        learning_rates=lambda: [0.1, float("nan")],
+        framework="Lightning",
+    )
+    made.trace_totals(lambda: {"countoff/batches_per_epoch": 3, "countoff/reported_batches_per_epoch": 4})
+    return made
+
+
+def test_a_fit_of_one_rank(tmp_path: Path) -> None:
+    """With one rank there is no other thread of countoff's, and the trace is whole."""
+    fit, began = guard(tmp_path, tick_batches=8), time.time()
+    fit.fit_start(FitPlan(batch_size=2, position=[0, 1]), {"lightning": "2.5"})
+    fit.train_start(0, 1)
+    for _ in range(2):
+        fit.batch()
+        fit.step()
+    fit.waited(0.25)
+    fit.report_unused(UnusedBatches(5))
+    fit.train_end("stopped")
+    fit.eval_start("validation")
+    fit.batch()
+    fit.eval_end("exhausted")
+    fit.fit_end()
+    fit.close()
+    lines = read(tmp_path)
+    assert kinds(lines) == ["begin", *kinds(lines[1:-1]), "end"]
+    begin, end = lines[0], lines[-1]
+    assert began - 0.001 <= begin["t"] <= end["t"] <= time.time() + 0.001
+    assert begin["v"] == VERSION
+    assert (begin["rank"], begin["world"], begin["pid"]) == (0, 1, os.getpid())
+    assert begin["framework"] == "Lightning"
+    assert begin["settings"] == {"tick_batches": 8, "trace_dir": str(tmp_path)}
+    assert begin["plan"] == {"batch_size": 2, "position": [0, 1]}
+    assert begin["versions"]["lightning"] == "2.5"
+    spans = [{name: value for name, value in line.items() if name not in ("k", "t", "g")} for line in lines[1:-1]]
+    assert [span for span in spans if "span" in span] == [
+        {"span": "train epoch 0", "at": 1},
+        {"span": "train epoch 0", "why": "stopped", "b": 3, "s": 2, "l": 0.25, "unused": 5, "lr": [0.1, None]},
+        {"span": "validation", "eval": True},
+        {"span": "validation", "why": "exhausted", "b": 1, "s": 2, "l": 0.0},
+    ]
+    assert [(line["true"], line["reported"]) for line in of("totals", lines)] == [
+        ({"batches_per_epoch": 3}, {"batches_per_epoch": 4})
+    ]
+    assert end["how"] == "finished"
+
+
+def test_fits_of_one_process_are_told_apart(tmp_path: Path) -> None:
+    for _ in range(2):
+        fit = guard(tmp_path)
+        fit.fit_start(FitPlan())
+        fit.fit_end()
+        fit.close()
+    numbers = [line.get("g", 0) for line in of("begin", read(tmp_path))]
+    assert numbers[1] == numbers[0] + 1
+    assert [line.get("g", 0) for line in of("end", read(tmp_path))] == numbers
+
+
+def leave(fit: Guard, error: BaseException | None = None) -> None:
+    fit.fit_start(FitPlan())
+    fit.train_start(0)
+    fit.batch()
+    if error is not None:
+        fit.failed(error)
+    fit.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "how", "what"),
+    [(ValueError("shard 3 is torn\nmore"), "failed", "ValueError: shard 3 is torn"), (None, "closed", None)],
+)
+def test_how_a_fit_was_left(error: BaseException | None, how: str, what: str | None, tmp_path: Path) -> None:
+    leave(guard(tmp_path), error)
+    end = read(tmp_path)[-1]
+    assert (end["k"], end["how"], end.get("what")) == ("end", how, what)
+
+
+def test_a_warning_is_traced_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit = guard(tmp_path)
+    fit.fit_start(FitPlan())
+    fit.warn(Verdict("WrongLength", "the length is wrong."))
+    fit.fit_end()
+    fit.close()
+    warning = of("warning", read(tmp_path))[0]["verdict"]
+    assert (warning["kind"], warning["sentence"]) == ("WrongLength", "the length is wrong.")
+    assert "WrongLength" in capsys.readouterr().err
+
+
+def test_a_process_that_was_forked_off_writes_nothing(tmp_path: Path) -> None:
+    """A loader's worker inherits the guard, and no writer."""
+    fit = guard(tmp_path)
+    fit.fit_start(FitPlan())
+    child = multiprocessing.get_context("fork").Process(target=fit.train_start, args=(0,))
+    child.start()
+    child.join(10)
+    assert child.exitcode == 0
+    fit.close()
+    assert kinds(read(tmp_path)) == ["begin", "totals", "end"]
+
+
+def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    fit, directory = guard(tmp_path / "file" / "runs"), str(tmp_path / "file" / "runs")
+    leave(fit)
+    fit = guard(tmp_path / "file" / "runs")
+    leave(fit)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"[rank 0] countoff: the trace in {directory!r} ends here: Not a directory; training goes on"]
+
+
+def state_of(policy: Any = "raise", rank: int = 1) -> State:
+    state = State(rank, 4, Settings(on_divergence=policy), {})
+    state.spans.append(SpanCounters("train epoch 0", started=7))
+    return state
+
+
+def recorded(directory: Path, act: Callable[[Recorder], object], state: State | None = None) -> list[dict[str, Any]]:
+    state = state or state_of()
+    recorder = Recorder(state, 0, str(directory))
+    recorder.begin(FitPlan(), "", {})
+    act(recorder)
+    recorder.close()
+    recorder.close()
+    return [line for line in read(directory, state.rank) if line["k"] not in ("begin", "tick")]
+
+
+def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
+    """What comes after the verdict is not the run's any more; the directory has the incident."""
+
+    def act(recorder: Recorder) -> None:
+        recorder.gathered({1: {"rank": 1, "batches": 7, "side": [1]}}, {})
+        recorder.concluded(VERDICT, whole=True)
+        recorder.opened(SpanCounters("train epoch 1"))
+
+    verdict, stacks, end = recorded(tmp_path, act)
+    assert verdict["verdict"]["sentence"] == "rank 1 ran out of data."
+    assert stacks["state"] == "code"
+    assert "test_recorder.py" in "".join(stacks["frames"])
+    assert (end["k"], end["how"]) == ("end", "verdict")
+    assert json.loads((tmp_path / "incident" / "ranks.json").read_text())["ranks"] == [{"rank": 1, "batches": 7}]
+
+
+def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:
+    state = state_of()
+    state.failure = "raised ValueError: torn (in batch 7 of train epoch 0)"
+    end = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False), state)[-1]
+    assert (end["how"], end["what"]) == ("failed", state.failure)
+    assert not (tmp_path / "incident").exists()
+
+
+def test_a_verdict_in_warn_mode_ends_nothing(tmp_path: Path) -> None:
+    def act(recorder: Recorder) -> None:
+        recorder.concluded(VERDICT, whole=True)
+        recorder.opened(SpanCounters("train epoch 1"))
+        recorder.finished()
+
+    lines = recorded(tmp_path, act, state_of("warn"))
+    assert [line["k"] for line in lines] == ["verdict", "stacks", "open", "end"]
+    assert lines[-1]["how"] == "finished"
+    assert not (tmp_path / "incident").exists()
+
+
+def test_a_pause_that_lasts_at_the_verdict_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.01)
+    told = threading.Event()
+    monkeypatch.setattr(module._Pauses, "open", _telling(module._Pauses.open, told))
+
+    def act(recorder: Recorder) -> None:
+        deadline = time.monotonic() + 10
+        while recorder._pauses._where is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        recorder.concluded(VERDICT, whole=False)
+
+    assert [line["k"] for line in recorded(tmp_path, act)][:2] == ["pause", "verdict"]
+
+
+def _telling(method: Callable[..., Any], told: threading.Event) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        told.set()
+        return method(*arguments)
+
+    return call
+
+
+def test_rank_0_tells_how_a_span_ended(tmp_path: Path) -> None:
+    closed = {0: 10.0, 1: 12.5, 2: 12.5, 3: 11.0}
+    roll = recorded(tmp_path, lambda recorder: recorder.rolled("train epoch 0", closed))[0]
+    assert (roll["span"], roll["spread"], roll["last"]) == ("train epoch 0", 2.5, [1, 2])
+
+
+class Looks:
+    """Looks of the writer at a fit's counters, by a clock of the test's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        self.pauses = module._Pauses()
+        self.span = SpanCounters("train epoch 0")
+        self.found: list[float] = []
+
+    def train(self, batches: int, seconds: float) -> None:
+        """Trains on so many batches, each of which takes so long."""
+        for _ in range(batches):
+            self.span.started += 1
+            self.wait(seconds)
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.look()
+            self.now += min(writer.LOOK_SECONDS, until - self.now)
+
+    def look(self) -> None:
+        pause = self.pauses.look(self.now, self.span, 0)
+        if pause is not None:
+            self.found.append(round(pause.seconds, 3))
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(monkeypatch)
+
+
+def test_a_pause_is_longer_than_a_second(looks: Looks) -> None:
+    looks.train(40, 0.05)
+    looks.train(1, 0.9)
+    looks.train(40, 0.05)
+    looks.train(1, 4.0)
+    looks.train(40, 0.05)
+    assert looks.found == [pytest.approx(4.0, abs=0.3)]
+
+
+def test_batches_that_take_seconds_are_no_pauses(looks: Looks) -> None:
+    """The first one is: nothing tells yet how long a batch takes."""
+    looks.train(20, 5.0)
+    assert looks.found == [pytest.approx(5.0, abs=0.3)]
+    looks.train(1, 30.0)
+    looks.train(20, 5.0)
+    assert looks.found[1:] == [pytest.approx(30.0, abs=0.3)]
+
+
+def test_a_writer_that_was_blocked_does_not_stretch_a_pause(looks: Looks) -> None:
+    looks.train(40, 0.05)
+    looks.train(1, 2.0)
+    looks.look()
+    looks.now += 60.0  # the file system did not answer; meanwhile training went on
+    looks.train(600, 0.1)
+    assert looks.found == [pytest.approx(2.0, abs=0.3)]
+
+
+def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:
+    rates = [0.1]
+    recorder = Recorder(state_of(), 0, str(tmp_path), lambda: rates)
+    assert [recorder._changed_rates() for _ in range(2)][1] == {}
+    rates[0] = 0.05
+    assert recorder._changed_rates() in ({"lr": [0.05]}, {})  # the writer may have been first
+    recorder.close()
+
+
+def test_rates_that_cannot_be_read_cost_nothing(tmp_path: Path) -> None:
+    def broken() -> list[float]:
+        raise RuntimeError("the optimizers are being replaced")
+
+    recorder = Recorder(state_of(), 0, str(tmp_path), broken)
+    assert recorder._changed_rates() == {}
+    recorder.close()

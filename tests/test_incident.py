@@ -45,7 +45,7 @@ def test_without_all_rows_those_of_the_table_are_kept(tmp_path: Path) -> None:
 
 
 def test_equal_stacks_are_written_once() -> None:
-    found = {rank: IN_COLLECTIVE for rank in (0, 1, 2, 5)} | {3: IN_LOADER, 4: {"state": "code", "frames": []}}
+    found = dict.fromkeys((0, 1, 2, 5), IN_COLLECTIVE) | {3: IN_LOADER, 4: {"state": "code", "frames": []}}
     assert incident.grouped(found).splitlines() == [
         "Where the main thread of each rank was, the innermost frame first.",
         "",

@@ -18,7 +18,8 @@ from countoff.core.protocol.truncation import UnusedBatches
 from countoff.core.runtime import recorder as module
 from countoff.core.runtime.recorder import Recorder
 from countoff.core.trace import writer
-from countoff.core.trace.format import LINES, VERSION
+from countoff.core.trace.format import VERSION
+from tests.traces import kinds, of, read
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
 
@@ -27,24 +28,6 @@ VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
 def _no_writer_is_left() -> Iterator[None]:
     yield
     assert not writer._writers
-
-
-def read(directory: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """The lines of a rank, each with the keys of its kind."""
-    lines = [json.loads(line) for line in (directory / f"rank-{rank:05d}.jsonl").read_text().splitlines()]
-    for line in lines:
-        keys = LINES[line["k"]]
-        assert {"k", "t", *keys.required} <= line.keys() <= {"k", "t", "g", *keys.required, *keys.optional}, line
-    return lines
-
-
-def kinds(lines: list[dict[str, Any]]) -> list[str]:
-    """The kinds of the lines that do not depend on how long anything took."""
-    return [line["k"] for line in lines if line["k"] not in ("tick", "pause")]
-
-
-def of(kind: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [line for line in lines if line["k"] == kind]
 
 
 def guard(directory: Path, **options: Any) -> Guard:

@@ -204,9 +204,7 @@ def test_a_directory_that_is_a_file_ends_the_trace(traced: Traced) -> None:
     assert traced.warnings == ["File exists"]
 
 
-def test_nobody_waits_for_a_file_system_that_does_not_answer(
-    traced: Traced, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_waits_for_a_file_system_that_does_not_answer(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, write = threading.Event(), os.write
     monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(module, "_MOST_LINES", 50)

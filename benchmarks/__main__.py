@@ -22,6 +22,7 @@ PARTS = {
     "even": ("cost", "even_cost", "tables"),
     "identity": ("cost", "fingerprint_cost", "tables"),
     "weights": ("cost", "weights_cost", "tables"),
+    "trace": ("cost", "trace_cost", "tables"),
     "gpu": ("cost", "gpu_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
@@ -41,6 +42,7 @@ parts:
     even          even passes (uneven_train), Join, and an all_reduce of a flag per batch
     identity      one fingerprint of a batch, and the test whether one is due
     weights       the hashes of 100 million parameters (weights_every), and other ways to read them
+    trace         a batch and an epoch's ends with a trace (trace_dir) and without, and the size of a trace
     gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks

@@ -90,7 +90,8 @@ def test_rank_0_writes_for_all_that_share_its_directory(tmp_path: Path) -> None:
     assert incident.is_others(str(tmp_path), 3, uneven)
     assert not incident.is_others(str(tmp_path), 0, uneven)
     assert not incident.is_others(str(tmp_path), 3, Verdict("LostRank", "rank 0 is gone.", (0,), gone=True))
-    os.utime(file, (time.time() - 1e6,) * 2)  # of an earlier run
+    earlier = time.time() - 1e6
+    os.utime(file, (earlier, earlier))
     assert not incident.is_others(str(tmp_path), 3, uneven)
 
 

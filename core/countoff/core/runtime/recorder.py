@@ -288,9 +288,8 @@ class Recorder:
         return {"k": kind, "t": writer.timestamp(t), **number, **content}
 
     def _warn(self, why: str) -> None:
-        shutdown.print_line(
-            self._state.rank, f"the trace in {self._directory!r} ends here: {plain(why)}; training goes on"
-        )
+        sentence = f"the trace in {self._directory!r} ends here: {plain(why)}; training goes on"
+        shutdown.print_line(self._state.rank, sentence)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Measures what a trace (`trace_dir`) costs the training thread, and how large it becomes."""
 
+import contextlib
 import os
 import tempfile
 import time
@@ -26,34 +27,44 @@ def tables(quick: bool) -> Iterator[Table]:
     repeats = 3 if quick else 21
     for world_size in (1, 2):
         progress(f"trace: {world_size} ranks")
-        batches, spans = on_ranks(costs, world_size, repeats)[0]
+        batches = on_ranks(batch_costs, world_size, repeats)[0]
         yield compared(f"`Guard.batch()`, ranks: {world_size}", "ns", batches, against=WITHOUT)
-        if world_size == 1:  # with more, ranks wait for one another at the end of an epoch
-            yield compared("The start and the end of a train epoch, ranks: 1", "µs", spans, against=WITHOUT)
+    spans = on_ranks(span_costs, 1, repeats)[0]
+    yield compared("The start and the end of a train epoch, ranks: 1", "µs", spans, against=WITHOUT)
     progress("trace: size")
     minutes = 0.25 if quick else 2.0
     rows = [{"rank": rank, **row} for rank, row in enumerate(on_ranks(size, 2, minutes))]
     yield Table(f"A trace at {_BATCHES_PER_SECOND} batches per second, ranks: 2", rows)
 
 
-def costs(repeats: int) -> tuple[Samples, Samples]:
-    """Returns seconds per `Guard.batch()`, and per start and end of a train epoch, of two guards in turns."""
+def batch_costs(repeats: int) -> Samples:
+    """Returns seconds per `Guard.batch()` of two guards in turns."""
+    with _guards() as guards:
+        timers = {name: timeit.Timer("guard.batch()", globals={"guard": guard}) for name, guard in guards.items()}
+        return in_turns(timers, repeats * _CHUNKS, _CALLS)
+
+
+def span_costs(repeats: int) -> Samples:
+    """Returns seconds per end and start of a train epoch of two guards in turns; with more ranks they would wait."""
+    with _guards() as guards:
+        timers = {name: timeit.Timer(lambda guard=guard: _span(guard)) for name, guard in guards.items()}
+        return in_turns(timers, repeats * _CHUNKS, _SPANS)
+
+
+@contextlib.contextmanager
+def _guards() -> Iterator[dict[str, Guard]]:
+    """Two guards in a train epoch, one without a trace and one with it."""
     world_size = _join()
     with tempfile.TemporaryDirectory() as directory:
         guards = {WITHOUT: _guard(None, world_size), WITH: _guard(directory, world_size)}
         for guard in guards.values():
             guard.fit_start(FitPlan())
-        timers = {name: timeit.Timer(lambda guard=guard: _span(guard)) for name, guard in guards.items()}
-        spans = in_turns(timers, repeats * _CHUNKS, _SPANS)
-        for guard in guards.values():
-            guard.train_start(1)
-        timers = {name: timeit.Timer("guard.batch()", globals={"guard": guard}) for name, guard in guards.items()}
-        batches = in_turns(timers, repeats * _CHUNKS, _CALLS)
+            guard.train_start(0)
+        yield guards
         for guard in guards.values():
             guard.train_end("stopped")
             guard.fit_end()
             guard.close()
-    return batches, spans
 
 
 def size(minutes: float) -> dict[str, Any]:
@@ -92,5 +103,5 @@ def _guard(directory: str | None, world_size: int) -> Guard:
 
 
 def _span(guard: Guard) -> None:
-    guard.train_start(0)
     guard.train_end("stopped")
+    guard.train_start(0)

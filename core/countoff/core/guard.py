@@ -392,8 +392,8 @@ class Guard:
             error: The exception.
         """
         state = self._state
-        if self._recorder is not None and self._monitor is None:  # else the verdict about this failure tells it
-            self._recorder.failed(error)
+        if self._recorder is not None and self._monitor is None and os.getpid() == state.pid:
+            self._recorder.failed(error)  # where other ranks are told, the verdict tells the trace
         if self._monitor is None or self._closed or os.getpid() != state.pid:
             return
         if isinstance(error, SystemExit) and not error.code:

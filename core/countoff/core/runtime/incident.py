@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,9 @@ def write_flight_record(directory: str, rank: int) -> None:
     Raises:
         OSError: If it cannot be written.
     """
-    from countoff.core.runtime import collectives  # imports torch
+    if "torch.distributed" not in sys.modules:
+        return
+    from countoff.core.runtime import collectives  # imports torch: only where the job has
 
     if record := collectives.flight_record():
         place = os.path.join(directory, format.INCIDENT)

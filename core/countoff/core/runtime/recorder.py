@@ -136,7 +136,9 @@ class Recorder:
         self._finished = True
 
     def failed(self, error: BaseException) -> None:
-        """An exception ends the fit."""
+        """An exception ends the fit; `sys.exit()` is none."""
+        if isinstance(error, SystemExit) and not error.code:
+            return
         self._failure = self._failure or shutdown.in_words(error)
 
     def close(self) -> None:
@@ -178,8 +180,6 @@ class Recorder:
 
     def concluded(self, verdict: Verdict, *, whole: bool) -> None:
         """This rank is about to print the verdict; see `Observer`."""
-        if self._is_own:
-            self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))
         self._put("verdict", verdict=verdict.to_dict())
         self.stood_still()
         if self._state.settings.on_divergence == "raise":
@@ -204,8 +204,7 @@ class Recorder:
                     rows=self._rows,
                     found=found,
                 )
-            if state.world_size > 1:
-                incident.write_flight_record(directory, state.rank)  # last: it asks NCCL, which may be stuck
+            incident.write_flight_record(directory, state.rank)  # last: it asks NCCL, which may be stuck
             return []
 
         self._writer.put(write)
@@ -271,6 +270,7 @@ class Recorder:
     def _end(self, how: Literal["finished", "verdict", "failed", "closed"]) -> None:
         if self._is_own:
             self._writer.put(self._changed_totals)
+            self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))
             self._put("end", how=how, **({"what": plain(self._failure)} if self._failure else {}))
             self._ended = True
 

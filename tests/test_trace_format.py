@@ -1,0 +1,37 @@
+"""The format of the trace is documented, and its names can be read back."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from countoff.core.trace.format import INCIDENT, LINES, RANKS_FILE, STACKS_FILE, VERDICT_FILE, file_name, parse_name
+
+PAGE = (Path(__file__).parents[1] / "docs" / "seeing.md").read_text()
+ROWS = {row[1]: row[2] for row in re.finditer(r"^\| `(\w\w+)` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)}
+
+
+def test_the_page_has_every_kind_of_line() -> None:
+    assert list(ROWS) == list(LINES)
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_the_page_has_every_key(kind: str) -> None:
+    keys = LINES[kind]
+    assert [key for key in (*keys.required, *keys.optional) if f"`{key}`" not in ROWS[kind]] == []
+
+
+def test_the_page_has_the_files_of_an_incident() -> None:
+    for name in (f"{INCIDENT}/", VERDICT_FILE, STACKS_FILE, RANKS_FILE):
+        assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize("rank", [0, 99999, 100000])
+@pytest.mark.parametrize("number", [None, 1, 12])
+def test_a_name_can_be_read_back(rank: int, number: int | None) -> None:
+    assert parse_name(file_name(rank, number)) == (rank, number)
+
+
+@pytest.mark.parametrize("name", ["rank-3.jsonl", "rank-00003.x.jsonl", "rank-00003.jsonl.gz", "xrank-00003.jsonl", ""])
+def test_another_name_is_no_file_of_a_trace(name: str) -> None:
+    assert parse_name(name) is None

@@ -1,5 +1,7 @@
 """How far a host's clock is ahead of rank 0's, on a store in memory and by clocks of the test's own."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from countoff.core.runtime import heartbeats as module
@@ -17,6 +19,12 @@ class Slow(FakeStore):
     def __init__(self, job: "Job") -> None:
         super().__init__()
         self._job = job
+
+    def set(self, key: str, record: Mapping[str, object]) -> None:
+        for _ in range(4 if self._job.latency else 0):  # the other rank looks before the store has the heartbeat
+            self._job.now += self._job.latency
+            self._job.look()
+        super().set(key, record)
 
     def has(self, *keys: str) -> bool:
         self._job.now += self._job.latency
@@ -42,12 +50,17 @@ class Job:
         self.now, self.latency = 0.0, 0.0
         self.store, self.rank_0 = Slow(self), Heartbeats(0, 2)
         self.measured: list[tuple[float, float]] = []
+        self.done = True
         monkeypatch.setattr(module.time, "time", lambda: EPOCH + self.now)
         monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
         self.comparison = ClockComparison(
             lambda ahead, error: self.measured.append((ahead, error)), lambda: EPOCH + self.now + AHEAD
         )
         self.beat()
+        self.done = False
+
+    def look(self) -> None:
+        self.done = self.done or self.comparison.poll(self.store)
 
     def beat(self) -> None:
         self.rank_0._sent += 1
@@ -60,7 +73,8 @@ class Job:
             if self.now >= next_beat:
                 self.beat()
                 next_beat += 1.0
-            if self.comparison.poll(self.store):
+            self.look()
+            if self.done:
                 return True
             self.now += every
         return False
@@ -78,7 +92,7 @@ def test_the_error_holds(every: float, latency: float, job: Job) -> None:
     assert job.run(10, every)
     ((ahead, error),) = job.measured
     assert abs(ahead - AHEAD) <= error + 1e-9
-    assert error <= every + 2 * latency + 1e-6
+    assert error <= every + 10 * latency + 1e-6
 
 
 def test_heartbeats_that_were_missed_are_not_compared(job: Job) -> None:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -126,11 +127,21 @@ def test_a_warning_is_traced_as_it_is_printed(tmp_path: Path, capsys: pytest.Cap
     assert "WrongLength" in capsys.readouterr().err
 
 
+def waiting_lines(fit: Guard) -> None:
+    """Ends with the number of lines that wait for a thread which this process does not have."""
+    recorder = fit._recorder
+    assert recorder is not None
+    before = recorder._writer._queue.qsize()
+    fit.train_start(0)
+    fit.failed(ValueError("torn"))
+    sys.exit(recorder._writer._queue.qsize() - before)
+
+
 def test_a_process_that_was_forked_off_writes_nothing(tmp_path: Path) -> None:
     """A loader's worker inherits the guard, and no writer."""
     fit = guard(tmp_path)
     fit.fit_start(FitPlan())
-    child = multiprocessing.get_context("fork").Process(target=fit.train_start, args=(0,))
+    child = multiprocessing.get_context("fork").Process(target=waiting_lines, args=(fit,))
     child.start()
     child.join(10)
     assert child.exitcode == 0
@@ -276,6 +287,20 @@ def test_a_writer_that_was_blocked_does_not_stretch_a_pause(looks: Looks) -> Non
     looks.now += 60.0  # the file system did not answer; meanwhile training went on
     looks.train(600, 0.1)
     assert looks.found == [pytest.approx(2.0, abs=0.3)]
+
+
+def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> None:
+    state = State(3, 4096, Settings(), {}, steps=10_000_000)
+    state.spans.append(SpanCounters("train epoch 7", started=10_000_000, loader_seconds=12345.678))
+    recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
+    recorder.look(0.0)
+    now = time.monotonic() + 10.0  # later than any look of the writer
+    lines = [line for second in range(240) for line in recorder.look(now + second / 4)]
+    recorder.close()
+    ticks = of("tick", [dict(line) for line in lines])
+    assert len(ticks) == 12
+    clock = recorder._line("clock", ahead=-12.345678, error=0.012345)
+    assert sum(len(json.dumps(line, separators=(",", ":"))) + 1 for line in (*ticks, clock)) < 1024
 
 
 def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:

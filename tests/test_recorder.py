@@ -290,8 +290,8 @@ def test_a_writer_that_was_blocked_does_not_stretch_a_pause(looks: Looks) -> Non
 
 
 def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> None:
-    state = State(3, 4096, Settings(), {}, steps=10_000_000)
-    state.spans.append(SpanCounters("train epoch 7", started=10_000_000, loader_seconds=12345.678))
+    state = State(3, 4096, Settings(), {}, steps=1_000_000)
+    state.spans.append(SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678))
     recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
     recorder.look(0.0)
     now = time.monotonic() + 10.0  # later than any look of the writer

@@ -72,6 +72,7 @@ class Countoff:
             world_size=trainer.world_size,
             remedies={"UnevenBatches": "give every rank as many batches: Rowboat goes on until the loader ends."},
             learning_rates=lambda: [group["lr"] for group in trainer.optimizer.param_groups],
+            framework="Rowboat",
         )
         plan = FitPlan(batch_size=trainer.train_loader.batch_size)
         self.guard.fit_start(plan, {"torch": torch.__version__})

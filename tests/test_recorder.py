@@ -195,7 +195,7 @@ def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:
     state = state_of()
     state.failure = "raised ValueError: torn (in batch 7 of train epoch 0)"
     end = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False), state)[-1]
-    assert (end["how"], end["what"]) == ("failed", state.failure)
+    assert (end["how"], end["what"]) == ("failed", "ValueError: torn (in batch 7 of train epoch 0)")
     assert not (tmp_path / "incident").exists()
 
 
@@ -293,7 +293,7 @@ def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> No
     state = State(3, 4096, Settings(), {}, steps=1_000_000)
     state.spans.append(SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678))
     recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
-    recorder.look(0.0)
+    recorder.begin(FitPlan(), "", {})
     now = time.monotonic() + 10.0  # later than any look of the writer
     lines = [line for second in range(240) for line in recorder.look(now + second / 4)]
     recorder.close()
@@ -301,6 +301,14 @@ def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> No
     assert len(ticks) == 12
     clock = recorder._line("clock", ahead=-12.345678, error=0.012345)
     assert sum(len(json.dumps(line, separators=(",", ":"))) + 1 for line in (*ticks, clock)) < 1024
+
+
+def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:
+    recorder = Recorder(state_of(), 0, str(tmp_path))
+    assert recorder.look(time.monotonic() + 100.0) == []
+    recorder.begin(FitPlan(), "", {})
+    assert [line["k"] for line in recorder.look(time.monotonic() + 200.0)] == ["tick"]
+    recorder.close()
 
 
 def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:

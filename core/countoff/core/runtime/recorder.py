@@ -69,8 +69,7 @@ class Recorder:
         self._last_totals: Mapping[str, float] = {}
         self._last_rates: list[float | None] | None = None
         self._failure = ""
-        self._ended = False
-        self._finished = False
+        self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
         self._speaker: Speaker | None = None
         self._versions: Mapping[str, str] = {}
@@ -106,6 +105,7 @@ class Recorder:
             settings=changed(state.settings),
             plan={name: value for name, value in plan.to_json().items() if value is not None},
         )
+        self._begun = True
 
     def compare_clocks(self, speaker: Speaker) -> None:
         """Lets the trace tell, once a minute, how far this host's clock is ahead of rank 0's, if that is another host.
@@ -148,7 +148,7 @@ class Recorder:
         cancel, self._cancel = self._cancel, None
         cancel()
         state = self._state
-        self._failure = self._failure or state.failure
+        self._failure = self._failure or state.failure.removeprefix("raised ")
         ended = state.end is not None and state.settings.on_divergence == "raise"
         self._end("failed" if self._failure else "verdict" if ended else "finished" if self._finished else "closed")
         writer.leave(self, self._writer)
@@ -172,7 +172,8 @@ class Recorder:
 
     def stood_still(self) -> None:
         """This rank takes part in a stall, or has a verdict: where its main thread is."""
-        self._put("stacks", state=stacks.main_thread().state, frames=stacks.main_stack())
+        with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
+            self._put("stacks", state=stacks.main_thread().state, frames=stacks.main_stack())
 
     def gathered(self, rows: Records, stacks: Records) -> None:
         """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
@@ -183,18 +184,18 @@ class Recorder:
         self._put("verdict", verdict=verdict.to_dict())
         self.stood_still()
         if self._state.settings.on_divergence == "raise":
-            self._failure = self._failure or self._state.failure
+            self._failure = self._failure or self._state.failure.removeprefix("raised ")
             self._end("failed" if self._failure else "verdict")
             self._leave_incident(verdict, whole=whole)
 
     def _leave_incident(self, verdict: Verdict, *, whole: bool) -> None:
         """Has the incident written, where this rank is the one that does, and what only this rank knows of it."""
-        state, directory = self._state, self._directory
-        own = {state.rank: incident.stack_record()}
+        state, directory, found = self._state, self._directory, self._stacks
+        with contextlib.suppress(Exception):  # evidence only
+            found = found or {state.rank: incident.stack_record()}
 
         def write() -> list[Line]:
             if whole and not incident.is_others(directory, state.rank, verdict):
-                found = self._stacks or own
                 incident.write(
                     directory,
                     verdict,
@@ -212,7 +213,7 @@ class Recorder:
     def look(self, now: float) -> list[Line]:
         """Returns a tick, if one is due, and a pause that has ended; called by the writer."""
         state, lines = self._state, list[Any]()
-        if self._ended or self._finished:
+        if not self._begun or self._finished or self._ended:
             return lines
         span = None
         with contextlib.suppress(IndexError):  # the training thread may close a span in this moment

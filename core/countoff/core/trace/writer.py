@@ -170,11 +170,12 @@ class _File:
             os.write(self._file, b"\n")  # the process before was killed in the middle of a line
 
     def _rotate(self) -> None:
-        os.close(self._file)
         names = [parse_name(name) for name in os.listdir(self._directory)]
         number = max((found[1] or 0 for found in names if found is not None and found[0] == self._rank), default=0) + 1
         os.rename(self._path, os.path.join(self._directory, file_name(self._rank, number)))
+        full = self._file
         self._open()
+        os.close(full)
 
 
 def _ends_whole(path: str) -> bool:

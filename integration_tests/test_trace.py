@@ -303,7 +303,7 @@ def test_the_clocks_of_hosts_are_compared(run_hosts, directory):
 def test_hosts_without_a_shared_file_system_keep_what_they_know(run_hosts, tmp_path):
     """The first rank of each host writes the incident there; only rank 0 knows the counts of all ranks."""
     places = [tmp_path / "host-0", tmp_path / "host-1"]
-    run_hosts(
+    results = run_hosts(
         loops.uneven,
         [5, 4, 5, 5],
         hosts=2,
@@ -317,8 +317,8 @@ def test_hosts_without_a_shared_file_system_keep_what_they_know(run_hosts, tmp_p
         ]
         assert json.loads((place / "incident" / "verdict.json").read_text())["ranks"] == [1]
         rows = json.loads((place / "incident" / "ranks.json").read_text())["ranks"]
-        assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3]
+        assert sorted(row["rank"] for row in rows) == [0, 1, 2, 3], "\n".join(map(str, results))
     found = [(place / "incident" / "stacks.txt").read_text() for place in places]
-    assert "rank 1, in" in found[0]
+    assert "rank 1, in" in found[0], "\n".join(map(str, results))
     assert "rank 1, in" not in found[1]
     assert json.loads((places[1] / "incident" / "environment.json").read_text())["host"] == "node-1"

@@ -1,0 +1,314 @@
+"""What a trace says, as values: runs of a job, and in each run what one rank has recorded.
+
+All times are in seconds since the epoch on the clock of rank 0's host. All texts are printable and of bounded length,
+all numbers are finite: `reader` has checked them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from countoff.core.verdict import Verdict
+
+Value = str | int | float | bool | None
+
+
+class Tick(NamedTuple):
+    """How far a rank was at one moment.
+
+    Attributes:
+        time: The moment.
+        batches: Batches of the span.
+        steps: Optimizer steps of the fit.
+        loader_seconds: Seconds waited for the loader in this span.
+        learning_rates: One for each parameter group; empty if none is known.
+    """
+
+    time: float
+    batches: int
+    steps: int
+    loader_seconds: float
+    learning_rates: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Span:
+    """One train epoch or one evaluation of a rank.
+
+    Attributes:
+        name: Its name, the same on all ranks: ``train epoch 0``.
+        is_evaluation: Whether it is an evaluation.
+        begin: When it was opened.
+        end: When it was closed; None if it is open, or was when the process ended.
+        why: Why it was closed: ``exhausted``, ``stopped`` or ``exited``; empty while it is open.
+        depth: Spans that were open around it.
+        before: Batches of this span before a resume, which another run has counted.
+        batches: Batches of this span, as far as known.
+        steps: Optimizer steps of the fit until then.
+        loader_seconds: Seconds waited for the loader.
+        samples: Samples read; None if not known.
+        unused: Batches that were left in the loader; None if not known.
+        repeated: Batches that the loader has repeated; None if not known.
+        ticks: How far the rank was meanwhile, thinned out where the trace is long.
+    """
+
+    name: str
+    is_evaluation: bool
+    begin: float
+    end: float | None = None
+    why: str = ""
+    depth: int = 0
+    before: int = 0
+    batches: int = 0
+    steps: int = 0
+    loader_seconds: float = 0.0
+    samples: int | None = None
+    unused: int | None = None
+    repeated: int | None = None
+    ticks: list[Tick] = field(default_factory=list)
+
+
+class Pause(NamedTuple):
+    """A time of more than a second without a batch.
+
+    Attributes:
+        begin: When it began.
+        seconds: How long it was.
+        where: ``loader``, ``collective`` or ``code``.
+        frames: Where the main thread was, innermost first.
+    """
+
+    begin: float
+    seconds: float
+    where: str
+    frames: tuple[str, ...]
+
+
+class Stack(NamedTuple):
+    """Where a rank's main thread was.
+
+    Attributes:
+        time: When.
+        state: What the rank did, as ``collective``.
+        frames: The frames, innermost first.
+    """
+
+    time: float
+    state: str
+    frames: tuple[str, ...]
+
+
+class Roll(NamedTuple):
+    """One roll call, as rank 0 has seen it.
+
+    Attributes:
+        time: When.
+        span: The span in which it was.
+        spread_seconds: Seconds from the first rank to the last.
+        last: The ranks that came last.
+    """
+
+    time: float
+    span: str
+    spread_seconds: float
+    last: tuple[int, ...]
+
+
+class Ending(NamedTuple):
+    """How a fit has ended.
+
+    Attributes:
+        time: When.
+        how: ``finished``, ``verdict``, ``failed`` or ``closed``.
+        what: More about it, as the exception; may be empty.
+    """
+
+    time: float
+    how: str
+    what: str
+
+
+@dataclass(slots=True)
+class Fit:
+    """What one rank has recorded of one fit. A restarted process, or a second fit in a process, is another one.
+
+    Attributes:
+        rank: The rank.
+        begin: When the fit began; the time of the first line if that is not known.
+        last: The time of the last line.
+        directory: Where its trace is.
+        world_size: Ranks of the job; 0 if that is not known.
+        host: The host's name; empty if that is not known.
+        pid: Process on that host; 0 if that is not known.
+        framework: The name of the framework; empty if that is not known.
+        identity: A text that is equal on all ranks of this fit; empty if that is not known.
+        run: How a scheduler names this run.
+        versions: Versions of Python, countoff, torch and the framework.
+        settings: The settings that are not the default.
+        plan: The known values of the fit's plan.
+        clock_ahead: Seconds that this host's clock is ahead of rank 0's; they have been taken off all times.
+        clock_error: By how many seconds that may be wrong; None if it has not been measured.
+        spans: The spans in the order in which they were opened.
+        dropped_spans: Spans that were left out of `spans` because there are too many.
+        dropped_lines: Lines that the rank could not write, because its file system was too slow.
+        open: The spans that are open, the innermost last.
+        steps: Optimizer steps.
+        tick: The last tick.
+        pauses: The pauses, only the longest if there are many.
+        pause_count: All pauses.
+        pause_seconds: Seconds of all pauses.
+        warnings: Each warning once.
+        rolls: Roll calls; rank 0 records them.
+        true_totals: Totals of the run that are true, by the name of the metric.
+        reported_totals: The same as the framework reports them.
+        horizon: Steps after which the learning rate schedule would have ended; None if that is not known.
+        stacks: The last stacks of the main thread.
+        verdict: The verdict that this rank has received.
+        ending: How it left; None if it was killed, or still runs.
+    """
+
+    rank: int
+    begin: float
+    last: float
+    directory: str = ""
+    world_size: int = 0
+    host: str = ""
+    pid: int = 0
+    framework: str = ""
+    identity: str = ""
+    run: Mapping[str, Value] = field(default_factory=dict)
+    versions: Mapping[str, Value] = field(default_factory=dict)
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    plan: Mapping[str, Value] = field(default_factory=dict)
+    clock_ahead: float = 0.0
+    clock_error: float | None = None
+    spans: list[Span] = field(default_factory=list)
+    dropped_spans: int = 0
+    dropped_lines: int = 0
+    open: list[Span] = field(default_factory=list)
+    steps: int = 0
+    tick: Tick | None = None
+    pauses: list[Pause] = field(default_factory=list)
+    pause_count: int = 0
+    pause_seconds: float = 0.0
+    warnings: list[Verdict] = field(default_factory=list)
+    rolls: list[Roll] = field(default_factory=list)
+    true_totals: Mapping[str, float] = field(default_factory=dict)
+    reported_totals: Mapping[str, float] = field(default_factory=dict)
+    horizon: int | None = None
+    stacks: list[Stack] = field(default_factory=list)
+    verdict: Verdict | None = None
+    ending: Ending | None = None
+
+    def shift(self, seconds: float) -> None:
+        """Adds as many seconds to all times."""
+        self.begin += seconds
+        self.last += seconds
+        for span in self.spans:
+            span.begin += seconds
+            span.end = None if span.end is None else span.end + seconds
+            span.ticks[:] = [tick._replace(time=tick.time + seconds) for tick in span.ticks]
+        self.pauses[:] = [pause._replace(begin=pause.begin + seconds) for pause in self.pauses]
+        self.rolls[:] = [roll._replace(time=roll.time + seconds) for roll in self.rolls]
+        self.stacks[:] = [stack._replace(time=stack.time + seconds) for stack in self.stacks]
+        self.tick = self.tick and self.tick._replace(time=self.tick.time + seconds)
+        self.ending = self.ending and self.ending._replace(time=self.ending.time + seconds)
+
+
+@dataclass(slots=True)
+class Run:
+    """One fit of the job on all its ranks.
+
+    Attributes:
+        fits: What each rank has recorded, by rank, in ascending order.
+    """
+
+    fits: dict[int, Fit] = field(default_factory=dict)
+
+    @property
+    def begin(self) -> float:
+        """When the first rank began."""
+        return min((fit.begin for fit in self.fits.values()), default=0.0)
+
+    @property
+    def end(self) -> float:
+        """The time of the last line of any rank."""
+        return max((fit.last for fit in self.fits.values()), default=0.0)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, as most ranks say; never fewer than the trace has."""
+        said = [fit.world_size for fit in self.fits.values() if fit.world_size]
+        return max(max(self.fits, default=-1) + 1, max(set(said), key=said.count) if said else 0)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of which the trace has nothing."""
+        return [rank for rank in range(self.world_size) if rank not in self.fits]
+
+    @property
+    def hosts(self) -> dict[str, list[int]]:
+        """Ranks by host, as far as hosts are known."""
+        found: dict[str, list[int]] = {}
+        for rank, fit in self.fits.items():
+            if fit.host:
+                found.setdefault(fit.host, []).append(rank)
+        return found
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict, with the table of ranks if a rank has recorded that."""
+        found = [fit.verdict for fit in self.fits.values() if fit.verdict is not None]
+        return min(found, key=lambda verdict: (not verdict.rows, verdict.time), default=None)
+
+    @property
+    def warnings(self) -> list[Verdict]:
+        """Each warning once, in the order of time."""
+        found: dict[tuple[str, str], Verdict] = {}
+        for fit in self.fits.values():
+            for warning in fit.warnings:
+                found.setdefault((warning.kind, warning.sentence), warning)
+        return sorted(found.values(), key=lambda warning: warning.time)
+
+
+@dataclass(slots=True)
+class Incident:
+    """What a job that a verdict ended has left beside its trace.
+
+    Attributes:
+        verdict: The verdict, if the file has one.
+        stacks: The stacks of all ranks, as text; empty if there are none.
+    """
+
+    verdict: Verdict | None = None
+    stacks: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """All that was read.
+
+    Attributes:
+        directories: Where it was read.
+        runs: The runs in the order of time: more than one after a restart, or where a process trains twice.
+        skipped: Lines that could not be read.
+        problems: Files that could not be read, and why.
+        incidents: What directories have of a verdict, beside the files of ranks.
+    """
+
+    directories: list[str]
+    runs: list[Run] = field(default_factory=list)
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict of the last run; None if that has none."""
+        if self.runs and (found := self.runs[-1].verdict):
+            return found
+        left = [incident.verdict for incident in self.incidents if incident.verdict]
+        begin = self.runs[-1].begin if self.runs else 0.0
+        return next((verdict for verdict in left if verdict.time >= begin), None)

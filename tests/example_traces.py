@@ -1,0 +1,214 @@
+"""Writes traces of jobs that never ran, as their ranks would have written them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGAN = 1_750_000_000.0
+"""When these jobs begin, in seconds since the epoch."""
+
+BLOCKED = ["distributed_c10d.py:2500 in all_reduce", "train.py:41 in step"]
+"""The stack of a rank that waits in a collective."""
+
+HOSTILE = [
+    "<script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "</script><script>document.title='owned'</script>",
+    "\"><b>'quoted'</b>&amp;",
+    "$$\\href{javascript:alert(1)}{x}$$",
+    "\x1b[31mred\r\n\x00\u202ereversed\ud800",
+    "{{ 7 * 7 }} {% raw %} ${x} @{begin}{safe}",
+]
+
+
+class RankWriter:
+    """Writes the trace of one rank, with a clock of its own that the test sets.
+
+    Args:
+        directory: Where to.
+        rank: The rank.
+        world: Ranks of the job.
+        ahead: Seconds by which the host's clock is ahead of rank 0's.
+        begin: Further keys of the first line; None: no first line.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        ahead: float = 0.0,
+        begin: Mapping[str, Any] | None = {},
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / f"rank-{rank:05}.jsonl"
+        self.lines: list[str] = []
+        self.time, self.ahead = BEGAN, ahead
+        self.batches = self.steps = 0
+        self.loader = 0.0
+        if begin is not None:
+            first = {
+                "v": 1,
+                "rank": rank,
+                "world": world,
+                "host": "node0",
+                "pid": 1000 + rank,
+                "framework": "Lightning",
+            }
+            self.line(
+                "begin", **{**first, "run": {}, "versions": {"torch": "2.7.0"}, "settings": {}, "plan": {}, **begin}
+            )
+        if ahead:
+            self.line("clock", ahead=ahead, error=0.0004)
+
+    def line(self, kind: str, **values: Any) -> None:
+        """Adds one line at the present time."""
+        record = {"k": kind, "t": round(self.time + self.ahead, 3), **values}
+        self.lines.append(json.dumps(record, separators=(",", ":")))
+
+    def open(self, span: str, **values: Any) -> None:
+        self.batches, self.loader = 0, 0.0
+        self.line("open", span=span, **values)
+
+    def tick(self, seconds: float, batches: int, *, steps: int = 0, loader: float = 0.0, **values: Any) -> None:
+        """Lets time pass, then adds a tick."""
+        self.time += seconds
+        self.batches, self.steps, self.loader = self.batches + batches, self.steps + steps, self.loader + loader
+        self.line("tick", b=self.batches, s=self.steps, l=round(self.loader, 3), **values)
+
+    def close(self, span: str, why: str = "exhausted", **values: Any) -> None:
+        self.line("close", span=span, why=why, b=self.batches, s=self.steps, l=round(self.loader, 3), **values)
+
+    def save(self, *, torn: int = 0) -> Path:
+        """Appends all lines to the file, without the last `torn` bytes."""
+        text = "\n".join(self.lines) + "\n" if self.lines else ""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text[: len(text) - torn])
+        self.lines.clear()
+        return self.path
+
+
+def verdict(kind: str = "UnevenBatches", ranks: Sequence[int] = (2,), **values: Any) -> dict[str, Any]:
+    """A verdict as a trace has it."""
+    return {
+        "kind": kind,
+        "sentence": "rank 2 ran out of data in train epoch 0 after 90 batches; all other ranks have more.",
+        "restart": "useless",
+        "ranks": list(ranks),
+        "standing": "out of step",
+        "world_size": 8,
+        "hosts": {},
+        "rows": [
+            {"rank": "2", "where": "train epoch 0", "batches": 90, "steps": 90, "state": "between batches", "ranks": 1},
+            {
+                "rank": "0, 1, 3–7",
+                "where": "train epoch 0",
+                "batches": 91,
+                "steps": 90,
+                "state": "collective",
+                "ranks": 7,
+            },
+        ],
+        "why": "Its shard of the data is shorter.",
+        "remedy": "Cut the data evenly.",
+        "time": BEGAN + 60,
+        **values,
+    }
+
+
+def healthy(
+    directory: Path,
+    *,
+    ranks: int = 4,
+    epochs: int = 3,
+    ticks: int = 12,
+    seconds: float = 5.0,
+    loader: Mapping[int, float] = {},
+    evaluations: bool = True,
+    hosts: int = 1,
+    begin: Mapping[str, Any] = {},
+) -> list[RankWriter]:
+    """A job whose ranks agree.
+
+    Args:
+        directory: Where to write.
+        ranks: Ranks of the job.
+        epochs: Train epochs.
+        ticks: Ticks of each epoch, with ten batches and steps each.
+        seconds: Seconds from one tick to the next.
+        loader: Share of the time that a rank waits for its loader, by rank; 0.02 otherwise.
+        evaluations: Whether there is an evaluation at the end of each epoch.
+        hosts: Hosts over which the ranks are spread.
+        begin: Further keys of each first line.
+    """
+    return list(_healthy(directory, ranks, epochs, ticks, seconds, loader, evaluations, hosts, begin))
+
+
+def _healthy(
+    directory: Path,
+    ranks: int,
+    epochs: int,
+    ticks: int,
+    seconds: float,
+    loader: Mapping[int, float],
+    evaluations: bool,
+    hosts: int,
+    begin: Mapping[str, Any],
+) -> Iterator[RankWriter]:
+    for rank in range(ranks):
+        host = f"node{rank * hosts // ranks}"
+        writer = RankWriter(directory, rank, ranks, begin={"host": host, **begin})
+        for epoch in range(epochs):
+            span = f"train epoch {epoch}"
+            writer.open(span)
+            for index in range(ticks):
+                rate = round(0.1 * (1 - (epoch * ticks + index) / (epochs * ticks)), 6)
+                writer.tick(seconds, 10, steps=10, loader=seconds * loader.get(rank, 0.02), lr=[rate])
+            if evaluations:
+                writer.open("evaluation after epoch", eval=True)
+                for _ in range(max(1, ticks // 6)):
+                    writer.tick(seconds, 5)
+                writer.close("evaluation after epoch", samples=ticks * 40)
+                writer.batches = ticks * 10
+                writer.loader = ticks * seconds * loader.get(rank, 0.02)
+            writer.close(span, samples=ticks * 80, unused=0)
+        if rank == 0:
+            total = float(epochs * ticks * 10)
+            writer.line("totals", true={"steps": total}, reported={"steps": total}, horizon=int(total))
+        writer.line("end", how="finished")
+        writer.save()
+        yield writer
+
+
+def uneven(directory: Path, *, ranks: int = 8, short: int = 2) -> None:
+    """A job that a verdict ends, because one rank has fewer batches."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks, begin={"host": f"node{rank // 4}"})
+        writer.open("train epoch 0")
+        for _ in range(9):
+            writer.tick(5, 10, steps=10, loader=0.1, lr=[0.1])
+        if rank == short:
+            writer.close("train epoch 0", samples=720)
+        else:
+            writer.tick(5, 1, loader=0.1)
+            writer.line(
+                "pause",
+                s=9.0,
+                **{"in": "collective"},
+                at=["distributed_c10d.py:2500 in all_reduce", "train.py:41 in step"],
+            )
+            writer.time += 9
+        state = "between batches" if rank == short else "collective"
+        frames = (
+            ["train.py:60 in main"]
+            if rank == short
+            else ["distributed_c10d.py:2500 in all_reduce", "train.py:41 in step"]
+        )
+        writer.line("stacks", state=state, frames=frames)
+        writer.line("verdict", verdict=verdict(ranks=[short], world_size=ranks))
+        writer.line("end", how="verdict")
+        writer.save()

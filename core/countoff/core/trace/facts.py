@@ -1,0 +1,413 @@
+"""What follows from a trace: which ranks behaved alike, who is slow, how much each counted, and where counts part.
+
+Pure functions from a run to values. They find what is worth a look, and accuse nobody: only a verdict does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from countoff.core.trace.model import Fit, Run, Span, Trace
+from countoff.core.verdict import count_of, listed, names_of
+
+_SLOW_SECONDS, _SLOW_SHARE, _SLOW_TIMES = 1.0, 0.05, 1.5
+"""A rank waits longer than others if it is by this many seconds, this share of the span, and as many times as long."""
+
+
+class Key(NamedTuple):
+    """One span of all ranks: its name, and how many spans of this name came before it."""
+
+    name: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.number + 1})" if self.number else self.name
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that behaved alike.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        reasons: Why they are not like most others; empty for these.
+        fit: What the first of them has recorded; None if none of them has left a trace.
+        hosts: The names of their hosts.
+    """
+
+    ranks: tuple[int, ...]
+    reasons: tuple[str, ...]
+    fit: Fit | None
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Who was slow in one span.
+
+    Attributes:
+        key: The span.
+        is_evaluation: Whether it is an evaluation.
+        seconds: Its length, as half of the ranks had it.
+        spread_seconds: Seconds from the first rank at its end to the last; None with fewer than two ranks at its end.
+        last: The rank that was last at its end.
+        waited: The rank whose loader waited longest.
+        waited_seconds: Seconds that it waited.
+        median_seconds: Seconds that half of the ranks waited at least.
+        slow: Ranks that waited clearly longer than most.
+    """
+
+    key: Key
+    is_evaluation: bool
+    seconds: float
+    spread_seconds: float | None
+    last: int
+    waited: int
+    waited_seconds: float
+    median_seconds: float
+    slow: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostPace:
+    """What one host's ranks have waited.
+
+    Attributes:
+        host: The host's name.
+        ranks: Its ranks.
+        loader_seconds: Seconds that one of its ranks waited for its loader, on average.
+        loader_share: The same as a share of the time in train epochs and evaluations.
+        last: Spans at whose end one of its ranks was the last.
+        pause_seconds: Seconds of pauses of one of its ranks, on average.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    loader_seconds: float
+    loader_share: float
+    last: int
+    pause_seconds: float
+
+
+class Counts(NamedTuple):
+    """What one rank has counted in one span; None: not known."""
+
+    batches: int
+    steps: int
+    samples: int | None
+    unused: int | None
+    repeated: int | None
+    closed: bool
+
+
+@dataclass(frozen=True)
+class CountsRow:
+    """The counts of one span, one cell per class of ranks.
+
+    Attributes:
+        key: The span.
+        cells: What each class has counted; None if it has no such span.
+        odd: Whether the cell differs from what most ranks have counted.
+    """
+
+    key: Key
+    cells: tuple[Counts | None, ...]
+    odd: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class CountsTable:
+    """Counts per span and class of ranks.
+
+    Attributes:
+        classes: The ranks of each column; those with other counts than most come first.
+        rows: The spans.
+    """
+
+    classes: tuple[tuple[int, ...], ...]
+    rows: tuple[CountsRow, ...]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A place where the counts of ranks part.
+
+    Attributes:
+        time: When the first rank had reached its last batch or step of this span.
+        key: The span.
+        noun: What was counted: ``batch`` or ``step``.
+        groups: Each number, and the ranks that have it; the smallest number first.
+    """
+
+    time: float
+    key: Key
+    noun: str
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def sentence(self) -> str:
+        """The two numbers and whose they are."""
+        parts = [f"{names_of(ranks)}: {count_of(number, self.noun)}" for number, ranks in self.groups[:4]]
+        return f"counts part in {self.key}: {'; '.join(parts)}{'; …' if len(self.groups) > 4 else ''}"
+
+
+def headline(trace: Trace) -> str:
+    """What happened, in one line: the verdict, or how much was trained without one.
+
+    >>> headline(Trace(directories=[]))
+    'no verdict: 0 epochs, 0 ranks, 0 s'
+    """
+    if (verdict := trace.verdict) is not None:
+        return verdict.headline
+    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not _any(spans).is_evaluation}
+    ranks = max((run.world_size for run in trace.runs), default=0)
+    seconds = sum(run.end - run.begin for run in trace.runs)
+    earlier = any(run.verdict for run in trace.runs[:-1])
+    where = f"no verdict in run {len(trace.runs)} of {len(trace.runs)}" if earlier else "no verdict"
+    return f"{where}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them, in at most two units.
+
+    >>> duration(4321), duration(59.4), duration(0.25), duration(200_000)
+    ('1 h 12 min', '59 s', '0.25 s', '2 d 7 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds >= 0.1 or not seconds else f"{1000 * seconds:.2g} ms"
+    whole = round(seconds)
+    for above, unit, below, lower in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= above:
+            rest = whole % above // below
+            return f"{whole // above} {unit}" + (f" {rest} {lower}" if rest else "")
+    return f"{whole} s"
+
+
+def spans_of(run: Run) -> dict[Key, dict[int, Span]]:
+    """The spans of a run, each with the ranks that were in it, in the order in which they began."""
+    found: dict[Key, dict[int, Span]] = {}
+    for rank, fit in run.fits.items():
+        numbers: Counter[str] = Counter()
+        for span in fit.spans:
+            found.setdefault(Key(span.name, numbers[span.name]), {})[rank] = span
+            numbers[span.name] += 1
+    return dict(sorted(found.items(), key=lambda item: min(span.begin for span in item[1].values())))
+
+
+def classes_of(run: Run) -> list[RankClass]:
+    """Sorts ranks into classes that behaved alike: the odd ones first, most ranks last.
+
+    Ranks behave alike if they have counted the same and ended the same way, and if they are slow and named by the
+    verdict alike. Ranks that have left no trace are a class.
+    """
+    reasons = _reasons(run)
+    groups: dict[Hashable, list[int]] = {}
+    for rank, fit in run.fits.items():
+        counted = tuple((span.name, _closed_counts(span)) for span in fit.spans)
+        groups.setdefault((reasons.get(rank), counted), []).append(rank)
+    found = [
+        RankClass(tuple(ranks), reasons.get(ranks[0], ()), run.fits[ranks[0]], _hosts(run, ranks))
+        for ranks in groups.values()
+    ]
+    if missing := run.missing:
+        found.append(RankClass(tuple(missing), ("no trace",), None, ()))
+    named = run.verdict.ranks if run.verdict else ()
+    return sorted(found, key=lambda each: (each.ranks[0] not in named, not each.reasons, len(each.ranks), each.ranks))
+
+
+def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
+    """Why ranks are not like most others."""
+    found: dict[int, list[str]] = {}
+    verdict = run.verdict
+    for rank in verdict.ranks if verdict and len(verdict.ranks) < run.world_size else ():
+        found.setdefault(rank, []).append("named by the verdict")
+    for rank in _odd({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
+        ending = run.fits[rank].ending
+        found.setdefault(rank, []).append(f"end: {ending.how}" if ending else "no end")
+    spans = spans_of(run)
+    for rank in sorted({rank for table in spans.values() for rank in _odd_counts(table)}):
+        found.setdefault(rank, []).append("other counts")
+    slow: dict[int, list[Key]] = {}
+    for key, table in spans.items():
+        for rank in slow_loaders(table):
+            slow.setdefault(rank, []).append(key)
+    for rank, keys in slow.items():
+        found.setdefault(rank, []).append(f"slow loader in {keys[0]}" if len(keys) == 1 else "slow loader")
+    return {rank: tuple(reasons) for rank, reasons in found.items()}
+
+
+def _hosts(run: Run, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(run.fits[rank].host for rank in ranks if run.fits[rank].host))
+
+
+def slow_loaders(spans: Mapping[int, Span]) -> tuple[int, ...]:
+    """The ranks that waited for their loader clearly longer than most in one span."""
+    if len(spans) < 2:
+        return ()
+    usual = median(span.loader_seconds for span in spans.values())
+    seconds = median(_end_of(span) - span.begin for span in spans.values())
+    least = max(usual + _SLOW_SECONDS, usual + _SLOW_SHARE * seconds, _SLOW_TIMES * usual)
+    return tuple(rank for rank, span in spans.items() if span.loader_seconds > least)
+
+
+def paces_of(run: Run) -> list[Pace]:
+    """Who was slow in each span, in the order in which they began."""
+    found: list[Pace] = []
+    for key, spans in spans_of(run).items():
+        ends = {rank: span.end for rank, span in spans.items() if span.end is not None}
+        waited = max(spans, key=lambda rank: spans[rank].loader_seconds)
+        found.append(
+            Pace(
+                key,
+                _any(spans).is_evaluation,
+                median(_end_of(span) - span.begin for span in spans.values()),
+                max(ends.values()) - min(ends.values()) if len(ends) > 1 else None,
+                max(ends, key=lambda rank: ends[rank]) if ends else min(spans),
+                waited,
+                spans[waited].loader_seconds,
+                median(span.loader_seconds for span in spans.values()),
+                slow_loaders(spans),
+            )
+        )
+    return found
+
+
+def hosts_of(run: Run, paces: Iterable[Pace]) -> list[HostPace]:
+    """What the ranks of each host have waited, the one that waited longest first; not those without a name."""
+    lasts = Counter(run.fits[pace.last].host for pace in paces if pace.spread_seconds)
+    found: list[HostPace] = []
+    for host, ranks in run.hosts.items():
+        fits = [run.fits[rank] for rank in ranks]
+        loader = sum(span.loader_seconds for fit in fits for span in fit.spans)
+        inside = sum(_end_of(span) - span.begin for fit in fits for span in fit.spans if not span.depth)
+        pauses = sum(fit.pause_seconds for fit in fits)
+        share = loader / inside if inside else 0.0
+        found.append(HostPace(host, tuple(ranks), loader / len(fits), share, lasts[host], pauses / len(fits)))
+    return sorted(found, key=lambda each: (-each.loader_seconds, each.host))
+
+
+def counts_of(run: Run) -> CountsTable:
+    """What all ranks have counted in each span. Ranks with the same counts share a column.
+
+    The counts of a span that was not closed are a few seconds old, so ranks that differ in them alone share one, too.
+    """
+    spans = spans_of(run)
+    groups: dict[Hashable, list[int]] = {}
+    for rank in run.fits:
+        column = tuple(_closed_counts(table[rank]) if rank in table else None for table in spans.values())
+        groups.setdefault((column, tuple(rank in table for table in spans.values())), []).append(rank)
+    odd = {key: _odd_counts(table) for key, table in spans.items()}
+    odd_cells = Counter(rank for ranks in odd.values() for rank in ranks)
+    classes = sorted(groups.values(), key=lambda ranks: (-odd_cells[ranks[0]], ranks))
+    rows: list[CountsRow] = []
+    for key, table in spans.items():
+        firsts = [ranks[0] for ranks in classes]
+        cells = tuple(_counts(table[rank]) if rank in table else None for rank in firsts)
+        rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
+    return CountsTable(tuple(map(tuple, classes)), tuple(rows))
+
+
+def partings_of(run: Run) -> list[Parting]:
+    """Where the counts of ranks part, the first place first.
+
+    Ranks part in a span that they have closed after different numbers of batches, or of steps, and where one has read
+    more batches than another has closed it with.
+    """
+    found: list[Parting] = []
+    for key, spans in spans_of(run).items():
+        known = _comparable(spans)
+        ends = [span.end for span in known.values() if span.end is not None]
+        batches = _groups({rank: span.batches for rank, span in known.items()})
+        steps = _groups({rank: span.steps for rank, span in known.items() if span.end is not None})
+        if len(batches) > 1:
+            found.append(Parting(min(ends), key, "batch", batches))
+        elif len(steps) > 1:
+            found.append(Parting(min(ends), key, "step", steps))
+    return sorted(found, key=lambda parting: parting.time)
+
+
+def _groups(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Ranks by their number, the smallest number first."""
+    groups: dict[int, list[int]] = {}
+    for rank, number in numbers.items():
+        groups.setdefault(number, []).append(rank)
+    return tuple((number, tuple(ranks)) for number, ranks in sorted(groups.items()))
+
+
+def totals_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """The totals of a run that are true, and those that the framework reports, by metric."""
+    true: dict[str, float] = {}
+    reported: dict[str, float] = {}
+    for fit in run.fits.values():
+        true |= fit.true_totals
+        reported |= fit.reported_totals
+    return true, reported
+
+
+def stacks_of(run: Run) -> list[tuple[tuple[int, ...], str, tuple[str, ...]]]:
+    """The last stacks of all ranks, equal ones together: the ranks, their state, the frames; fewest ranks first."""
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank, fit in run.fits.items():
+        if fit.stacks:
+            groups.setdefault((fit.stacks[-1].state, fit.stacks[-1].frames), []).append(rank)
+    found = [(tuple(ranks), state, frames) for (state, frames), ranks in groups.items()]
+    return sorted(found, key=lambda group: (len(group[0]), group[0]))
+
+
+def label_of(ranks: Sequence[int], most: int = 3) -> str:
+    """Ranks as a short label.
+
+    >>> label_of([4]), label_of(range(8)), label_of([0, 2, 4, 6, 8, 10])
+    ('rank 4', 'ranks 0–7', 'ranks 0, 2, 4, … (6)')
+    """
+    items = listed(ranks).split(", ")
+    if len(items) <= most:
+        return names_of(ranks)
+    return f"ranks {', '.join(items[:most])}, … ({len(ranks)})"
+
+
+def _odd(values: Mapping[int, Hashable]) -> set[int]:
+    """The ranks that have another value than most; all ranks where no value is the most common one."""
+    common = Counter(values.values()).most_common(2)
+    if len(common) < 2:
+        return set()
+    usual = common[0][0] if common[0][1] > common[1][1] else _odd
+    return {rank for rank, value in values.items() if value != usual}
+
+
+def _odd_counts(spans: Mapping[int, Span]) -> set[int]:
+    """The ranks that have counted something else in a span than most."""
+    odd = _odd({rank: _counts(span) for rank, span in spans.items() if span.end is not None})
+    known = _comparable(spans)
+    least = min((span.batches for span in known.values()), default=0)
+    return odd | _odd({rank: span.batches > least for rank, span in known.items()})
+
+
+def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:
+    """The ranks whose batches in a span can be compared: they have closed it, or read more than one that has."""
+    least = min((span.batches for span in spans.values() if span.end is not None), default=None)
+    if least is None:
+        return {}
+    return {rank: span for rank, span in spans.items() if span.end is not None or span.batches > least}
+
+
+def _closed_counts(span: Span) -> Counts | None:
+    return _counts(span) if span.end is not None else None
+
+
+def _counts(span: Span) -> Counts:
+    return Counts(span.batches, span.steps, span.samples, span.unused, span.repeated, span.end is not None)
+
+
+def _end_of(span: Span) -> float:
+    """When a span ended, or the last that is known of it."""
+    last = span.ticks[-1].time if span.ticks else span.begin
+    return last if span.end is None else span.end
+
+
+def _any(spans: Mapping[int, Span]) -> Span:
+    return next(iter(spans.values()))

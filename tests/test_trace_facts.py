@@ -1,0 +1,147 @@
+"""What follows from a trace: ranks that behaved alike, who is slow, counts, and where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from countoff.core.trace import facts
+from countoff.core.trace.model import Run
+from countoff.core.trace.reader import read
+from tests import example_traces
+from tests.example_traces import BEGAN, RankWriter
+
+
+def run_of(directory: Path) -> Run:
+    return read([str(directory)]).runs[-1]
+
+
+def span_of(directory: Path, batches: dict[int, int | None], *, steps: dict[int, int] | None = None) -> Run:
+    """One train epoch in which each rank closes after so many batches; None: it reads 99 and does not close."""
+    for rank, number in batches.items():
+        writer = RankWriter(directory, rank, len(batches))
+        writer.open("train epoch 0")
+        writer.tick(5, 99 if number is None else number, steps=(steps or {}).get(rank, 9))
+        if number is not None:
+            writer.close("train epoch 0")
+        writer.save()
+    return run_of(directory)
+
+
+def test_ranks_that_behaved_alike_are_one_class(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=8)
+    (only,) = facts.classes_of(run_of(tmp_path))
+    assert (only.ranks, only.reasons, only.hosts) == (tuple(range(8)), (), ("node0",))
+
+
+def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path)
+    first, rest = facts.classes_of(run_of(tmp_path))
+    assert (first.ranks, first.reasons) == ((2,), ("named by the verdict", "other counts"))
+    assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
+
+
+def test_a_rank_with_a_slow_loader_is_odd_and_named_in_each_epoch(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=8, loader={2: 0.4}, hosts=2)
+    run = run_of(tmp_path)
+    first, _ = facts.classes_of(run)
+    assert (first.ranks, first.reasons) == ((2,), ("slow loader",))
+    train = [pace for pace in facts.paces_of(run) if not pace.is_evaluation]
+    assert [(pace.waited, pace.slow, pace.seconds) for pace in train] == [(2, (2,), 70)] * 3
+    assert train[0].waited_seconds == pytest.approx(24)
+    assert train[0].median_seconds == pytest.approx(1.2)
+    slow, fast = facts.hosts_of(run, facts.paces_of(run))
+    assert (slow.host, fast.host, slow.loader_seconds) == ("node0", "node1", pytest.approx((72 + 3 * 3.6) / 4))
+
+
+def test_ranks_that_wait_a_little_longer_are_not_slow(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=8, loader={2: 0.028})
+    run = run_of(tmp_path)
+    assert len(facts.classes_of(run)) == 1
+    assert not any(pace.slow for pace in facts.paces_of(run))
+
+
+def test_a_killed_rank_and_one_without_a_trace_are_classes_of_their_own(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=5, epochs=1)
+    (tmp_path / "rank-00001.jsonl").unlink()
+    lines = (tmp_path / "rank-00003.jsonl").read_text().splitlines()
+    (tmp_path / "rank-00003.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    found = facts.classes_of(run_of(tmp_path))
+    assert [(each.ranks, each.reasons) for each in found] == [
+        ((1,), ("no trace",)),
+        ((3,), ("no end",)),
+        ((0, 2, 4), ()),
+    ]
+
+
+def test_the_last_rank_at_the_end_of_a_span_is_named(tmp_path: Path) -> None:
+    for rank, late in enumerate([0.0, 2.5, 0.5]):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        writer.tick(5 + late, 10)
+        writer.close("train epoch 0")
+        writer.save()
+    (pace,) = facts.paces_of(run_of(tmp_path))
+    assert (pace.last, pace.spread_seconds) == (1, 2.5)
+
+
+def test_counts_part_where_one_rank_has_closed_with_fewer(tmp_path: Path) -> None:
+    run = span_of(tmp_path, {0: 90, 1: None, 2: None})
+    (parting,) = facts.partings_of(run)
+    assert (parting.time, parting.groups) == (BEGAN + 5, ((90, (0,)), (99, (1, 2))))
+    assert parting.sentence == "counts part in train epoch 0: rank 0: 90 batches; ranks 1, 2: 99 batches"
+
+
+def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
+    assert facts.partings_of(span_of(tmp_path, {0: None, 1: None})) == []
+
+
+def test_a_rank_that_is_still_behind_does_not_part(tmp_path: Path) -> None:
+    assert facts.partings_of(span_of(tmp_path, {0: 100, 1: 100, 2: None})) == []
+
+
+def test_steps_part_where_batches_do_not(tmp_path: Path) -> None:
+    (parting,) = facts.partings_of(span_of(tmp_path, {0: 10, 1: 10, 2: 10}, steps={1: 8}))
+    assert (parting.noun, parting.groups) == ("step", ((8, (1,)), (9, (0, 2))))
+
+
+def test_odd_cells_are_marked_and_their_column_comes_first(tmp_path: Path) -> None:
+    table = facts.counts_of(span_of(tmp_path, {0: 10, 1: 10, 2: 9, 3: 10}))
+    assert table.classes == ((2,), (0, 1, 3))
+    (row,) = table.rows
+    assert [cell and cell.batches for cell in row.cells] == [9, 10]
+    assert row.odd == (True, False)
+
+
+def test_where_two_sides_differ_both_are_marked(tmp_path: Path) -> None:
+    assert facts.counts_of(span_of(tmp_path, {0: 10, 1: 11})).rows[0].odd == (True, True)
+
+
+def test_a_span_that_only_some_ranks_have_is_not_odd(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=3, epochs=1, evaluations=False)
+    writer = RankWriter(tmp_path, 0, begin=None)
+    writer.time += 100
+    writer.open("evaluation", eval=True)
+    writer.close("evaluation")
+    writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0,), (1, 2))
+    assert table.rows[1].cells[1] is None
+    assert not any(table.rows[1].odd)
+
+
+def test_stacks_are_grouped_and_the_rare_one_comes_first(tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path)
+    found = facts.stacks_of(run_of(tmp_path))
+    assert [(ranks, state) for ranks, state, _ in found] == [
+        ((2,), "between batches"),
+        ((0, 1, 3, 4, 5, 6, 7), "collective"),
+    ]
+
+
+def test_the_headline_is_the_verdict_or_what_was_trained_without_one(tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path / "a")
+    example_traces.healthy(tmp_path / "b", ranks=8, ticks=280)
+    assert facts.headline(read([str(tmp_path / "a")])).startswith("UnevenBatches: rank 2 ran out of data")
+    assert facts.headline(read([str(tmp_path / "b")])) == "no verdict: 3 epochs, 8 ranks, 1 h 21 min"

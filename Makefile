@@ -12,7 +12,7 @@ FAULTS_FLAGS ?=
 SOAK_FLAGS ?=
 SUITES_FLAGS ?= accelerate
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,demo
+EXTRAS_.venv := composer,lightning,accelerate,transformers,report,demo
 EXTRAS_.venv-latest := all,demo
 CONSTRAINTS_.venv := constraints/torch-2.7.txt
 CONSTRAINTS_.venv-latest := constraints/latest.txt

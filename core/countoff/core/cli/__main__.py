@@ -33,6 +33,10 @@ Before you pay for GPUs, print what a configuration really trains, and what is w
 Read what a message of countoff means, and what to do:
 
     countoff explain UnevenBatches
+
+Look at what each rank did over time:
+
+    countoff report runs/today
 """
 _PLAN = """\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
@@ -69,6 +73,19 @@ Prints what a kind of verdict means: a message, the cause, an example and the fi
     countoff explain
 
 Exit code: 0, or 2 if there is no such kind, with one line that names the nearest one.
+"""
+_REPORT = """\
+Draws what each rank of a job did over time, from its trace, as one HTML page that needs no network: the verdict, a lane
+per rank, who is slow, the counts of all ranks, the learning rate, and where the ranks were at a stall.
+
+    countoff report runs/today
+    countoff report host-a/trace host-b/trace -o job.html --open
+
+A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
+directories if each host wrote to its own, or for a run and its resume.
+The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
+Exit code: 0; 1 if the extra is missing and -o or --open asks for the page; or 2 if there is no trace or the page cannot
+be written, with one line that gives the reason.
 """
 _DEMO = """\
 Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
@@ -140,6 +157,13 @@ def explain(chosen: argparse.Namespace) -> None:
     _run(explain.explain, chosen)
 
 
+def report(chosen: argparse.Namespace) -> None:
+    """Draws a trace."""
+    from countoff.core.cli import report
+
+    _run(report.report, chosen)
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -184,6 +208,7 @@ def _parser() -> _Parser:
     _plan_arguments(_command(add, "plan", description=_PLAN, help="print the real numbers of a run", run=plan))
     _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
     _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a verdict means", run=explain))
+    _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
     _command(add, "version", description="Prints the version.", help="print the version", run=version)
     return parser
@@ -262,6 +287,12 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind, such as UnevenBatches")
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (report.html)")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,190 @@
+"""What the lanes of the page show: which ranks have one, and the blocks in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from countoff.core.trace.facts import RankClass, classes_of, duration, label_of
+from countoff.core.trace.model import Fit, Pause, Run, Span, Tick, Trace
+from countoff.core.verdict import count_of
+
+MOST_LANES = 256
+_MOST_BLOCKS = 40_000
+"""Of train epochs on a page, and of evaluations: a browser draws so many at once while somebody zooms."""
+_FEWEST_TICKS = 24
+_PLACES = {"loader": "the loader", "collective": "a collective", "code": "other code"}
+
+
+class Block(NamedTuple):
+    """A part of a train epoch or an evaluation in a lane, as long as one tick or a few.
+
+    Attributes:
+        lane: The index of the lane.
+        left: When it begins, in seconds since the epoch.
+        right: When it ends.
+        span: The span.
+        batches: Batches of the span until its end.
+        steps: Optimizer steps of the fit until its end.
+        rate: Batches per second.
+        share: The share of the time that the rank waited for its loader.
+    """
+
+    lane: int
+    left: float
+    right: float
+    span: str
+    batches: int
+    steps: int
+    rate: float
+    share: float
+
+
+class PauseBlock(NamedTuple):
+    """A pause in a lane.
+
+    Attributes:
+        lane: The index of the lane.
+        left: When it begins, in seconds since the epoch.
+        right: When it ends.
+        note: How long it was, and where the main thread was.
+    """
+
+    lane: int
+    left: float
+    right: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane.
+
+    Attributes:
+        ranks: Its ranks; the first of them is drawn.
+        label: Their names.
+        hosts: The names of their hosts, on one line.
+        odd: Why they are not like most ranks; empty for these.
+        fits: What the first of them has recorded in each run.
+        summary: The lane in words.
+    """
+
+    ranks: tuple[int, ...]
+    label: str
+    hosts: str
+    odd: str
+    fits: tuple[Fit, ...]
+    summary: str
+
+
+def lanes_of(trace: Trace) -> list[Lane]:
+    """The lanes of a trace: one per rank, or per class of ranks if there are too many. The odd ones come first."""
+    if not trace.runs:
+        return []
+    run = trace.runs[-1]
+    classes = classes_of(run)
+    if run.world_size <= MOST_LANES:
+        classes = [
+            RankClass((rank,), each.reasons, run.fits.get(rank), (run.fits[rank].host,) if rank in run.fits else ())
+            for each in classes
+            for rank in each.ranks
+        ]
+    rest = classes[MOST_LANES - 1 :]
+    if len(rest) > 1:
+        ranks = tuple(sorted(rank for each in rest for rank in each.ranks))
+        classes[MOST_LANES - 1 :] = [RankClass(ranks, ("other classes",), run.fits.get(ranks[0]), ())]
+    return [_lane(trace.runs, each) for each in classes]
+
+
+def _lane(runs: Sequence[Run], ranks: RankClass) -> Lane:
+    first = ranks.ranks[0]
+    fits = tuple(run.fits[first] for run in runs if first in run.fits)
+    hosts = [host for host in ranks.hosts if host]
+    place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
+    label, odd = label_of(ranks.ranks), "; ".join(ranks.reasons)
+    return Lane(ranks.ranks, label, place, odd, fits, _summary(label, place, odd, ranks, fits))
+
+
+def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[Fit]) -> str:
+    parts = [f"{label}{f' on {place}' if place else ''}"]
+    if len(ranks.ranks) > 1:
+        parts[0] += f" (drawn: rank {ranks.ranks[0]})"
+    if odd:
+        parts.append(odd)
+    for fit in fits[-1:]:
+        epochs = sum(not span.is_evaluation for span in fit.spans)
+        parts.append(f"{count_of(epochs, 'epoch')}, {count_of(fit.steps, 'step')}")
+        if fit.spans:
+            last = fit.open[-1] if fit.open else fit.spans[-1]
+            parts.append(f"last in {last.name}: {count_of(last.batches, 'batch')}")
+        waited = sum(span.loader_seconds for span in fit.spans)
+        parts.append(f"waited {duration(waited)} for the loader")
+        if fit.pause_count:
+            parts.append(f"{count_of(fit.pause_count, 'pause')} of {duration(fit.pause_seconds)} in all")
+        how = fit.ending.how if fit.ending else "its trace has no end: killed, or still running"
+        parts.append(how + (f" ({fit.ending.what})" if fit.ending and fit.ending.what else ""))
+    return "; ".join(parts)
+
+
+def blocks_of(lanes: Sequence[Lane], *, evaluations: bool) -> list[Block]:
+    """The blocks of train epochs, or those of evaluations, in all lanes."""
+    most = max(_FEWEST_TICKS, _MOST_BLOCKS // max(1, len(lanes)))
+    found: list[Block] = []
+    for index, lane in enumerate(lanes):
+        for fit in lane.fits:
+            every = 1 + sum(len(span.ticks) for span in fit.spans) // most
+            for span in fit.spans:
+                if span.is_evaluation == evaluations:
+                    found += _blocks(index, fit, span, every)
+    return found
+
+
+def pauses_of(lanes: Sequence[Lane], where: str) -> list[PauseBlock]:
+    """The pauses in all lanes that were in the loader, in a collective or in other code."""
+    return [
+        PauseBlock(index, pause.begin, pause.begin + pause.seconds, _note(pause))
+        for index, lane in enumerate(lanes)
+        for fit in lane.fits
+        for pause in fit.pauses
+        if pause.where == where
+    ]
+
+
+def _note(pause: Pause) -> str:
+    at = f", at {pause.frames[0]}" if pause.frames else ""
+    return f"{duration(pause.seconds)} without a batch, in {_PLACES[pause.where]}{at}"
+
+
+def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
+    """The blocks of a span; not where other spans were open within it."""
+    inner = [other for other in fit.spans if other.depth == span.depth + 1 and other.begin >= span.begin]
+    before = Tick(span.begin, 0, 0, 0.0, ())
+    end = fit.last if span.end is None else span.end
+    for tick in _thinned(span, every) or [Tick(end, span.batches, span.steps, span.loader_seconds, ())]:
+        pieces = list(_pieces(before.time, tick.time, inner))
+        seconds = sum(right - left for left, right in pieces)
+        if not seconds:
+            continue
+        rate = max(0.0, (tick.batches - before.batches) / seconds)
+        share = min(1.0, max(0.0, (tick.loader_seconds - before.loader_seconds) / seconds))
+        for left, right in pieces:
+            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share)
+        before = tick
+
+
+def _pieces(left: float, right: float, inner: Sequence[Span]) -> Iterator[tuple[float, float]]:
+    """What is left of a time without the spans within it."""
+    for span in inner:
+        if left <= span.begin < right:
+            if left < span.begin:
+                yield left, span.begin
+            left = right if span.end is None else span.end
+    if left < right:
+        yield left, right
+
+
+def _thinned(span: Span, every: int) -> Sequence[Tick]:
+    """Every so many ticks, and the last one."""
+    ticks = span.ticks[every - 1 :: every]
+    return [*ticks, *span.ticks[-1:]] if ticks[-1:] != span.ticks[-1:] else ticks

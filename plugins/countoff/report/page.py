@@ -1,0 +1,135 @@
+"""The page as a whole: its text from a template, in which every value is escaped, and the pictures between.
+
+The trace is untrusted. Jinja escapes each value; the pictures come as JSON in which no `<` is left; and the browser
+runs no script but the two whose hashes the page itself states, and loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from importlib import resources
+from typing import Any
+
+from bokeh.resources import Resources
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import countoff.core
+from countoff.core.trace import facts
+from countoff.core.trace.model import Run, Trace
+from countoff.core.verdict import names_of
+from countoff.report import figures
+from countoff.report.lanes import MOST_LANES, lanes_of
+
+_MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
+"""The most of each that a page shows; it says how many there are."""
+
+
+def render(trace: Trace) -> str:
+    """Returns the page of a trace, as HTML.
+
+    Args:
+        trace: What was read; at least one run.
+    """
+    runs = trace.runs[-_MOST_RUNS:]
+    lanes = lanes_of(trace)
+    begin, end = min(run.begin for run in runs), max(run.end for run in runs)
+    margin = max(1.0, 0.01 * (end - begin))
+    limits = begin - margin, end + margin
+    partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
+    rates = figures.rates_figure(runs)
+    items = {
+        "axis": figures.axis_figure(*limits, partings),
+        "lanes": figures.lanes_figure(lanes, *limits, partings),
+        **({"rates": rates} if rates else {}),
+    }
+    scripts = [_bokeh(), _own("page.js")]
+    environment = Environment(
+        loader=PackageLoader("countoff.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": facts.duration, "clock": _clock, "names": names_of, "number": _number}
+    return environment.get_template("page.html").render(
+        title=facts.headline(trace),
+        verdict=trace.verdict,
+        trace=trace,
+        runs=[_run(run, number) for number, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
+        last=runs[-1],
+        lanes=lanes,
+        by_class=runs[-1].world_size > MOST_LANES,
+        lane_height=figures.lane_height(len(lanes)),
+        partings=partings,
+        begin=begin,
+        has_rates=rates is not None,
+        incident_stacks=[incident.stacks for incident in trace.incidents if incident.stacks],
+        limits={"rows": _MOST_ROWS, "columns": _MOST_COLUMNS, "stacks": _MOST_STACKS, "warnings": _MOST_WARNINGS},
+        version=countoff.core.__version__,
+        style=Markup(_own("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        policy=_policy(scripts),
+        figures=Markup(_harmless(items)),
+    )
+
+
+def _run(run: Run, number: int) -> dict[str, Any]:
+    """What the tables show of one run."""
+    paces = facts.paces_of(run)
+    counts = facts.counts_of(run)
+    fits = list(run.fits.values())
+    true, reported = facts.totals_of(run)
+    return {
+        "number": number,
+        "run": run,
+        "paces": paces,
+        "hosts": facts.hosts_of(run, paces),
+        "counts": counts,
+        "stacks": facts.stacks_of(run),
+        "totals": [(name, true.get(name), reported.get(name)) for name in dict.fromkeys([*true, *reported])],
+        "frameworks": sorted({fit.framework for fit in fits if fit.framework}),
+        "versions": sorted({(name, str(value)) for fit in fits for name, value in fit.versions.items()}),
+        "clock_error": max((fit.clock_error for fit in fits if fit.clock_error is not None), default=None),
+        "dropped_lines": sum(fit.dropped_lines for fit in fits),
+        "dropped_spans": sum(fit.dropped_spans for fit in fits),
+    }
+
+
+def _bokeh() -> str:
+    """Bokeh's own script, without its tables, widgets and WebGL."""
+    return "\n".join(Resources(mode="inline", minified=True, components=["bokeh"]).js_raw)
+
+
+def _own(name: str) -> str:
+    return resources.files("countoff.report").joinpath(name).read_text("utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """What the browser may do: run these scripts, and load nothing."""
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
+
+
+def _harmless(value: object) -> str:
+    """A value as JSON that may stand within a script element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _clock(seconds: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A time in UTC; empty if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime(pattern)
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def _number(value: float | None) -> str:
+    """A number with separators, or a dash where there is none."""
+    return "–" if value is None else f"{value:,.10g}"

@@ -1,0 +1,53 @@
+"""`countoff report` of traces that real ranks have written."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from countoff.core.trace import facts
+from countoff.core.trace.reader import Reader
+from integration_tests import loops
+from integration_tests.jobs import verdict_lines
+
+pytest.importorskip("bokeh", reason="the page needs countoff[report]")
+
+
+def page_of(directory: Path) -> tuple[Any, str]:
+    """The trace of a job and its page."""
+    from countoff.report import render
+
+    trace = Reader([str(directory)]).read()
+    assert (trace.skipped, trace.problems) == (0, [])
+    return trace, render(trace)
+
+
+def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: Any, tmp_path: Path) -> None:
+    results = run_ranks(loops.uneven, 3, [5, 4, 5], expect=[1, 1, 1], env={"COUNTOFF_TRACE_DIR": str(tmp_path)})
+    trace, page = page_of(tmp_path)
+    (run,) = trace.runs
+    printed = max((verdict_lines(result) for result in results), key=len)
+    assert printed[0] == f"countoff: {trace.verdict.headline}"
+    first, rest = facts.classes_of(run)
+    assert (first.ranks, rest.ranks) == ((1,), (0, 2))
+    assert "named by the verdict" in first.reasons
+    (parting,) = facts.partings_of(run)
+    assert [ranks for _, ranks in parting.groups] == [(1,), (0, 2)]
+    assert [number for number, _ in parting.groups] == [4, 5]
+    assert any("loops.py" in frame for _, _, frames in facts.stacks_of(run) for frame in frames)
+    assert re.search(r'<pre class="verdict bad">countoff: UnevenBatches: ', page)
+    assert "counts part in train epoch 0: rank 1: 4 batches; ranks 0, 2: 5 batches" in page
+
+
+def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path: Path) -> None:
+    run_ranks(loops.healthy_without_and_with, 2, env={"COUNTOFF_TRACE_DIR": str(tmp_path)})
+    trace, page = page_of(tmp_path)
+    (run,) = trace.runs
+    table = facts.counts_of(run)
+    assert table.classes == ((0, 1),)
+    epochs = [cell.batches for row in table.rows for cell in row.cells if cell and "epoch" in row.key.name]
+    assert epochs[0] == 10
+    assert not any(any(row.odd) for row in table.rows)
+    assert facts.partings_of(run) == []
+    assert ">no verdict: 4 epochs, 2 ranks, " in page

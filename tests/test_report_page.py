@@ -1,0 +1,240 @@
+"""The page of `countoff report` in a real browser: headless Chromium, without network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from countoff.core.trace.reader import read
+from tests import example_traces
+from tests.example_traces import BEGAN, HOSTILE, RankWriter
+
+pytest.importorskip("bokeh", reason="the page needs countoff[report]")
+webdriver = pytest.importorskip("selenium.webdriver", reason="a browser is driven by selenium")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="there is no Chromium here: apt-get install chromium chromium-driver"
+)
+
+_SECONDS = 60.0
+_RANGE = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'lanes').x_range"
+_TOOLTIPS = """
+const found = [];
+const walk = (node) => {
+  if (node.classList?.contains("hover")) found.push(node.innerText);
+  for (const child of [...(node.shadowRoot?.children ?? []), ...node.children]) walk(child);
+};
+walk(document.body);
+return found;
+"""
+
+
+class Page:
+    """A page in the browser.
+
+    Args:
+        driver: The browser.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        """Waits for the browser, and returns what it waited for."""
+        deadline = time.monotonic() + _SECONDS
+        while not (found := condition()):
+            assert time.monotonic() < deadline, "the browser did not get so far"
+            time.sleep(0.02)
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        return self.run("return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText)", selector)
+
+    def press(self, *keys: str) -> None:
+        webdriver.ActionChains(self.driver).send_keys(*keys).perform()
+
+    def hover(self, x: float, y: float) -> None:
+        """Moves the mouse over the lanes: shares of their width and height."""
+        element = self.driver.find_element("id", "lanes")
+        self.run("arguments[0].scrollIntoView({block: 'center'})", element)
+        size = element.size
+        actions = webdriver.ActionChains(self.driver)
+        actions.move_to_element_with_offset(element, (x - 0.5) * size["width"], (y - 0.5) * size["height"]).perform()
+
+    def range(self) -> tuple[float, float]:
+        """What the time axis shows, in seconds since the beginning of the job."""
+        start, end = self.run(f"const range = {_RANGE}; return [range.start, range.end]")
+        return start / 1000 - BEGAN, end / 1000 - BEGAN
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    flags = "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update"
+    for flag in [*flags.split(), "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(f"--{flag}")
+    options.add_argument("--window-size=1400,1000")
+    options.add_argument("--proxy-server=127.0.0.1:9")  # whatever asks for the network fails
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@pytest.fixture
+def show(browser: Any, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
+    """Opens the page of a trace; then checks that it asked for nothing and complained of nothing."""
+    from countoff.report import render
+
+    def load(directory: Path) -> Page:
+        file = tmp_path / "page.html"
+        file.write_text(render(read([str(directory)])), "utf-8")
+        browser.get(file.as_uri())
+        page = Page(browser)
+        page.until(lambda: page.run("return document.documentElement.dataset.drawn === 'yes'"))
+        return page
+
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    yield load
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert asked
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_lanes_are_in_the_document_with_the_odd_one_first(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.texts("#labels b") == ["rank 2", "rank 0", "rank 1", *(f"rank {rank}" for rank in range(3, 8))]
+    assert page.texts("#labels li.odd em") == ["named by the verdict; other counts"]
+    assert page.texts("#labels small") == ["node0", "node0", "node0", "node0", *["node1"] * 4]
+    assert page.texts("p.parting") == [
+        "15:07:25: counts part in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches"
+    ]
+    assert page.texts("td.odd") == ["≠ 90 batches, 90 steps\n720 samples"]
+
+
+def test_the_verdict_is_text_that_can_be_selected(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    verdict = read([str(tmp_path / "trace")]).verdict
+    assert verdict is not None
+    selected = page.run(
+        "const selection = getSelection(); selection.selectAllChildren(document.querySelector('pre.verdict'));"
+        "return selection.toString()"
+    )
+    assert selected == verdict.render()
+
+
+def test_hovering_shows_counts_and_times(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    page.hover(0.4, 0.5 / 8)
+    (tooltip,) = page.until(lambda: page.run(_TOOLTIPS))
+    assert "rank 2, train epoch 0" in tooltip
+    assert "50 batches, 50 steps" in tooltip
+    assert "15:07:00 – 15:07:05" in tooltip
+    assert "2 batches per second" in tooltip
+    page.hover(0.9, 7.5 / 8)
+    page.until(lambda: "in a collective, at distributed_c10d.py:2500 in all_reduce" in str(page.run(_TOOLTIPS)))
+
+
+def test_buttons_and_keys_zoom_and_pan_and_choose_a_lane(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=8)
+    page = show(tmp_path / "trace")
+    whole = page.range()
+    assert whole == (pytest.approx(-2.1), pytest.approx(212.1))
+    for button, expected in [("in", (51.45, 158.55)), ("right", (78.225, 185.325)), ("all", whole)]:
+        page.driver.find_element("css selector", f"[data-do={button}]").click()
+        assert page.range() == pytest.approx(expected)
+    page.run("document.getElementById('labels').focus()")
+    page.press("\ue015", "\ue015", "+")  # down twice
+    assert page.texts("[aria-selected=true] b") == ["rank 1"]
+    assert page.texts("#status")[0].startswith("rank 1 on node0; 3 epochs, 360 steps; last in evaluation after epoch")
+    assert page.range() == pytest.approx((51.45, 158.55))
+    page.press("\ue012", "-", "0", "\ue013")  # left, up
+    assert page.texts("[aria-selected=true] b") == ["rank 0"]
+    assert page.range() == pytest.approx(whole)
+
+
+def test_hostile_texts_stay_texts(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    for rank, text in enumerate(HOSTILE):
+        facts = {"framework": text, "versions": {text: text}, "run": {text: text}}
+        writer = RankWriter(tmp_path / "trace", rank, len(HOSTILE), begin={"host": text, **facts})
+        writer.open(text)
+        writer.tick(5, 10 + rank, lr=[0.1])
+        writer.line("warning", verdict=example_traces.verdict("Truncated", sentence=text, why=text, remedy=text))
+        writer.line("pause", s=3, **{"in": "collective"}, at=[text])
+        writer.line("stacks", state=text, frames=[text, text])
+        writer.line("totals", true={text: 1}, reported={text: 2})
+        writer.close(text)
+        hosts = {str(rank): text}
+        writer.line(
+            "verdict",
+            verdict=example_traces.verdict(text, sentence=text, hosts=hosts, rows=[{"rank": text, "where": text}]),
+        )
+        writer.line("end", how="failed", what=text)
+        writer.save()
+    page = show(tmp_path / "trace")
+    assert page.run("return document.title").startswith("countoff: ")
+    assert page.run("return document.querySelectorAll('img, iframe, object, link, base, form').length") == 0
+    assert page.run("return document.querySelectorAll('script').length") == 3
+    assert page.run("return document.querySelectorAll('b:not(#labels b)').length") == 0
+    assert page.texts("#labels b") == page.run(
+        "return [...document.querySelectorAll('#labels b')].map((b) => b.innerHTML)"
+    )
+    assert any("<script>document.title='owned'</script>" in text for text in page.texts("pre"))
+    for place in range(1, 10):
+        page.hover(place / 10, 0.5 / len(HOSTILE))
+        page.until(lambda: True)
+    assert page.run("return document.title").startswith("countoff: ")
+
+
+def test_the_page_runs_no_script_but_its_own(browser: Any, tmp_path: Path) -> None:
+    """Should a text ever become markup, the browser itself refuses to run it."""
+    from countoff.report import render
+
+    example_traces.healthy(tmp_path / "trace", ranks=1, epochs=1)
+    text = render(read([str(tmp_path / "trace")]))
+    (tmp_path / "page.html").write_text(text.replace("<h1>", f"{HOSTILE[0]}{HOSTILE[1]}<h1>"), "utf-8")
+    browser.get((tmp_path / "page.html").as_uri())
+    page = Page(browser)
+    page.until(lambda: page.run("return document.documentElement.dataset.drawn === 'yes'"))
+    assert page.run("return document.querySelectorAll('script').length") == 4
+    assert page.run("return document.title").startswith("countoff: ")
+
+
+def test_the_page_follows_the_scheme_of_the_system(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    page = show(tmp_path / "trace")
+    lanes = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'lanes')"
+    script = f"""return [getComputedStyle(document.body).backgroundColor,
+        {lanes}.renderers.find((each) => each.name === 'train').glyph.fill_color.value]"""
+    for scheme, colors in [("light", ["rgb(255, 255, 255)", "#0072b2"]), ("dark", ["rgb(20, 23, 27)", "#3d8fd1"])]:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        page.until(lambda colors=colors: page.run(script) == colors)
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_more_ranks_than_lanes_are_drawn_as_classes(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=260, epochs=1, loader={7: 0.5}, hosts=4)
+    page = show(tmp_path / "trace")
+    assert page.texts("#labels b") == ["rank 7", "ranks 0–6, 8–259"]
+    assert page.texts("#timeline .note") == [
+        "260 ranks: each lane is a class of ranks that behaved alike, drawn as its first rank."
+    ]

@@ -13,15 +13,17 @@ from benchmarks.results import Table
 
 _TICK_SECONDS, _EPOCH_TICKS, _BATCHES = 5, 360, 50
 _CALL = """
-import resource, sys, time
+import re, sys, time
+from pathlib import Path
 from countoff.core.trace.reader import read
 from countoff.report import render
 begin = time.perf_counter()
 trace = read(sys.argv[1:])
 between = time.perf_counter()
 page = render(trace)
-most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(between - begin, time.perf_counter() - between, most / 1024, len(page.encode()) / 1e6)
+end = time.perf_counter()
+most = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+print(between - begin, end - between, most / 1024, len(page.encode()) / 1e6)
 """
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests import example_traces
+
 ROOT = Path(__file__).parents[1]
 # Each adapter, and the command that installs what it needs.
 ADAPTERS = {
@@ -136,6 +138,16 @@ def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None
     assert run.stderr == "countoff: the demo needs torch and lightning and scikit-learn: pip install 'countoff[demo]'\n"
 
 
+def test_a_report_without_bokeh_is_text(installed: Installed, tmp_path: Path) -> None:
+    """The facts of a trace need only the declared dependencies; one line says what would draw them."""
+    example_traces.uneven(tmp_path)
+    run = installed.run("countoff", "report", str(tmp_path))
+    assert run.returncode == 0
+    assert run.stderr == "countoff: to see this as a page in a browser: pip install 'countoff[report]'\n"
+    assert run.stdout.startswith("countoff: UnevenBatches: rank 2 ran out of data")
+    assert "≠ 90 / 90" in run.stdout
+
+
 def test_the_factories_import_nothing_unless_asked(installed: Installed) -> None:
     """Lightning calls every installed factory in every Trainer; without COUNTOFF=1 each returns an empty list."""
     script = """
@@ -158,6 +170,6 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
 
 
 def test_every_adapter_has_its_case() -> None:
-    """Every public module of the plugins is an adapter above; `mesh` and `demo` need no framework to be imported."""
+    """Every public module of the plugins is an adapter above, but for those that belong to no framework."""
     modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
-    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo"} == set(ADAPTERS)
+    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo", "report"} == set(ADAPTERS)

@@ -158,32 +158,34 @@ def rates_figure(runs: Sequence[Run]) -> Any | None:
         border_fill_alpha=0,
         min_border_right=_SIDE,
     )
-    drawn = 0
-    for run in runs:
-        points = next((found for fit in run.fits.values() if (found := _rates(fit))), [])
-        for group in range(min(_MOST_RATES, max((len(rates) for _, rates in points), default=0))):
-            xs = [step for step, rates in points if group < len(rates)]
-            ys = [rates[group] for _, rates in points if group < len(rates)]
-            line = plot.line(xs, ys, line_width=2, name=f"rate {drawn % _MOST_RATES}")
-            plot.add_tools(
-                HoverTool(renderers=[line], tooltips=[("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")])
-            )
-            drawn += 1
-    for run in runs[-1:]:
-        for horizon in {fit.horizon for fit in run.fits.values() if fit.horizon}:
-            plot.add_layout(
-                Span(location=horizon, dimension="height", line_width=2, line_dash="dotted", name="horizon")
-            )
+    lines = [line for run in runs for line in _rate_lines(run)]
+    if not lines:
+        return None
+    for number, (steps, rates) in enumerate(lines):
+        line = plot.line(steps, rates, line_width=2, name=f"rate {number % _MOST_RATES}")
+        plot.add_tools(HoverTool(renderers=[line], tooltips=[("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")]))
+    horizons = {fit.horizon for run in runs[-1:] for fit in run.fits.values() if fit.horizon}
+    for horizon in horizons:
+        plot.add_layout(Span(location=horizon, dimension="height", line_width=2, line_dash="dotted", name="horizon"))
+    most = max(rate for _, rates in lines for rate in rates)
+    least = min(0.0, *(rate for _, rates in lines for rate in rates))
+    plot.y_range = Range1d(start=least * 1.05, end=most + 0.05 * (most - least) if most > least else 1)
+    plot.x_range = Range1d(start=0, end=1.02 * max(1, *horizons, *(steps[-1] for steps, _ in lines)))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     plot.add_tools(CrosshairTool(dimensions="height"))
-    return json_item(plot) if drawn else None
+    return json_item(plot)
 
 
-def _rates(fit: Fit) -> list[tuple[int, tuple[float, ...]]]:
-    ticks = [tick for span in fit.spans for tick in span.ticks if tick.learning_rates and not span.is_evaluation]
-    every = 1 + len(ticks) // _MOST_POINTS
-    points = {tick.steps: tick.learning_rates for tick in [*ticks[::every], *ticks[-1:]]}
-    return sorted(points.items())
+def _rate_lines(run: Run) -> list[tuple[list[int], list[float]]]:
+    """The steps and the learning rates of each parameter group, from the lowest rank that knows them."""
+    for fit in run.fits.values():
+        ticks = [tick for span in fit.spans if not span.is_evaluation for tick in span.ticks if tick.learning_rates]
+        if ticks:
+            every = 1 + len(ticks) // _MOST_POINTS
+            points = sorted({tick.steps: tick.learning_rates for tick in [*ticks[::every], ticks[-1]]}.items())
+            groups = min(_MOST_RATES, *(len(rates) for _, rates in points))
+            return [([step for step, _ in points], [rates[group] for _, rates in points]) for group in range(groups)]
+    return []
 
 
 def _figure(begin: float, end: float, **options: Any) -> Any:

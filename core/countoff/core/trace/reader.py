@@ -24,7 +24,7 @@ from countoff.core.verdict import Kind, Standing, Verdict, plain
 __all__ = ["Reader", "read"]
 
 _MOST_RANKS = 1 << 17
-_MOST_RECORDS, _FEWEST_PER_RANK, _MOST_PER_RANK = 1_000_000, 200, 20_000
+_MOST_RECORDS, _FEWEST_PER_RANK, _MOST_PER_RANK = 400_000, 100, 20_000
 """Ticks that are kept: of all ranks together, and of each rank at least and at most. As many spans are kept."""
 _FITS, _PAUSES, _ROLLS, _WARNINGS, _STACKS = 500, 256, 1_000, 64, 4
 """The most that is kept of one rank, and of each of its fits."""

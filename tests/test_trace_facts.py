@@ -114,6 +114,12 @@ def test_odd_cells_are_marked_and_their_column_comes_first(tmp_path: Path) -> No
     assert row.odd == (True, False)
 
 
+def test_ranks_that_closed_with_fewer_than_others_go_on_with_are_odd(tmp_path: Path) -> None:
+    table = facts.counts_of(span_of(tmp_path, {0: 80, 1: 80, 2: 90, 3: None, 4: None, 5: None, 6: None}))
+    odd = [ranks for ranks, odd in zip(table.classes, table.rows[0].odd, strict=True) if odd]
+    assert odd == [(0, 1), (2,)]
+
+
 def test_where_two_sides_differ_both_are_marked(tmp_path: Path) -> None:
     assert facts.counts_of(span_of(tmp_path, {0: 10, 1: 11})).rows[0].odd == (True, True)
 

@@ -202,7 +202,7 @@ def uneven(directory: Path, *, ranks: int = 8, short: int = 2) -> None:
                 at=["distributed_c10d.py:2500 in all_reduce", "train.py:41 in step"],
             )
             writer.time += 9
-        state = "between batches" if rank == short else "collective"
+        state = "code" if rank == short else "collective"
         frames = (
             ["train.py:60 in main"]
             if rank == short
@@ -211,4 +211,21 @@ def uneven(directory: Path, *, ranks: int = 8, short: int = 2) -> None:
         writer.line("stacks", state=state, frames=frames)
         writer.line("verdict", verdict=verdict(ranks=[short], world_size=ranks))
         writer.line("end", how="verdict")
+        writer.save()
+
+
+def stalled(directory: Path, *, ranks: int = 4, stuck: int = 3) -> None:
+    """A job in which the others wait for one rank, until somebody kills it."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks)
+        writer.open("train epoch 0")
+        for _ in range(12):
+            writer.tick(5, 10, steps=10, loader=0.1, lr=[0.1])
+        where, frames = ("code", ["data.py:9 in __getitem__"]) if rank == stuck else ("collective", BLOCKED)
+        writer.line("pause", s=60, **{"in": where}, at=frames)
+        writer.time += 60
+        if rank == 0:
+            sentence = "no rank has begun a batch for 60 s."
+            writer.line("warning", verdict=verdict("Stalled", [], sentence=sentence, rows=[], why="", remedy=""))
+        writer.line("stacks", state=where, frames=frames)
         writer.save()

@@ -110,7 +110,7 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
     for fact in [
         "UnevenBatches: rank 2 ran out of data",
         "counts part in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches",
-        "named by the verdict; other counts",
+        "named by the verdict; other counts; last seen in code",
         "≠ 90 / 90",
         "learning rate: 0.1 at first",
         "train.py:41 in step",
@@ -122,6 +122,16 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
     assert out.startswith("no verdict: 3 epochs, 8 ranks, 3 min 30 s\n")
     assert "rank 2" in out
     assert "24 s ≠" in out
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.stalled(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert out.startswith("no verdict: 1 epoch, 4 ranks, 2 min\n")
+    assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
+    assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out
+    assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)
 
 
 @pytest.mark.usefixtures("without_bokeh")
@@ -151,7 +161,7 @@ def test_the_text_has_no_control_character_and_no_markup_of_the_terminal(
             "there is no trace in {empty}: expected files like rank-00000.jsonl, which a job with "
             'trace_dir="…" writes',
         ),
-        (["{empty}", "--perfeto"], "there is no argument --perfeto; see countoff report --help"),
+        (["{empty}", "--opne"], "there is no argument --opne; did you mean --open?"),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_one_line_and_exit_code_2(

@@ -38,7 +38,7 @@ def test_ranks_that_behaved_alike_are_one_class(tmp_path: Path) -> None:
 def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path)
     first, rest = facts.classes_of(run_of(tmp_path))
-    assert (first.ranks, first.reasons) == ((2,), ("named by the verdict", "other counts"))
+    assert (first.ranks, first.reasons) == ((2,), ("named by the verdict", "other counts", "last seen in code"))
     assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
 
 
@@ -141,7 +141,7 @@ def test_stacks_are_grouped_and_the_rare_one_comes_first(tmp_path: Path) -> None
     example_traces.uneven(tmp_path)
     found = facts.stacks_of(run_of(tmp_path))
     assert [(ranks, state) for ranks, state, _ in found] == [
-        ((2,), "between batches"),
+        ((2,), "code"),
         ((0, 1, 3, 4, 5, 6, 7), "collective"),
     ]
 

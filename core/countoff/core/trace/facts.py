@@ -201,8 +201,8 @@ def spans_of(run: Run) -> dict[Key, dict[int, Span]]:
 def classes_of(run: Run) -> list[RankClass]:
     """Sorts ranks into classes that behaved alike: the odd ones first, most ranks last.
 
-    Ranks behave alike if they have counted the same and ended the same way, and if they are slow and named by the
-    verdict alike. Ranks that have left no trace are a class.
+    Ranks behave alike if they have counted the same, ended the same way, and were in the same kind of place at a stall.
+    Those that are slow or named by the verdict are apart. Ranks that have left no trace are a class.
     """
     reasons = _reasons(run)
     groups: dict[Hashable, list[int]] = {}
@@ -231,6 +231,8 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     spans = spans_of(run)
     for rank in sorted({rank for table in spans.values() for rank in _odd_counts(table)}):
         found.setdefault(rank, []).append("other counts")
+    for rank in _odd({rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks}):
+        found.setdefault(rank, []).append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
     slow: dict[int, list[Key]] = {}
     for key, table in spans.items():
         for rank in slow_loaders(table):

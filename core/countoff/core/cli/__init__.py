@@ -1,1 +1,1 @@
-"""The command line: `countoff plan`, `check`, `explain` and `demo`. Starts without torch."""
+"""The command line: `countoff plan`, `check`, `explain`, `top` and `demo`. Starts without torch."""

@@ -37,6 +37,10 @@ Read what a message of countoff means, and what to do:
 Look at what each rank did over time:
 
     countoff report runs/today
+
+Watch a job that writes a trace (the setting trace_dir), while it runs:
+
+    countoff top runs/today
 """
 _PLAN = """\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
@@ -86,6 +90,24 @@ directories if each host wrote to its own, or for a run and its resume.
 The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
 Exit code: 0; 1 if the extra is missing and -o or --open asks for the page; or 2 if there is no trace or the page cannot
 be written, with one line that gives the reason.
+"""
+_TOP = """\
+Shows what the ranks of a job are doing while it runs. The job has to write a trace: give it trace_dir="runs/today", or
+set COUNTOFF_TRACE_DIR.
+
+    countoff top runs/today
+    countoff top node0/trace node1/trace
+    countoff top --once runs/today
+    countoff top --every 30 runs/today | tee top.tsv
+
+Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
+share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
+first. A note says why ranks are not with the others: silent (no line for 15 seconds), behind, slow, slow loader.
+Below is the last warning. The view ends with the verdict, or when all ranks have ended; q leaves it.
+It only reads files, so the job does not notice it, and several people can look at once.
+In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
+Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
+gives the reason; 130 after Ctrl-C.
 """
 _DEMO = """\
 Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
@@ -164,6 +186,13 @@ def report(chosen: argparse.Namespace) -> None:
     _run(report.report, chosen)
 
 
+def top(chosen: argparse.Namespace) -> None:
+    """Shows what the ranks of a job are doing."""
+    from countoff.core.cli import top
+
+    _run(top.top, chosen)
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -209,6 +238,7 @@ def _parser() -> _Parser:
     _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
     _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a verdict means", run=explain))
     _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
+    _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
     _command(add, "version", description="Prints the version.", help="print the version", run=version)
     return parser
@@ -293,6 +323,19 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (report.html)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directories",
+        nargs="+",
+        metavar="DIR",
+        help="where the job writes its trace; several where hosts write to disks of their own",
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="from one look to the next, 0.2 to 3600 (2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,6 +45,8 @@ _TABLE_SECONDS = 5.0
 """The verdict's table of ranks comes so late at most."""
 _MISSING_SECONDS = 10.0
 """After the last line of all that have ended, how long other ranks may take to begin."""
+_RECORDS = 20_000
+"""Ticks that are kept: rates need the last few."""
 _RATES, _WARNING_LINES = 3, 4
 
 
@@ -121,7 +123,7 @@ class _Job:
         if self._reader is None:
             if self.absent:
                 return Look(f"waiting for {self.absent}…")
-            self._reader = Reader(self._directories)
+            self._reader = Reader(self._directories, most_records=_RECORDS)
         trace = self._reader.read()
         problem = next(iter(trace.problems), "")
         if not trace.runs:

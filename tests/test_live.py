@@ -1,0 +1,242 @@
+"""The facts of the live view: which ranks share a row, which comes first, and how fast they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from countoff.core.trace.live import Live, Row
+from countoff.core.trace.reader import Reader
+from tests.traces import BEGAN, RankWriter
+
+
+def train(
+    directory: Path,
+    *,
+    ranks: int = 4,
+    ticks: int = 12,
+    batches: Callable[[int], int] = lambda _: 10,
+    loader: Mapping[int, float] = {},
+    then: Callable[[RankWriter], None] = lambda _: None,
+) -> None:
+    """Ranks in one epoch, with a tick every five seconds, those of each rank at a moment of its own."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks, begin={"host": f"node{rank // 2}"})
+        writer.open("train epoch 0")
+        writer.time += rank % 5
+        for _ in range(ticks):
+            writer.tick(5, batches(rank), steps=batches(rank), loader=loader.get(rank, 0.1), lr=[0.1])
+        then(writer)
+        writer.save()
+
+
+def rows(directory: Path, after: float) -> list[Row]:
+    """One look, so many seconds after the beginning of the job."""
+    (run,) = Reader([str(directory)]).read().runs
+    return Live().rows(run, BEGAN + after)
+
+
+def test_ranks_that_do_the_same_share_a_row(tmp_path: Path) -> None:
+    train(tmp_path)
+    (row,) = rows(tmp_path, 65)
+    assert (row.ranks, row.hosts, row.where, row.note) == ((0, 1, 2, 3), ("node0", "node1"), "train epoch 0", "")
+    assert (row.batches, row.batches_per_second, row.learning_rates) == ((120, 120), 2.0, (0.1,))
+    assert row.loader_share == pytest.approx(0.02)
+    assert row.age_seconds == 5.0
+
+
+def test_a_rank_that_waits_for_its_loader_comes_first(tmp_path: Path) -> None:
+    train(tmp_path, loader={2: 3.0})
+    first, others = rows(tmp_path, 65)
+    assert (first.ranks, first.note, others.ranks, others.note) == ((2,), "slow loader", (0, 1, 3), "")
+    assert first.loader_share == pytest.approx(0.6)
+
+
+def test_all_ranks_that_wait_for_their_loaders_share_a_row(tmp_path: Path) -> None:
+    train(tmp_path, loader=dict.fromkeys(range(4), 3.0))
+    (row,) = rows(tmp_path, 65)
+    assert row.note == ""
+
+
+def test_a_slow_rank_comes_first(tmp_path: Path) -> None:
+    """Not where its batches might only just have been started."""
+    train(tmp_path / "slow", batches=lambda rank: 7 if rank == 3 else 10)
+    assert [(row.ranks, row.note) for row in rows(tmp_path / "slow", 65)] == [((3,), "behind"), ((0, 1, 2), "")]
+    train(tmp_path / "young", ticks=4, batches=lambda rank: 7 if rank == 3 else 10)
+    assert [(row.ranks, row.note) for row in rows(tmp_path / "young", 25)] == [((3,), "slow"), ((0, 1, 2), "")]
+    train(tmp_path / "few", batches=lambda rank: 1, ticks=3)
+    assert len(rows(tmp_path / "few", 20)) == 1
+
+
+def test_a_rank_in_an_earlier_span_comes_before_the_others(tmp_path: Path) -> None:
+    def close(writer: RankWriter) -> None:
+        if writer.path.name != "rank-00001.jsonl":
+            writer.close("train epoch 0")
+            writer.open("evaluation after epoch", eval=True)
+
+    train(tmp_path, then=close)
+    assert [(row.ranks, row.where) for row in rows(tmp_path, 65)] == [
+        ((1,), "train epoch 0"),
+        ((0, 2, 3), "evaluation after epoch"),
+    ]
+
+
+def test_a_rank_without_a_line_is_silent(tmp_path: Path) -> None:
+    """In a span each rank writes every five seconds. One whose process was killed does not, and comes first."""
+    train(tmp_path, ticks=3, then=lambda writer: [writer.tick(5, 10) for _ in range(9 * (writer.path.name[9] != "0"))])
+    silent, others = rows(tmp_path, 64)
+    assert (silent.ranks, silent.note, silent.age_seconds) == ((0,), "silent", 49.0)
+    assert silent.batches_per_second == pytest.approx(30 / 49)  # of the last seconds, in which there were none
+    assert (others.ranks, others.batches_per_second) == ((1, 2, 3), 2.0)
+
+
+def test_once_nobody_moves_each_number_of_batches_has_a_row(tmp_path: Path) -> None:
+    def stall(writer: RankWriter) -> None:
+        writer.tick(1, 1 if writer.path.name == "rank-00002.jsonl" else 2)
+        for _ in range(9):
+            writer.tick(5, 0)
+
+    train(tmp_path, ticks=2, then=stall)
+    assert [(row.ranks, row.note, row.batches, row.batches_per_second) for row in rows(tmp_path, 60)] == [
+        ((2,), "behind", (21, 21), 0.0),
+        ((0, 1, 3), "", (22, 22), 0.0),
+    ]
+
+
+def test_ranks_between_spans_have_no_batches(tmp_path: Path) -> None:
+    train(tmp_path, ranks=2, then=lambda writer: writer.close("train epoch 0"))
+    RankWriter(tmp_path, 2, 3).save()
+    assert [(row.ranks, row.where, row.batches, row.batches_per_second) for row in rows(tmp_path, 60)] == [
+        ((2,), "before the first span", None, None),
+        ((0, 1), "between spans", None, None),
+    ]
+
+
+def test_ended_ranks_come_last_and_failed_ones_first(tmp_path: Path) -> None:
+    endings = {0: {"how": "finished"}, 1: {"how": "failed", "what": "ValueError: [bold]no[/bold]"}}
+
+    def end(writer: RankWriter) -> None:
+        if ending := endings.get(int(writer.path.name[5:10])):
+            writer.line("end", **ending)
+
+    train(tmp_path, then=end)
+    assert [(row.ranks, row.where, row.note) for row in rows(tmp_path, 65)] == [
+        ((1,), "failed", "ValueError: [bold]no[/bold]"),
+        ((2, 3), "train epoch 0", ""),
+        ((0,), "finished", ""),
+    ]
+
+
+def test_ranks_without_a_trace_have_a_row(tmp_path: Path) -> None:
+    for rank in (0, 3):
+        RankWriter(tmp_path, rank, 5).save()
+    first, others = rows(tmp_path, 1)
+    assert (first.ranks, first.where, first.age_seconds, others.ranks) == ((1, 2, 4), "no trace", None, (0, 3))
+
+
+def test_an_evaluation_inside_of_an_epoch_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    live, reader = Live(), Reader([str(tmp_path)])
+
+    def look() -> tuple[str, tuple[int, int] | None, float | None]:
+        writer.save()
+        (run,) = reader.read().runs
+        (row,) = live.rows(run, writer.time)
+        return row.where, row.batches, row.batches_per_second
+
+    writer.open("train epoch 0")
+    writer.tick(5, 10)
+    assert look() == ("train epoch 0", (10, 10), 2.0)
+    writer.open("evaluation", eval=True)
+    assert look() == ("evaluation", (0, 0), None)
+    writer.tick(5, 50)
+    assert look() == ("evaluation", (50, 50), 10.0)
+    writer.close("evaluation")
+    assert look() == ("train epoch 0", (10, 10), 2.0)  # nothing new of the epoch yet
+    writer.batches = 10
+    writer.tick(5, 30)
+    assert look() == ("train epoch 0", (40, 40), pytest.approx(40 / 15))
+
+
+def test_batches_before_a_resume_are_not_this_runs(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    writer.open("train epoch 3", at=1_000)
+    writer.batches = 1_000
+    writer.save()
+    (row,) = rows(tmp_path, 0)
+    assert (row.batches, row.batches_per_second) == ((1_000, 1_000), None)
+    writer.tick(5, 10)
+    writer.save()
+    (row,) = rows(tmp_path, 5)
+    assert (row.batches, row.batches_per_second) == ((1_010, 1_010), 2.0)
+
+
+def test_a_rate_is_that_of_the_last_half_minute(tmp_path: Path) -> None:
+    """From look to look as well as at the first look at an old trace."""
+    writer = RankWriter(tmp_path)
+    live, reader = Live(), Reader([str(tmp_path)])
+    writer.open("train epoch 0")
+    for index in range(30):
+        writer.tick(5, 10 if index < 20 else 30)
+        writer.save()
+        (run,) = reader.read().runs
+        (row,) = live.rows(run, writer.time)
+    assert row.batches_per_second == 6.0
+    (row,) = rows(tmp_path, 150)
+    assert row.batches_per_second == 6.0
+
+
+def test_slow_batches_have_a_longer_window(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    writer.open("train epoch 0")
+    for index in range(48):  # a batch in 40 s
+        writer.tick(5, index % 8 == 7)
+    writer.save()
+    (row,) = rows(tmp_path, 240)
+    assert row.batches_per_second == pytest.approx(1 / 40)
+
+
+def test_ages_do_not_depend_on_the_viewers_clock(tmp_path: Path) -> None:
+    """Once a line has come in, its age is known, whatever the time is here."""
+    writer = RankWriter(tmp_path)
+    live, reader = Live(), Reader([str(tmp_path)])
+    for ahead in (-3_600.0, 3_600.0):
+        for _ in range(2):
+            writer.open("train epoch 0")
+            writer.tick(5, 10)
+            writer.save()
+            (run,) = reader.read().runs
+            (row,) = live.rows(run, writer.time + ahead)
+        assert (row.note, row.age_seconds) == ("", 0.0)
+        (row,) = live.rows(run, writer.time + ahead + 4)
+        assert row.age_seconds == 4.0
+
+
+def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    live, reader = Live(), Reader([str(tmp_path)])
+    writer.open("train epoch 0")
+    writer.tick(5, 100)
+    writer.save()
+    live.rows(reader.read().runs[-1], writer.time)
+    writer.time += 60
+    writer.line("begin", v=1, rank=0, world=1, host="node0", pid=7)
+    writer.open("train epoch 0")
+    writer.tick(5, 10)
+    writer.save()
+    (row,) = live.rows(reader.read().runs[-1], writer.time)
+    assert (row.batches, row.batches_per_second) == ((10, 10), 2.0)
+
+
+def test_rows_of_4096_ranks_take_a_fraction_of_a_second(tmp_path: Path) -> None:
+    train(tmp_path, ranks=4_096, ticks=2, loader={7: 4.0})
+    (run,) = Reader([str(tmp_path)]).read().runs
+    live = Live()
+    live.rows(run, BEGAN + 15)
+    begin = time.process_time()
+    first, others = live.rows(run, BEGAN + 15)
+    assert time.process_time() - begin < 1
+    assert (first.ranks, len(others.ranks)) == ((7,), 4_095)

@@ -55,8 +55,8 @@ def test_a_rank_that_waits_for_its_loader_comes_first(tmp_path: Path) -> None:
     assert first.loader_share == pytest.approx(0.6)
 
 
-def test_all_ranks_that_wait_for_their_loaders_share_a_row(tmp_path: Path) -> None:
-    train(tmp_path, loader=dict.fromkeys(range(4), 3.0))
+def test_ranks_that_all_wait_for_their_loaders_share_a_row(tmp_path: Path) -> None:
+    train(tmp_path, loader={**dict.fromkeys(range(4), 2.5), 2: 3.2})
     (row,) = rows(tmp_path, 65)
     assert row.note == ""
 
@@ -86,7 +86,12 @@ def test_a_rank_in_an_earlier_span_comes_before_the_others(tmp_path: Path) -> No
 
 def test_a_rank_without_a_line_is_silent(tmp_path: Path) -> None:
     """In a span each rank writes every five seconds. One whose process was killed does not, and comes first."""
-    train(tmp_path, ticks=3, then=lambda writer: [writer.tick(5, 10) for _ in range(9 * (writer.path.name[9] != "0"))])
+
+    def go_on(writer: RankWriter) -> None:
+        for _ in range(0 if writer.path.name == "rank-00000.jsonl" else 9):
+            writer.tick(5, 10)
+
+    train(tmp_path, ticks=3, then=go_on)
     silent, others = rows(tmp_path, 64)
     assert (silent.ranks, silent.note, silent.age_seconds) == ((0,), "silent", 49.0)
     assert silent.batches_per_second == pytest.approx(30 / 49)  # of the last seconds, in which there were none
@@ -95,14 +100,15 @@ def test_a_rank_without_a_line_is_silent(tmp_path: Path) -> None:
 
 def test_once_nobody_moves_each_number_of_batches_has_a_row(tmp_path: Path) -> None:
     def stall(writer: RankWriter) -> None:
-        writer.tick(1, 1 if writer.path.name == "rank-00002.jsonl" else 2)
+        writer.tick(1, {"rank-00001.jsonl": 0, "rank-00002.jsonl": 1}.get(writer.path.name, 2))
         for _ in range(9):
             writer.tick(5, 0)
 
-    train(tmp_path, ticks=2, then=stall)
+    train(tmp_path, ranks=6, ticks=2, then=stall)
     assert [(row.ranks, row.note, row.batches, row.batches_per_second) for row in rows(tmp_path, 60)] == [
+        ((1,), "behind", (20, 20), 0.0),
         ((2,), "behind", (21, 21), 0.0),
-        ((0, 1, 3), "", (22, 22), 0.0),
+        ((0, 3, 4, 5), "", (22, 22), 0.0),
     ]
 
 
@@ -179,12 +185,14 @@ def test_a_rate_is_that_of_the_last_half_minute(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path)
     live, reader = Live(), Reader([str(tmp_path)])
     writer.open("train epoch 0")
+    found: list[float | None] = []
     for index in range(30):
         writer.tick(5, 10 if index < 20 else 30)
         writer.save()
         (run,) = reader.read().runs
         (row,) = live.rows(run, writer.time)
-    assert row.batches_per_second == 6.0
+        found.append(row.batches_per_second)
+    assert (found[19], found[22], found[25:]) == (2.0, 4.0, [6.0] * 5)
     (row,) = rows(tmp_path, 150)
     assert row.batches_per_second == 6.0
 
@@ -203,16 +211,14 @@ def test_ages_do_not_depend_on_the_viewers_clock(tmp_path: Path) -> None:
     """Once a line has come in, its age is known, whatever the time is here."""
     writer = RankWriter(tmp_path)
     live, reader = Live(), Reader([str(tmp_path)])
+    writer.open("train epoch 0")
     for ahead in (-3_600.0, 3_600.0):
         for _ in range(2):
-            writer.open("train epoch 0")
             writer.tick(5, 10)
             writer.save()
-            (run,) = reader.read().runs
-            (row,) = live.rows(run, writer.time + ahead)
-        assert (row.note, row.age_seconds) == ("", 0.0)
-        (row,) = live.rows(run, writer.time + ahead + 4)
-        assert row.age_seconds == 4.0
+            live.rows(reader.read().runs[0], writer.time + ahead)
+        (row,) = live.rows(reader.read().runs[0], writer.time + ahead + 4)
+        assert (row.note, row.age_seconds) == ("", 4.0)
 
 
 def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
@@ -221,9 +227,15 @@ def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
     writer.open("train epoch 0")
     writer.tick(5, 100)
     writer.save()
-    live.rows(reader.read().runs[-1], writer.time)
+    writer.close("train epoch 0")
+    writer.save()
+    (row,) = live.rows(reader.read().runs[-1], writer.time)
+    assert row.where == "between spans"
     writer.time += 60
     writer.line("begin", v=1, rank=0, world=1, host="node0", pid=7)
+    writer.save()
+    (row,) = live.rows(reader.read().runs[-1], writer.time)
+    assert (row.where, row.age_seconds) == ("before the first span", 0.0)
     writer.open("train epoch 0")
     writer.tick(5, 10)
     writer.save()

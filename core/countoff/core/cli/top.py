@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from countoff.core.cli.screen import Screen
+from countoff.core.trace.facts import duration
 from countoff.core.trace.live import Live, Row
 from countoff.core.trace.model import Run, Trace
 from countoff.core.trace.reader import Reader
@@ -310,16 +311,9 @@ def _cells(row: Row) -> tuple[str, ...]:
         "" if row.batches_per_second is None else number_of(row.batches_per_second),
         "" if row.loader_share is None else f"{row.loader_share:.0%}",
         ", ".join(number_of(rate, 4) for rate in row.learning_rates[:_RATES]) + more,
-        "" if row.age_seconds is None else _age(row.age_seconds),
+        "" if row.age_seconds is None else duration(math.floor(row.age_seconds)),
         row.note,
     )
-
-
-def _age(seconds: float) -> str:
-    for above, unit in ((172_800, "d"), (7_200, "h"), (120, "min")):
-        if seconds >= above:
-            return f"{math.floor(seconds / {'d': 86_400, 'h': 3_600, 'min': 60}[unit])} {unit}"
-    return f"{math.floor(seconds)} s"
 
 
 def _clock(seconds: float) -> str:

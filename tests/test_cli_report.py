@@ -162,6 +162,7 @@ def test_the_text_has_no_control_character_and_no_markup_of_the_terminal(
             'trace_dir="…" writes',
         ),
         (["{empty}", "--opne"], "there is no argument --opne; did you mean --open?"),
+        (["{empty}", "--perfeto"], "there is no argument --perfeto; did you mean --perfetto?"),
     ],
 )  # fmt: skip
 def test_a_bad_call_is_one_line_and_exit_code_2(

@@ -84,6 +84,7 @@ per rank, who is slow, the counts of all ranks, the learning rate, and where the
 
     countoff report runs/today
     countoff report host-a/trace host-b/trace -o job.html --open
+    countoff report runs/today --perfetto job.pftrace
 
 A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
 directories if each host wrote to its own, or for a run and its resume.
@@ -323,6 +324,9 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (report.html)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
+    )
 
 
 def _top_arguments(parser: argparse.ArgumentParser) -> None:

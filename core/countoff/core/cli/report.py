@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 _EXTRA = "pip install 'countoff[report]'"
 _DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy", "countoff"}
+_PERFETTO = {"perfetto", "google"}
 _FOLDED = 20
 """Rows and columns of a table of the text."""
 
 
 def report(chosen: argparse.Namespace) -> int:
-    """Writes the page and prints what happened, or prints all as text.
+    """Writes the page, or the file for Perfetto, and prints what happened; or prints all as text.
 
     Returns:
-        The exit code: 1 if a page was asked for by `-o` or `--open` and cannot be drawn.
+        The exit code: 1 if what was asked for by `-o`, `--open` or `--perfetto` needs a package that is not installed.
 
     Raises:
-        ValueError: If there is no trace, or the page cannot be written.
+        ValueError: If there is no trace, or a file cannot be written.
     """
     trace = read(chosen.directories)
     if not trace.runs:
@@ -41,6 +42,21 @@ def report(chosen: argparse.Namespace) -> int:
             f"there is no trace in {where}{problems}: expected files like rank-00000.jsonl, which a job with "
             'trace_dir="…" writes'
         )
+    if chosen.perfetto:
+        try:
+            from countoff.core.trace.perfetto import write_perfetto
+        except ModuleNotFoundError as error:
+            if str(error.name).partition(".")[0] not in _PERFETTO:
+                raise
+            print(f"countoff: --perfetto needs Perfetto's package: {_EXTRA}", file=sys.stderr)
+            return 1
+        write_perfetto(trace, chosen.perfetto)
+        wrote = f"wrote {plain(chosen.perfetto)}; open it at https://ui.perfetto.dev"
+        if not (chosen.output or chosen.open):
+            print(trace.verdict.render() if trace.verdict else facts.headline(trace))
+            print(wrote)
+            return 0
+        print(wrote)
     try:
         from countoff.report import render
     except ModuleNotFoundError as error:

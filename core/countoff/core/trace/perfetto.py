@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from countoff.core.trace.model import Fit, Pause, Run, Span, Tick, Trace
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import Verdict, plain
 
 __all__ = ["write_perfetto"]
 
@@ -58,7 +58,7 @@ def write_perfetto(trace: Trace, path: str) -> None:
                 _write_run(writer, run, f"run {number}: " if len(trace.runs) > 1 else "")
             writer.flush()
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or type(error).__name__}") from None
+        raise ValueError(f"{plain(path)} cannot be written: {error.strerror or type(error).__name__}") from None
 
 
 class _Writer:

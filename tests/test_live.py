@@ -10,7 +10,7 @@ import pytest
 
 from countoff.core.trace.live import Live, Row
 from countoff.core.trace.reader import Reader
-from tests.traces import BEGAN, RankWriter
+from tests.example_traces import BEGAN, RankWriter
 
 
 def train(

@@ -15,8 +15,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 from countoff.core.cli.__main__ import main
 from countoff.core.trace.perfetto import write_perfetto
 from countoff.core.trace.reader import read
-from tests import traces
-from tests.traces import BEGAN, HOSTILE, RankWriter
+from tests import example_traces
+from tests.example_traces import BEGAN, HOSTILE, RankWriter
 
 Event = schema.TrackEvent.Type
 
@@ -99,7 +99,7 @@ def take(packet: Any, track: Track, open_slices: dict[int, list[Slice]], last: d
 
 
 def test_a_host_is_a_process_and_a_rank_is_a_track(tmp_path: Path) -> None:
-    traces.healthy(tmp_path, ranks=12, epochs=2, hosts=3)
+    example_traces.healthy(tmp_path, ranks=12, epochs=2, hosts=3)
     tracks = write(tmp_path)
     hosts = {name: track for name, track in tracks.items() if track.descriptor.HasField("process")}
     assert list(hosts) == ["node0", "node1", "node2"]
@@ -113,7 +113,7 @@ def test_a_host_is_a_process_and_a_rank_is_a_track(tmp_path: Path) -> None:
 
 
 def test_epochs_and_evaluations_are_slices_with_their_counts(tmp_path: Path) -> None:
-    traces.healthy(tmp_path, ranks=1, epochs=2)
+    example_traces.healthy(tmp_path, ranks=1, epochs=2)
     first, inside, second, _ = write(tmp_path)["node0/rank 0"].slices
     assert (first.begin, first.end, first.name, first.category, first.depth) == (0, 70, "train epoch 0", "train", 0)
     assert first.facts == {
@@ -145,7 +145,7 @@ def test_rates_and_learning_rates_are_counters(tmp_path: Path) -> None:
 
 def test_waiting_for_the_loader_adds_up(tmp_path: Path) -> None:
     """Each wait is a slice from the tick before it on; when in between the rank waited is not known."""
-    traces.healthy(tmp_path, ranks=2, loader={1: 0.5})
+    example_traces.healthy(tmp_path, ranks=2, loader={1: 0.5})
     tracks = write(tmp_path)
     waits = tracks["node0/rank 1/waiting for the loader"].slices
     assert (waits[1].begin, waits[1].end, waits[1].facts) == (5, 7.5, {"seconds": 2.5, "of": 5.0})
@@ -168,10 +168,10 @@ def test_waits_in_an_evaluation_are_in_the_order_of_time(tmp_path: Path) -> None
 
 
 def test_pauses_stacks_warnings_and_the_verdict_are_there(tmp_path: Path) -> None:
-    traces.uneven(tmp_path)
+    example_traces.uneven(tmp_path)
     writer = RankWriter(tmp_path, begin=None)
     writer.time += 20
-    writer.line("warning", verdict=traces.verdict("WrongLength", sentence="It is wrong.", time=writer.time))
+    writer.line("warning", verdict=example_traces.verdict("WrongLength", sentence="It is wrong.", time=writer.time))
     writer.save()
     tracks = write(tmp_path)
     (pause,) = tracks["node0/rank 1/pauses"].slices
@@ -205,14 +205,14 @@ def test_an_epoch_that_was_never_closed_ends_with_the_last_line(tmp_path: Path) 
 
 
 def test_times_are_those_since_the_epoch_in_nanoseconds(tmp_path: Path) -> None:
-    traces.healthy(tmp_path, ranks=1)
+    example_traces.healthy(tmp_path, ranks=1)
     write(tmp_path)
     trace = schema.Trace.FromString((tmp_path / "job.pftrace").read_bytes())
     assert next(each.timestamp for each in trace.packet if each.timestamp) == int(BEGAN) * 1_000_000_000
 
 
 def test_each_run_has_processes_of_its_own(tmp_path: Path) -> None:
-    traces.healthy(tmp_path, ranks=2, epochs=1)
+    example_traces.healthy(tmp_path, ranks=2, epochs=1)
     writer = RankWriter(tmp_path, 0, 1, begin=None)
     writer.time += 600
     writer.line("begin", v=1, rank=0, world=1, host="node0", pid=77)
@@ -231,7 +231,7 @@ def test_tracks_of_two_files_differ(tmp_path: Path) -> None:
     """Perfetto can open several files at once."""
     numbers: list[set[int]] = []
     for name in ("one", "two"):
-        traces.healthy(tmp_path / name, ranks=2)
+        example_traces.healthy(tmp_path / name, ranks=2)
         numbers.append({track.descriptor.uuid for track in write(tmp_path / name).values()})
     assert not numbers[0] & numbers[1]
 
@@ -248,8 +248,8 @@ def test_lines_that_contradict_each_other_still_give_a_file(tmp_path: Path) -> N
     writer.line("pause", s=30.0, **{"in": "code"}, at=[])
     writer.time += 10
     writer.line("pause", s=30.0, **{"in": "loader"}, at=[])
-    writer.line("warning", verdict=traces.verdict("SameOrder", time=-1e12))
-    writer.line("verdict", verdict=traces.verdict(time=1e15))
+    writer.line("warning", verdict=example_traces.verdict("SameOrder", time=-1e12))
+    writer.line("verdict", verdict=example_traces.verdict(time=1e15))
     writer.line("clock", ahead=3e10, error=0.1)
     writer.save()
     tracks = write(tmp_path)
@@ -284,7 +284,7 @@ def test_the_command_writes_the_file_and_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    traces.healthy(tmp_path / "trace", ranks=2)
+    example_traces.healthy(tmp_path / "trace", ranks=2)
     assert call(capsys, "trace", "--perfetto", "job.pftrace") == (
         0,
         "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote job.pftrace; open it at https://ui.perfetto.dev\n",
@@ -295,7 +295,7 @@ def test_the_command_writes_the_file_and_no_page(
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    traces.healthy(tmp_path, ranks=1)
+    example_traces.healthy(tmp_path, ranks=1)
     code, _, errors = call(capsys, tmp_path, "--perfetto", tmp_path / "no" / "x")
     assert (code, errors) == (2, f"countoff: {tmp_path}/no/x cannot be written: No such file or directory\n")
 
@@ -303,7 +303,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytes
 def test_without_the_package_one_line_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traces.healthy(tmp_path, ranks=1)
+    example_traces.healthy(tmp_path, ranks=1)
     monkeypatch.delitem(sys.modules, "countoff.core.trace.perfetto")
     for name in [name for name in sys.modules if name.partition(".")[0] == "perfetto"]:
         monkeypatch.setitem(sys.modules, name, None)  # pyright: ignore[reportArgumentType]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from countoff.core.cli.top import COLUMNS
-from tests import traces
+from tests import example_traces
+from tests.example_traces import HOSTILE, RankWriter
 from tests.terminal import ROOT, Terminal
-from tests.traces import HOSTILE, RankWriter
 
 SCRIPT = f"""
 import sys
@@ -29,7 +29,7 @@ FAST = ["--every", "0.2"]
 
 @pytest.fixture(autouse=True)
 def _jobs_begin_a_minute_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "BEGAN", time.time() - 60)
+    monkeypatch.setattr(example_traces, "BEGAN", time.time() - 60)
 
 
 def start(arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
@@ -133,7 +133,7 @@ def test_a_directory_that_does_not_exist_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_the_verdict_ends_the_view(tmp_path: Path) -> None:
-    traces.uneven(tmp_path)
+    example_traces.uneven(tmp_path)
     code, output, errors = run(str(tmp_path))
     assert (code, errors) == (1, "")
     assert "# countoff: UnevenBatches: rank 2 ran out of data" in output
@@ -143,13 +143,13 @@ def test_the_verdict_ends_the_view(tmp_path: Path) -> None:
 
 def test_a_verdict_without_its_table_is_waited_for(tmp_path: Path) -> None:
     writers = running(tmp_path)
-    writers[0].line("verdict", verdict=traces.verdict(rows=[]))
+    writers[0].line("verdict", verdict=example_traces.verdict(rows=[]))
     writers[0].save()
     with start([*FAST, str(tmp_path)]) as process:
         assert process.stdout is not None
         while "UnevenBatches" not in process.stdout.readline():
             pass
-        writers[1].line("verdict", verdict=traces.verdict())
+        writers[1].line("verdict", verdict=example_traces.verdict())
         writers[1].save()
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -158,7 +158,7 @@ def test_a_verdict_without_its_table_is_waited_for(tmp_path: Path) -> None:
 
 def test_one_look_does_not_wait_for_a_table(tmp_path: Path) -> None:
     writers = running(tmp_path)
-    writers[0].line("verdict", verdict=traces.verdict(rows=[]))
+    writers[0].line("verdict", verdict=example_traces.verdict(rows=[]))
     writers[0].save()
     code, output, _ = run("--once", str(tmp_path))
     assert (code, output.count("\n# countoff: UnevenBatches: rank 2 ran out")) == (1, 1)
@@ -166,7 +166,7 @@ def test_one_look_does_not_wait_for_a_table(tmp_path: Path) -> None:
 
 def test_a_job_that_only_warns_goes_on_after_its_verdict(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path, begin={"settings": {"on_divergence": "warn"}})
-    writer.line("verdict", verdict=traces.verdict())
+    writer.line("verdict", verdict=example_traces.verdict())
     writer.save()
     code, output, _ = run("--once", str(tmp_path))
     assert (code, "# UnevenBatches: rank 2" in output, "countoff: UnevenBatches" in output) == (0, True, False)
@@ -187,7 +187,7 @@ def test_a_rank_that_failed_is_told_by_the_exit_code(tmp_path: Path) -> None:
 def test_each_warning_is_printed_once(tmp_path: Path) -> None:
     writers = running(tmp_path)
     for name in ("WrongLength", "SameOrder"):
-        writers[0].line("warning", verdict=traces.verdict(name, time=writers[0].time))
+        writers[0].line("warning", verdict=example_traces.verdict(name, time=writers[0].time))
         writers[0].save()
         writers[0].time += 1
     with start([*FAST, str(tmp_path)]) as process:
@@ -251,7 +251,7 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
         writer = RankWriter(tmp_path, rank, 8, begin={"host": text, "framework": text})
         writer.open(text)
         writer.tick(5, 10)
-        writer.line("warning", verdict=traces.verdict(kind=text, sentence=text, time=writer.time + rank))
+        writer.line("warning", verdict=example_traces.verdict(kind=text, sentence=text, time=writer.time + rank))
         writer.save()
     _, output, _ = run("--once", str(tmp_path))
     assert all(each.isprintable() or each in "\t\n" for each in output)
@@ -315,7 +315,7 @@ def test_the_verdict_stays_in_the_terminal(tmp_path: Path) -> None:
     writers = running(tmp_path)
     with Terminal(["top", *FAST, str(tmp_path)]) as terminal:
         terminal.read_until("q leaves")
-        writers[0].line("verdict", verdict=traces.verdict())
+        writers[0].line("verdict", verdict=example_traces.verdict())
         writers[0].save()
         assert (terminal.wait(), terminal.is_restored) == (1, True)
         assert terminal.left.startswith("countoff: UnevenBatches: rank 2 ran out of data")

@@ -150,14 +150,17 @@ def test_an_unprepared_train_loader_is_counted_or_left_alone(run_ranks):
 
 
 def test_uneven_loaders_that_are_not_prepared_are_named(run_ranks):
-    """The short rank is named in its first epoch where a subclass makes the loader."""
+    """The short rank is named where a subclass makes the loader, before a second batch of its next epoch is mixed in.
+
+    Nothing fetches ahead in such a loader: the short rank may have begun its next epoch when the other objects.
+    """
     results = run_ranks(
         jobs.train, 2, Job(batches=[4, 3], loader="plain", args={"max_steps": 10}), expect=None, env=CPU
     )
     for result in results:
         text = "\n".join(verdict_lines(result))
         assert "rank 1 ran out of data after 3 batches of train epoch 0" in text, everything(results)
-        assert "trained 1 " not in result.output, everything(results)
+        assert "trained 1 5" not in result.output, everything(results)
         assert result.exit_code != 0
 
 

@@ -231,6 +231,20 @@ def test_accelerate_is_told(traced, directory):
         assert of("end", lines)[0]["how"] == "finished"
 
 
+def test_the_trainer_tells_where_its_schedule_ends(traced, directory):
+    pytest.importorskip("transformers")
+    from integration_tests import trainer_jobs
+
+    job = trainer_jobs.Job(samples=80)
+    for result in traced(trainer_jobs.with_and_without, 2, [job]):
+        ((plain, counted),) = result.value
+        assert plain.weights == counted.weights
+        lines = read(directory, result.rank)
+        assert [line.get("horizon") for line in of("totals", lines)] == ([] if result.rank else [counted.steps])
+        assert of("close", lines)[-1]["s"] == counted.steps
+        assert of("end", lines)[0]["how"] == "finished"
+
+
 def test_composer_is_told(traced, directory):
     pytest.importorskip("composer")
     from integration_tests import composer_jobs

@@ -38,7 +38,8 @@ def guard(directory: Path, **options: Any) -> Guard:
         learning_rates=lambda: [0.1, float("nan")],
         framework="Lightning",
     )
-    made.trace_totals(lambda: {"countoff/batches_per_epoch": 3, "countoff/reported_batches_per_epoch": 4})
+    totals = {"countoff/batches_per_epoch": 3, "countoff/reported_batches_per_epoch": 4}
+    made.trace_totals(lambda: totals, lambda: 12)
     return made
 
 
@@ -75,6 +76,7 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
         {"span": "validation", "eval": True},
         {"span": "validation", "why": "exhausted", "b": 1, "s": 2, "l": 0.0},
     ]
+    assert [line["horizon"] for line in of("totals", lines)] == [12]
     assert [(line["true"], line["reported"]) for line in of("totals", lines)] == [
         ({"batches_per_epoch": 3}, {"batches_per_epoch": 4})
     ]

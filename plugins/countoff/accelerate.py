@@ -91,6 +91,7 @@ def attach(
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
     several = len(evaluation_loaders(eval)) > 1
     attached.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
+    attached.horizon = reading.schedule_end(accelerator, epochs=epochs)
     plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
     attached.begin(
         plan,

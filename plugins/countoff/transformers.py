@@ -32,6 +32,7 @@ from countoff._transformers.trainer import (
     named_evaluation,
     observe,
     plan_of,
+    scheduler_horizon,
     total_warning,
     train_facts,
 )
@@ -91,12 +92,15 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         handle.tell_evaluations(EvaluationTotals(evaluated, dp_degree=process.num_processes, several=False))
         self._handle = handle
         self._active.add(handle)
+        horizon = scheduler_horizon(of_trainer["lr_scheduler"])
+        # The steps of this fit begin at 0.
+        handle.horizon = None if horizon is None else max(0, horizon.end_step - state.global_step)
         handle.begin(
             plan_of(facts, args, state),
             versions("accelerate", "transformers"),
             release,
             not_distributed(process),
-            horizon_warning(of_trainer["lr_scheduler"], state, args),
+            horizon_warning(horizon, state, args),
             total_warning(args, process.num_processes),
         )
         self._trainer_state = state

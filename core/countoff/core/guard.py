@@ -116,6 +116,7 @@ class Guard:
         self._roll_call: RollCall | None = None
         self._framework = framework
         self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
+        self._horizon: Callable[[], int | None] = lambda: None
         self._recorder: Recorder | None = None
         self._comparing = True
         self._closed = False
@@ -162,14 +163,18 @@ class Guard:
             self._count_off(plan, versions or {}, self._monitor)
         self._pass("fit_start", "the fit")
 
-    def trace_totals(self, metrics: Callable[[], Mapping[str, float]]) -> None:
+    def trace_totals(
+        self, metrics: Callable[[], Mapping[str, float]], horizon: Callable[[], int | None] = lambda: None
+    ) -> None:
         """Lets the trace tell the true totals and the reported ones; to be called before `fit_start`.
 
         Args:
             metrics: Returns them as known by now, by the names with which adapters log them; called on a thread of the
                 trace.
+            horizon: Returns the optimizer steps of the fit after which the learning-rate schedule ends, likewise; None
+                while that is not known.
         """
-        self._totals = metrics
+        self._totals, self._horizon = metrics, horizon
 
     def train_start(self, epoch: int, position: int = 0) -> None:
         """Opens a train epoch.
@@ -503,7 +508,7 @@ class Guard:
             from countoff.core.runtime.recorder import Recorder  # only where it is asked for
 
             state = self._state
-            self._recorder = Recorder(state, number, directory, self._learning_rates, self._totals)
+            self._recorder = Recorder(state, number, directory, self._learning_rates, self._totals, self._horizon)
             state.observer = self._recorder
             self._recorder.begin(plan, self._framework, versions)
 

@@ -153,6 +153,22 @@ def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
             yield scheduler, horizon
 
 
+def schedule_end(accelerator: Any, *, epochs: int | None) -> int | None:
+    """Returns the optimizer steps after which the first such scheduler ends; None where none shows that.
+
+    Args:
+        accelerator: The Accelerator.
+        epochs: Epochs of the run, if known.
+    """
+    found = (horizon for _, horizon in horizons(accelerator) if not _may_be_of_epochs(horizon, epochs))
+    return next((horizon.end_step for horizon in found), None)
+
+
+def _may_be_of_epochs(horizon: Horizon, epochs: int | None) -> bool:
+    """Whether it may be meant to be stepped once per epoch, which only its first steps can show."""
+    return epochs is not None and horizon.ticks in (epochs, epochs * horizon.ticks_per_step)
+
+
 def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -> Verdict | None:
     """Returns a warning about the first scheduler that will not end where the run ends, as far as that is known by now.
 
@@ -162,8 +178,8 @@ def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -
         epochs: Epochs of the run, if known.
     """
     for _, horizon in horizons(accelerator):
-        if epochs and horizon.ticks in (epochs, epochs * horizon.ticks_per_step):
-            continue  # it may be meant to be stepped once per epoch, which only its first steps can show
+        if _may_be_of_epochs(horizon, epochs):
+            continue
         total = plan.total_steps
         found = None
         if total:

@@ -51,6 +51,8 @@ class Attached:
         batches_before: Batches of the first train epoch that a counted function has returned before that checkpoint.
         passes: The passes over the loaders.
         evaluations: How much the evaluations have read; None where nothing tells it.
+        horizon: Optimizer steps of the whole run after which the learning-rate schedule ends, for the trace; None where
+            that is not known.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Attached:
         self.steps_before = 0
         self.batches_before = 0
         self.evaluations: EvaluationTotals | None = None
+        self.horizon: int | None = None
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._make_guard = make_guard
@@ -342,11 +345,15 @@ class Attached:
         return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
 
     def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
-        self.guard.trace_totals(lambda: self.totals.plan.metrics())
+        self.guard.trace_totals(lambda: self.totals.plan.metrics(), self._steps_left)
         self.guard.fit_start(plan, versions)
         self._learn_common_length(None)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
+
+    def _steps_left(self) -> int | None:
+        """The steps of this fit after which the schedule ends."""
+        return None if self.horizon is None else max(0, self.horizon - self.steps_before)
 
     def _end_guard(self) -> None:
         try:

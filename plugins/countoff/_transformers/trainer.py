@@ -26,11 +26,20 @@ from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.scheduler_horizons import horizon_of
 from countoff.core import FitPlan, LoaderFacts, Verdict
-from countoff.core.arithmetic.horizon import wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, wrong_horizon
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
-__all__ = ["REMEDIES", "horizon_warning", "named_evaluation", "observe", "plan_of", "total_warning", "train_facts"]
+__all__ = [
+    "REMEDIES",
+    "horizon_warning",
+    "named_evaluation",
+    "observe",
+    "plan_of",
+    "scheduler_horizon",
+    "total_warning",
+    "train_facts",
+]
 
 _log = logging.getLogger("countoff")
 
@@ -185,9 +194,13 @@ def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -
     return {f"{metric}/{name}" if name else metric: value for metric, value in found.items()}
 
 
-def horizon_warning(scheduler: Any, state: Any, args: Any) -> Verdict | None:
+def scheduler_horizon(scheduler: Any) -> Horizon | None:
+    """Returns for how many steps the Trainer's scheduler was made; None if it does not show that, or there is none."""
+    return None if scheduler is None else horizon_of(getattr(scheduler, "scheduler", scheduler))
+
+
+def horizon_warning(horizon: Horizon | None, state: Any, args: Any) -> Verdict | None:
     """Returns a warning about a scheduler that will not end where the run ends."""
-    horizon = None if scheduler is None else horizon_of(getattr(scheduler, "scheduler", scheduler))
     if horizon is None or state.max_steps < 1:
         return None
     return wrong_horizon(horizon, total_steps=state.max_steps, slack_steps=math.ceil(args.num_train_epochs) + 1)

@@ -51,6 +51,7 @@ class Recorder:
         directory: The directory of the trace.
         rates: Returns the learning rates in force; called on the writer's thread.
         totals: Returns the true totals and the reported ones as known by now, likewise.
+        horizon: Returns the optimizer steps after which the learning-rate schedule ends, likewise; None: not known.
     """
 
     def __init__(
@@ -60,13 +61,15 @@ class Recorder:
         directory: str,
         rates: Callable[[], Sequence[float]] | None = None,
         totals: Callable[[], Mapping[str, float]] = dict[str, float],
+        horizon: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._state = state
         self._number = number
         self._directory = directory
         self._rates = rates
         self._totals = totals
-        self._last_totals: Mapping[str, float] = {}
+        self._horizon = horizon
+        self._last_totals: tuple[Mapping[str, float], int | None] = {}, None
         self._last_rates: list[float | None] | None = None
         self._failure = ""
         self._begun = self._finished = self._ended = False
@@ -259,14 +262,15 @@ class Recorder:
         """The totals, if they are not those of the line before; on rank 0."""
         totals = self._last_totals
         with contextlib.suppress(Exception):  # the training thread may be changing them
-            totals = dict(self._totals())
+            totals = dict(self._totals()), self._horizon()
         if self._state.rank != 0 or totals == self._last_totals:
             return []
         self._last_totals = totals
-        named = {name.removeprefix("countoff/"): value for name, value in totals.items()}
+        named = {name.removeprefix("countoff/"): value for name, value in totals[0].items()}
         true = {name: value for name, value in named.items() if not name.startswith(_REPORTED)}
         reported = {name.removeprefix(_REPORTED): value for name, value in named.items() if name.startswith(_REPORTED)}
-        return [self._line("totals", true=true, reported=reported)]
+        end = {} if totals[1] is None else {"horizon": totals[1]}
+        return [self._line("totals", true=true, reported=reported, **end)]
 
     def _end(self, how: Literal["finished", "verdict", "failed", "closed"]) -> None:
         if self._is_own:

@@ -62,8 +62,9 @@ LINES: dict[str, Keys] = {
     "warning": Keys(("verdict",)),
     # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.
     "roll": Keys(("span", "spread", "last")),
-    # The true totals and those that the framework reports, by metric; on rank 0, when they are known or change.
-    "totals": Keys(("true", "reported")),
+    # The true totals and those that the framework reports, by metric, and the optimizer steps after which the learning
+    # rate's schedule ends; on rank 0, when they are known or change.
+    "totals": Keys(("true", "reported"), ("horizon",)),
     # Where the main thread was, at a stall or a verdict; the innermost frame comes first.
     "stacks": Keys(("state", "frames")),
     # The verdict that has ended the fit, or with `on_divergence="warn"` only the comparison.

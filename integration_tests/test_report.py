@@ -29,15 +29,17 @@ def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: An
     (run,) = trace.runs
     printed = max((verdict_lines(result) for result in results), key=len)
     assert printed[0] == f"countoff: {trace.verdict.headline}"
-    first, rest = facts.classes_of(run)
-    assert (first.ranks, rest.ranks) == ((1,), (0, 2))
+    first, *rest = facts.classes_of(run)  # rank 0 or 2 may not have begun its last batch when the verdict came
+    assert first.ranks == (1,)
+    assert sorted(rank for each in rest for rank in each.ranks) == [0, 2]
     assert "named by the verdict" in first.reasons
     (parting,) = facts.partings_of(run)
-    assert [ranks for _, ranks in parting.groups] == [(1,), (0, 2)]
-    assert [number for number, _ in parting.groups] == [4, 5]
+    assert parting.groups[0][0] == 4
+    assert 1 in parting.groups[0][1]
+    assert parting.groups[-1][0] == 5
     assert any("loops.py" in frame for _, _, frames in facts.stacks_of(run) for frame in frames)
     assert re.search(r'<pre class="verdict bad">countoff: UnevenBatches: ', page)
-    assert "counts part in train epoch 0: rank 1: 4 batches; ranks 0, 2: 5 batches" in page
+    assert re.search("counts part in train epoch 0: ranks? [01, ]*: 4 batches; ranks? [02, ]*: 5 batches", page)
 
 
 def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path: Path) -> None:

@@ -218,6 +218,32 @@ def goes_on_after_another() -> str | None:
     return None if guard.verdict is None else guard.verdict.sentence.partition(" after")[0]
 
 
+def test_a_rank_that_is_gone_is_the_cause_and_not_one_that_has_left(run_ranks):
+    """A launcher stops rank 0 because rank 1 was killed. Rank 2, whose collective fails then, names rank 1."""
+    results = run_ranks(is_killed_as_another_leaves, 3, expect=None, deadline_seconds=60)
+    assert "LostRank: rank 1 is gone (pid " in "\n".join(verdict_lines(results[2])), results
+
+
+def is_killed_as_another_leaves() -> None:
+    dist.init_process_group("gloo")
+    store: Any = dist.distributed_c10d._get_default_store()
+    loader = even_loader()
+    with contextlib.ExitStack() as stack, attach(train=loader) as handle:
+        for _ in loader:
+            if own_rank() == 0:
+                handle.abandon()
+                store.set("left", "yes")
+                store.wait(["over"])
+                return
+            store.wait(["left"])
+            while handle.guard._state.left is None:
+                time.sleep(0.01)
+            if own_rank() == 1:
+                os._exit(9)
+            stack.callback(store.set, "over", "yes")  # rank 0's process is there until rank 2 has reported
+            dist.barrier()
+
+
 @pytest.mark.parametrize("way", ["exception", "plan"])
 def test_a_process_with_several_handles_prints_one_message(run_ranks, way):
     """An exception before the first pass, or a verdict of one of several handles, is one message on each rank."""

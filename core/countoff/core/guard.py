@@ -407,7 +407,8 @@ class Guard:
         if not (isinstance(error, DivergenceError) and state.end is None):
             line = self._monitor.speaker.line
             slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
-            shutdown.report_failure(state, error, self._where(), slow=slow)
+            gone = self._monitor.watchdog.gone_neighbour
+            shutdown.report_failure(state, error, self._where(), slow=slow, gone=gone)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""

@@ -181,7 +181,14 @@ def raise_verdict(state: State) -> None:
         raise error_for(state.end)
 
 
-def report_failure(state: State, error: BaseException, where: str, *, slow: bool = False) -> None:
+def report_failure(
+    state: State,
+    error: BaseException,
+    where: str,
+    *,
+    slow: bool = False,
+    gone: Callable[[], Verdict | None] = lambda: None,
+) -> None:
     """Reports this rank's exception to all ranks. One that looks like a lost peer waits for the better cause first.
 
     Args:
@@ -190,6 +197,8 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
         where: Its batch and span, in words.
         slow: Whether the better cause may take seconds to arrive: the store takes long to answer, or the peer was on
             another host.
+        gone: Looks for a rank that is gone without a word, and returns its loss. A rank that has left is not the cause
+            where another one is gone.
     """
     words = in_words(error)
     victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
@@ -202,7 +211,7 @@ def report_failure(state: State, error: BaseException, where: str, *, slow: bool
     if victim:
         state.ended.wait(PRINT_SECONDS if slow else 0.5)
     if state.end is None:
-        state.propose(_own_loss(state, words, victim=victim))
+        state.propose(_own_loss(state, words, victim=victim, gone=gone))
     wait_until_printed(state)
     if victim and state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
@@ -214,8 +223,8 @@ def in_words(error: BaseException) -> str:
     return clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
 
 
-def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
-    """The verdict about this rank's exception; about the rank that left alone, where that explains it."""
+def _own_loss(state: State, words: str, *, victim: bool, gone: Callable[[], Verdict | None]) -> Verdict:
+    """The verdict about this rank's exception; about the rank that is gone or left alone, where that explains it."""
     if not victim:
         return lost_rank(state.rank, state.failure, gone=False)
     lost = f"raised {words}, as happens when another rank is lost"
@@ -224,6 +233,8 @@ def _own_loss(state: State, words: str, *, victim: bool) -> Verdict:
     if exited is not None:
         event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
         return lost_rank(exited.rank, event, subject=LEFT)
+    if (loss := gone()) is not None:
+        return loss
     if left is not None:
         return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
     return lost_rank(state.rank, lost, gone=False, subject=VICTIM)

@@ -16,6 +16,7 @@ from countoff.core.runtime import collectives, gloo_interrupt, nccl, shutdown, s
 from countoff.core.runtime.channel import Channel, knock
 from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.lifelines import Loss
+from countoff.core.runtime.processes import Process
 from countoff.core.runtime.session import Session
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.runtime.stall import Stall
@@ -88,17 +89,41 @@ class Watchdog:
                 continue
             since = self._stopped_since.setdefault(rank, time.monotonic())
             if found == "gone" and not self._state.finished:
-                self._accuse_neighbour(rank, f"is gone (pid {process.pid})", "It was killed, or it crashed.", DIED)
+                self._accuse_neighbour(rank, self._loss_of(process))
             elif found == "stopped" and time.monotonic() - since > _STOPPED_SECONDS:
                 event = f"is stopped (pid {process.pid}, SIGSTOP)"
-                self._accuse_neighbour(rank, event, "It will not go on by itself.", STOPPED)
+                why = f"It will not go on by itself. {self._before_that(rank)}".strip()
+                self._accuse_neighbour(rank, lost_rank(rank, event, why, subject=STOPPED))
 
-    def _accuse_neighbour(self, rank: int, event: str, why: str, subject: str) -> None:
+    def _accuse_neighbour(self, rank: int, verdict: Verdict) -> None:
         self._accused.add(rank)
-        verdict = lost_rank(rank, event, f"{why} {self._before_that(rank)}".strip(), subject=subject)
         # A neighbour may have ended because the store's host is gone: it was only the first to know.
         if not self._accuse(verdict, unless=self._store_is_silent):
             self._accused.discard(rank)
+
+    def gone_neighbour(self) -> Verdict | None:
+        """Returns the loss of a rank of this host whose process is gone although it takes part in the fit.
+
+        For a rank that is about to fail. Until then, nobody is accused once rank 0 has left: others may end with it.
+        Waits half a second for the store, at most.
+        """
+        neighbours = list(self._speaker.line.heartbeats.neighbours.items())
+        gone = {rank: each for rank, each in neighbours if rank != self._state.rank and each.state() == "gone"}
+        found: list[int] = []
+        checked = threading.Event()
+
+        def check(channel: Channel) -> None:
+            found.extend(rank for rank in sorted(gone) if takes_part(channel, rank))
+            checked.set()
+
+        if gone:
+            self._speaker.hand(check)
+            checked.wait(_ANSWER_SECONDS)
+        return self._loss_of(gone[found[0]]) if found else None
+
+    def _loss_of(self, process: Process) -> Verdict:
+        why = f"It was killed, or it crashed. {self._before_that(process.rank)}".strip()
+        return lost_rank(process.rank, f"is gone (pid {process.pid})", why, subject=DIED)
 
     def _store_is_silent(self) -> bool:
         return knock(*self._speaker.line.store_address) == "silent"

@@ -1,4 +1,4 @@
-"""`countoff demo` shows what it announces, with real ranks, and leaves no process and no file."""
+"""`countoff demo` shows what it announces, with real ranks, and leaves no process, and no file but its trace."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,11 @@ import torch
 
 from countoff.demo.all_reduces import AllReduce, excerpt
 from countoff.demo.comm_hook import AllReduceRecorder
+from countoff.demo.show import Show
 from countoff.demo.stacks import innermost
+from countoff.demo.traces import TraceDirError, show_trace, trace_directory
 from integration_tests.harness import NAME_LOOKUPS, python_path
+from tests import example_traces
 
 DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy machine
 
@@ -69,9 +73,10 @@ def assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path):
-    """The demo shows the drift, the verdict, the corrected training and the uneven one, and leaves nothing."""
-    with running(tmp_path, "--ranks", "2", "--seconds-before-cut", "2") as demo:
+def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_factory):
+    """The demo shows the drift, the verdict, the corrected training and the uneven one, and leaves one trace."""
+    tmp_path, traces = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("traces") / "new"
+    with running(tmp_path, "--ranks", "2", "--seconds-before-cut", "2", "--trace-dir", str(traces)) as demo:
         output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
     assert demo.returncode == 0, output
     # 7 shards of 205 digits, four to rank 0 and three to rank 1, in batches of 32.
@@ -90,6 +95,51 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path)
     assert finished is not None, output
     assert float(finished[1]) >= 90
     assert_nothing_left(tmp_path)
+    assert {"rank-00000.jsonl", "rank-00001.jsonl", "incident", "report.html"} == {
+        each.name for each in traces.iterdir()
+    }
+    assert output.splitlines()[-1] == str(traces / "report.html")
+    assert "a lane for each rank, rank 1 first; the line where counts part (20 ≠ 21 batches); and the verdict" in (
+        " ".join(output.split())
+    )
+    assert "rank 1 ran out of data after 20 batches of train epoch 0" in (traces / "report.html").read_text("utf-8")
+
+
+def test_the_temporary_directory_of_a_trace_stays_unless_the_demo_fails(tmp_path, monkeypatch):
+    """A user finds the trace after the demo; a demo that fails or is interrupted leaves none."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with contextlib.suppress(KeyboardInterrupt), trace_directory(None) as directory:
+        (directory / "rank-00000.jsonl").touch()
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    with trace_directory(None) as directory:
+        (directory / "rank-00000.jsonl").touch()
+    assert [path.name for path in tmp_path.glob("*/*")] == ["rank-00000.jsonl"]
+
+
+def test_a_directory_of_the_user_is_not_mixed_with_the_trace(tmp_path):
+    """A directory with files is refused, and a path that is no directory; an empty one stays after a failure."""
+    (tmp_path / "mine").touch()
+    with pytest.raises(TraceDirError, match="is not empty"), trace_directory(str(tmp_path)):
+        pass
+    with pytest.raises(TraceDirError, match="cannot be used: File exists"), trace_directory(str(tmp_path / "mine")):
+        pass
+    (tmp_path / "mine").unlink()
+    with pytest.raises(KeyboardInterrupt), trace_directory(str(tmp_path)):
+        raise KeyboardInterrupt
+    assert tmp_path.is_dir()
+
+
+def test_without_bokeh_the_demo_says_how_to_draw_its_trace(tmp_path, monkeypatch, capsys):
+    """Where the extra is missing, one line has the command that installs it and the one that draws."""
+    example_traces.uneven(tmp_path)
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    for module in [name for name in sys.modules if name.startswith(("bokeh.", "countoff.report"))]:
+        monkeypatch.delitem(sys.modules, module)
+    show_trace(tmp_path, 2, Show())
+    printed = capsys.readouterr().out
+    assert f"To draw it: pip install 'countoff[report]', then countoff report {tmp_path}\n" in printed
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

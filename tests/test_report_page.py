@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ import pytest
 
 from countoff.core.trace.reader import read
 from tests import example_traces
+from tests.browser import chromium, is_installed
 from tests.example_traces import BEGAN, HOSTILE, RankWriter
 
 pytest.importorskip("bokeh", reason="the page needs countoff[report]")
 webdriver = pytest.importorskip("selenium.webdriver", reason="a browser is driven by selenium")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="there is no Chromium here: apt-get install chromium chromium-driver"
+    not is_installed(), reason="there is no Chromium here: apt-get install chromium chromium-driver"
 )
 
 _SECONDS = 60.0
@@ -78,19 +77,8 @@ class Page:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    flags = "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-component-update"
-    for flag in [*flags.split(), "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"]:
-        options.add_argument(f"--{flag}")
-    options.add_argument("--window-size=1400,1000")
-    options.add_argument("--proxy-server=127.0.0.1:9")  # whatever asks for the network fails
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
         yield driver
-    finally:
-        driver.quit()
 
 
 @pytest.fixture

@@ -93,6 +93,21 @@ def test_counts_part_where_one_rank_has_closed_with_fewer(tmp_path: Path) -> Non
     assert parting.sentence == "counts part in train epoch 0: rank 0: 90 batches; ranks 1, 2: 99 batches"
 
 
+def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> None:
+    """A framework that fetches ahead gets the verdict while every rank is still in its last common batch."""
+    common = {"where": "train epoch 0", "batches": 18, "steps": 17}
+    rows = [{"rank": 2, "fetched": 18, **common}, {"rank": "0, 1, 3–7", "fetched": 19, "ranks": 7, **common}]
+    for rank in range(8):
+        writer = RankWriter(tmp_path, rank, 8)
+        writer.open("train epoch 0")
+        writer.tick(5, 18, steps=17)
+        writer.time += 1
+        writer.line("verdict", verdict=example_traces.verdict(rows=rows, time=BEGAN + 5.5))
+        writer.save()
+    (parting,) = facts.partings_of(run_of(tmp_path))
+    assert (parting.time, parting.groups) == (BEGAN + 5.5, ((18, (2,)), (19, (0, 1, 3, 4, 5, 6, 7))))
+
+
 def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
     assert facts.partings_of(span_of(tmp_path, {0: None, 1: None})) == []
 

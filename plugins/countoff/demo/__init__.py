@@ -6,5 +6,6 @@ Importing this package imports neither torch nor Lightning; only the process fro
 from countoff.demo.devices import DeviceError
 from countoff.demo.launcher import DemoFailed
 from countoff.demo.runner import run_demo
+from countoff.demo.traces import TraceDirError
 
-__all__ = ["DemoFailed", "DeviceError", "run_demo"]
+__all__ = ["DemoFailed", "DeviceError", "TraceDirError", "run_demo"]

@@ -37,6 +37,7 @@ class JobSpec:
         stops: Whether the callback ends every epoch on all ranks with the shortest one.
         deadline_seconds: Seconds after which a rank ends itself, if nothing has ended it before.
         device: Where the ranks run: ``cpu``, or ``cuda`` for a GPU each.
+        trace_dir: Where the callback writes the ranks' traces; None: no trace.
     """
 
     data: Data
@@ -46,6 +47,7 @@ class JobSpec:
     deadline_seconds: float
     stops: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
+    trace_dir: Path | None = None
 
 
 def main(descriptor: int) -> None:
@@ -123,6 +125,7 @@ def _run_rank(spec: JobSpec, rank: int, port_in: int) -> NoReturn:
         with_countoff=spec.with_countoff,
         stops=spec.stops,
         on_gpu=spec.device == "cuda",
+        trace_dir=spec.trace_dir,
     )
     sys.exit(0)
 

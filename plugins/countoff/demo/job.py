@@ -77,7 +77,16 @@ class Classifier(pl.LightningModule):
             return (self.layers(images).argmax(dim=1) == labels).double().mean().item()
 
 
-def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops: bool, on_gpu: bool = False) -> None:
+def train(
+    data: Data,
+    directory: Path,
+    *,
+    even: bool,
+    with_countoff: bool,
+    stops: bool,
+    on_gpu: bool = False,
+    trace_dir: Path | None = None,
+) -> None:
     """Trains on this rank and writes the results to files.
 
     Args:
@@ -87,6 +96,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops
         with_countoff: Whether the Trainer has countoff's callback.
         stops: Whether the callback ends every epoch on all ranks with the shortest one.
         on_gpu: Whether each rank trains on a GPU of its own, with NCCL.
+        trace_dir: Where the callback writes a trace; None: nowhere.
 
     Raises:
         DivergenceError: If countoff's callback finds a divergence.
@@ -106,7 +116,7 @@ def train(data: Data, directory: Path, *, even: bool, with_countoff: bool, stops
         callbacks=[
             ModelCheckpoint(directory / "checkpoints", every_n_epochs=CHECKPOINT_EPOCHS),
             AllReduceRecorder(directory),
-            *([Countoff(uneven_train="stop" if stops else None)] if with_countoff else []),
+            *([Countoff(uneven_train="stop" if stops else None, trace_dir=trace_dir)] if with_countoff else []),
         ],
         enable_progress_bar=False,
         enable_model_summary=False,

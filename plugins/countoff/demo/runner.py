@@ -1,4 +1,4 @@
-"""Runs the whole demo: data, fork server, four parts, summary. Leaves no process and no file behind."""
+"""Runs the whole demo: data, fork server, four parts, summary. Leaves no process, and no file but part 2's trace."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from countoff.demo.forkserver import JobSpec
 from countoff.demo.launcher import DemoFailed, ForkServer, Run, fork_server
 from countoff.demo.parts import fixed, stopped, with_countoff, without_countoff
 from countoff.demo.show import Show
+from countoff.demo.traces import show_trace, trace_directory
 
 _NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"}
 _IMPORT_SECONDS = 240.0
 _PART_SECONDS = 60.0
 
 
-def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu") -> None:
+def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu", trace_dir: str | None = None) -> None:
     """Runs the demo.
 
     Args:
         ranks: Number of ranks, 2 to 64.
         seconds_before_cut: Seconds without progress after which the hanging job is killed, above 0.
         device: Where the ranks run, as in `choose_device`.
+        trace_dir: A directory for the trace of part 2 and its page, new or empty; None: a new temporary one. It stays,
+            unless the demo fails.
 
     Raises:
         DeviceError: If the ranks cannot run there.
+        TraceDirError: If the directory has files, or cannot be made.
         ImportError: If a needed package is not installed; the message has the command that installs it.
         DemoFailed: If a part does not go as described.
     """
@@ -42,12 +46,17 @@ def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu") -> N
     chosen = device_here(device, ranks)
     began = time.monotonic()
     show = Show()
-    with _interruptible(), tempfile.TemporaryDirectory(prefix="countoff-demo-") as temporary:
+    with (
+        _interruptible(),
+        trace_directory(trace_dir) as trace,
+        tempfile.TemporaryDirectory(prefix="countoff-demo-") as temporary,
+    ):
         directory = Path(temporary)
         with fork_server(directory) as server:
             data = _prepare(server, directory, ranks, show, chosen)
-            lines = _four_parts(server, data, directory, show, seconds_before_cut, chosen)
-    show.part(f"Summary, after {time.monotonic() - began:.0f} s", "\n".join(lines))
+            lines = _four_parts(server, data, directory, trace, show, seconds_before_cut, chosen)
+        show.part(f"Summary, after {time.monotonic() - began:.0f} s", "\n".join(lines))
+        show_trace(trace, data.short_rank, show)
 
 
 def _require() -> None:
@@ -80,15 +89,18 @@ def _four_parts(
     server: ForkServer,
     data: Data,
     directory: Path,
+    trace: Path,
     show: Show,
     seconds_before_cut: float,
     device: Literal["cpu", "cuda"],
 ) -> list[str]:
     short = data.short_rank
 
-    def start(name: str, *, even: bool = False, with_countoff: bool = True, stops: bool = False) -> Run:
+    def start(
+        name: str, *, even: bool = False, with_countoff: bool = True, stops: bool = False, trace_dir: Path | None = None
+    ) -> Run:
         deadline = _PART_SECONDS + seconds_before_cut
-        return server.start(JobSpec(data, directory / name, even, with_countoff, deadline, stops, device))
+        return server.start(JobSpec(data, directory / name, even, with_countoff, deadline, stops, device, trace_dir))
 
     show.part(
         "1. The job without countoff",
@@ -97,8 +109,11 @@ def _four_parts(
         "batches were averaged together.",
     )
     drifted = without_countoff(start("without", with_countoff=False), show, seconds_before_cut)
-    show.part("2. The same job with callbacks=[Countoff()]", "Nothing else is changed.")
-    named = with_countoff(start("with"), show)
+    show.part(
+        "2. The same job with callbacks=[Countoff(trace_dir=…)]",
+        "Nothing else is changed. The trace is for the report at the end; the verdict is the same without it.",
+    )
+    named = with_countoff(start("with", trace_dir=trace), show)
     show.part(
         "3. The fixed job, with callbacks=[Countoff()]",
         f"Every rank reads all shards and keeps 1 of {data.ranks} samples. An incomplete last round is dropped.",

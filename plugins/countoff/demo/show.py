@@ -30,6 +30,10 @@ class Show:
         """Prints a paragraph."""
         self._console.print(Text(text, style=style))
 
+    def line(self, text: str) -> None:
+        """Prints a line that is never broken, such as a path to copy."""
+        self._console.print(Text(text), soft_wrap=True)
+
     def verbatim(self, text: str) -> None:
         """Prints the output of another process, unchanged."""
         self._console.print(Text(text, style="yellow"), soft_wrap=True)

@@ -38,7 +38,7 @@ def render(trace: Trace) -> str:
     runs = trace.runs[-_MOST_RUNS:]
     lanes = lanes_of(trace)
     begin, end = min(run.begin for run in runs), max(run.end for run in runs)
-    margin = max(1.0, 0.01 * (end - begin))
+    margin = max(0.05, 0.01 * (end - begin))
     limits = begin - margin, end + margin
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     rates = figures.rates_figure(runs)

@@ -116,8 +116,9 @@ data fixed, then with uneven_train="stop".
 
     countoff demo --ranks 4
 
-It trains on scikit-learn's digits, on the CPU unless --device says otherwise, takes less than two minutes, and leaves
-no files. On GPUs it has not been tried yet.
+It trains on scikit-learn's digits, on the CPU unless --device says otherwise, and takes less than two minutes. It
+leaves one directory: the trace of the second part, with its report as a page for a browser. The last lines say where
+it is. On GPUs the demo has not been tried yet.
 """
 
 
@@ -203,14 +204,14 @@ def demo(chosen: argparse.Namespace) -> None:
         domain = f"above 0 and at most {_MAX_SECONDS:g}"
         _refuse(f"--seconds-before-cut must be a number {domain}, got {seconds_before_cut:g}", code=2)
     try:
-        from countoff.demo import DemoFailed, DeviceError, run_demo
+        from countoff.demo import DemoFailed, DeviceError, TraceDirError, run_demo
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("countoff"):
             raise
         _refuse("countoff is installed without its plugins: pip install 'countoff[demo]'")
     try:
-        run_demo(ranks=ranks, seconds_before_cut=seconds_before_cut, device=chosen.device)
-    except DeviceError as error:
+        run_demo(ranks=ranks, seconds_before_cut=seconds_before_cut, device=chosen.device, trace_dir=chosen.trace_dir)
+    except (DeviceError, TraceDirError) as error:
         _refuse(f"--{error}", code=2)
     except (DemoFailed, ImportError) as error:
         _refuse(str(error))
@@ -356,6 +357,9 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         metavar="NAME",
         help="cpu, with gloo; cuda, on a GPU per rank, with NCCL; auto: cuda if there are enough GPUs (cpu)",
+    )
+    parser.add_argument(
+        "--trace-dir", metavar="DIR", help="a new directory for the trace and its report (a new temporary one)"
     )
 
 

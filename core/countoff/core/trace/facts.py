@@ -5,6 +5,7 @@ Pure functions from a run to values. They find what is worth a look, and accuse 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,7 +318,8 @@ def partings_of(run: Run) -> list[Parting]:
     """Where the counts of ranks part, the first place first.
 
     Ranks part in a span that they have closed after different numbers of batches, or of steps, and where one has read
-    more batches than another has closed it with.
+    more batches than another has closed it with. A verdict about batches may come before any rank has closed the span:
+    then they part in what each had fetched.
     """
     found: list[Parting] = []
     for key, spans in spans_of(run).items():
@@ -329,7 +331,36 @@ def partings_of(run: Run) -> list[Parting]:
             found.append(Parting(min(ends), key, "batch", batches))
         elif len(steps) > 1:
             found.append(Parting(min(ends), key, "step", steps))
+    at_verdict = _parting_of_verdict(run)
+    if at_verdict is not None and at_verdict.key not in {parting.key for parting in found}:
+        found.append(at_verdict)
     return sorted(found, key=lambda parting: parting.time)
+
+
+def _parting_of_verdict(run: Run) -> Parting | None:
+    """Where the ranks in the first row's span had fetched different numbers of batches, by the verdict's table."""
+    verdict = run.verdict
+    if verdict is None or verdict.kind != "UnevenBatches" or not verdict.rows:
+        return None
+    where = verdict.rows[0].get("where")
+    keys = [key for key in spans_of(run) if key.name == where]
+    fetched = {
+        rank: row["fetched"]
+        for row in verdict.rows
+        if row.get("where") == where and isinstance(row.get("fetched"), int)
+        for rank in _ranks_in(row.get("rank"), run)
+    }
+    groups = _groups(fetched)
+    if not keys or len(groups) < 2:
+        return None
+    return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups)
+
+
+def _ranks_in(cell: object, run: Run) -> list[int]:
+    """The ranks of a run that a cell names, such as ``3`` or ``0, 4–7``."""
+    pairs = re.findall(r"(\d{1,9})(?:–(\d{1,9}))?", str(cell))
+    bounds = [(int(first), int(last or first)) for first, last in pairs]
+    return [rank for rank in run.fits if any(first <= rank <= last for first, last in bounds)]
 
 
 def _groups(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -47,6 +47,7 @@ def main() -> None:
         with chromium(directory / "profile", size="1040,1000") as browser:
             scheme = [{"name": "prefers-color-scheme", "value": "light"}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+            browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
             draw(browser, demo, "uneven", "header, #verdict, #timeline")
             draw(browser, directory / "stall", "stall", "#timeline")
             draw(browser, directory / "healthy", "healthy", "header, #verdict, #timeline")

@@ -1,7 +1,7 @@
 """Draws the pictures of docs/seeing.md and README.md, with headless Chromium.
 
-    countoff demo --trace-dir /tmp/demo
-    python -m docs.draw_pictures /tmp/demo
+    countoff demo --trace-dir runs/demo
+    python -m docs.draw_pictures runs/demo
 
 Run it from the root of the repository. `uneven.png` is a real run, the demo's; the others are the traces of jobs that
 tests/example_traces.py writes.

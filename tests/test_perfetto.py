@@ -189,7 +189,7 @@ def test_pauses_stacks_warnings_and_the_verdict_are_there(tmp_path: Path) -> Non
     assert "rank       where          batches" in verdict[3]["message"]
     stack, ending = tracks["node0/rank 2"].instants
     assert (stack[1], stack[3], ending[1]) == (
-        "stack: between batches",
+        "stack: code",
         {"frames": "train.py:60 in main"},
         "end: verdict",
     )

@@ -293,8 +293,8 @@ def test_a_writer_that_was_blocked_does_not_stretch_a_pause(looks: Looks) -> Non
 
 def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> None:
     state = State(3, 4096, Settings(), {}, steps=1_000_000)
-    state.spans.append(SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678))
     recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
+    recorder._span = SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678)
     recorder.begin(FitPlan(), "", {})
     now = time.monotonic() + 10.0  # later than any look of the writer
     lines = [line for second in range(240) for line in recorder.look(now + second / 4)]
@@ -305,8 +305,57 @@ def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> No
     assert sum(len(json.dumps(line, separators=(",", ":"))) + 1 for line in (*ticks, clock)) < 1024
 
 
+class Turns:
+    """A writer that takes its turn when the test says so."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+
+    def put(self, line: Any) -> None:
+        self._waiting.append(line)
+
+    def turn(self) -> list[Any]:
+        """Returns the lines that were put since the last turn."""
+        waiting, self._waiting = self._waiting, []
+        return [line for each in waiting for line in (each() if callable(each) else [each])]
+
+
+def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state opens a span after its line, and closes it later than its line: a rank waits for others meanwhile."""
+    turns = Turns()
+    monkeypatch.setattr(module.writer, "join", lambda *_: turns)
+    monkeypatch.setattr(module.writer, "leave", lambda *_: None)
+    state = State(0, 1, Settings(), {})
+    train, evaluation = SpanCounters("train epoch 0", started=5000), SpanCounters("validation", evaluation=True)
+    recorder, now = Recorder(state, 0, "runs"), 0.0
+
+    def ticks() -> list[int]:
+        nonlocal now
+        now += 10
+        turns.turn()
+        return [line["b"] for line in of("tick", recorder.look(now))]
+
+    recorder.begin(FitPlan(), "", {})
+    assert ticks() == []
+    recorder.opened(train)
+    state.spans.append(train)
+    assert ticks() == [5000]
+    recorder.opened(evaluation)
+    assert ticks() == [0]
+    state.spans.append(evaluation)
+    evaluation.started = 3
+    assert ticks() == [3]
+    recorder.closed(evaluation, "exhausted")
+    assert ticks() == [5000]
+    state.spans.pop()
+    recorder.closed(train, "exhausted")
+    assert ticks() == []
+    recorder.close()
+
+
 def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:
     recorder = Recorder(state_of(), 0, str(tmp_path))
+    recorder._span = SpanCounters("train epoch 0")
     assert recorder.look(time.monotonic() + 100.0) == []
     recorder.begin(FitPlan(), "", {})
     assert [line["k"] for line in recorder.look(time.monotonic() + 200.0)] == ["tick"]

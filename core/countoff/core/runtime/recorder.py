@@ -74,6 +74,7 @@ class Recorder:
         self._failure = ""
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
+        self._span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
         self._speaker: Speaker | None = None
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
@@ -121,7 +122,7 @@ class Recorder:
     def opened(self, span: SpanCounters) -> None:
         """A span opens."""
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
-        self._put("open", span=span.name, **more)
+        self._move(span, self._line("open", span=span.name, **more))
 
     def closed(self, span: SpanCounters, why: str) -> None:
         """A span closes."""
@@ -130,9 +131,21 @@ class Recorder:
             content["unused"] = span.unused.batches
         if span.repeated:
             content["repeated"] = span.repeated
-        line = self._line("close", **content)
+        outer = next((each for each in reversed(self._state.spans) if each is not span), None)
+        self._move(outer, self._line("close", **content), self._changed_rates)
+
+    def _move(self, innermost: SpanCounters | None, line: Line, more: Callable[[], Line] = dict[str, Any]) -> None:
+        """Puts a line of a span's start or end. A tick before it is of the span before, and one after it of the next.
+
+        The state's spans change at another moment: a rank waits for the others between the line and that.
+        """
+
+        def move() -> list[Line]:
+            self._span = innermost
+            return [{**line, **more()}]
+
         if self._is_own:
-            self._writer.put(lambda: [{**line, **self._changed_rates()}])
+            self._writer.put(move)
 
     def finished(self) -> None:
         """The fit has ended as its loop meant it to."""
@@ -218,9 +231,7 @@ class Recorder:
         state, lines = self._state, list[Any]()
         if not self._begun or self._finished or self._ended:
             return lines
-        span = None
-        with contextlib.suppress(IndexError):  # the training thread may close a span in this moment
-            span = state.spans[-1]
+        span = self._span
         lines += self._pause(self._pauses.look(now, span, state.steps))
         if self._speaker is not None and now >= self._next_clock and state.end is None:
             self._compare_clock(self._speaker, now)

@@ -222,7 +222,27 @@ def test_nobody_waits_for_a_file_system_that_does_not_answer(traced: Traced, mon
     writer._thread.join(10)
     assert not writer._thread.is_alive()
     assert traced.numbers() == [0], "an abandoned trace is not written any more"
-    assert traced.warnings == []
+    assert traced.warnings == ["the file system does not answer"]
+
+
+def test_a_file_system_that_does_not_answer_is_tried_once(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fit would wait for it again, and leave a thread behind."""
+    answers, opened = threading.Event(), os.open
+    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(module.os, "open", lambda *how: answers.wait(60) and opened(*how))
+    first = traced.join()
+    traced.leave(first)
+    for _ in range(3):
+        began = time.monotonic()
+        writer = traced.join()
+        writer.put({"n": 1})
+        assert threads() == 1
+        traced.leave(writer)
+        assert time.monotonic() - began < 0.1
+    answers.set()
+    first._thread.join(10)
+    assert threads() == 0
+    assert traced.warnings == ["the file system does not answer"]
 
 
 def test_dropped_lines_are_counted(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ _CLOSE_SECONDS = 1.5
 _lock = threading.Lock()
 _writers: dict[tuple[int, int, str], Writer] = {}
 _failed: set[tuple[int, str]] = set()
-"""Ranks and directories whose trace has ended early: that is told once in a process, not in each of its fits."""
+"""Ranks and directories whose trace has ended early. No later fit of the process tries again: it might wait again."""
 
 
 class Source(Protocol):
@@ -51,7 +51,7 @@ class Writer:
     Args:
         directory: The directory of the trace; it is made where it does not exist.
         rank: This rank.
-        warn: Prints why the trace has ended early; called once, by the writer's thread.
+        warn: Prints why the trace has ended early; called once, by the writer's thread or by the one that ends it.
     """
 
     def __init__(self, directory: str, rank: int, warn: Callable[[str], None]) -> None:
@@ -61,7 +61,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Line | Callable[[], Sequence[Line]] | None] = queue.SimpleQueue()
         self._sources: list[Source] = []
         self._dropped = 0
-        self._over = False
+        self._over = (rank, directory) in _failed
         self._thread = threading.Thread(target=self._run, name="countoff trace", daemon=True)
 
     def put(self, line: Line | Callable[[], Sequence[Line]]) -> None:
@@ -81,7 +81,7 @@ class Writer:
     def _join(self, source: Source) -> None:
         started = bool(self._sources)
         self._sources.append(source)
-        if not started:
+        if not started and not self._over:
             try:
                 self._thread.start()
             except RuntimeError:  # the interpreter is about to end, and starts no thread any more
@@ -92,7 +92,18 @@ class Writer:
         self._queue.put(None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():
+                self._fail("the file system does not answer")
         self._over = True
+
+    def _fail(self, why: str) -> None:
+        """Warns that the trace ends early, unless that is known."""
+        with _lock:
+            known = self._over or (self._rank, self._directory) in _failed
+            self._over = True
+            _failed.add((self._rank, self._directory))
+        if not known:
+            self._warn(why)
 
     # The writer's thread.
 
@@ -102,9 +113,7 @@ class Writer:
                 while self._turn(file):
                     pass
         except Exception as error:  # whatever goes wrong here, training goes on
-            if not self._over and (self._rank, self._directory) not in _failed:
-                _failed.add((self._rank, self._directory))
-                self._warn(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+            self._fail(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
         self._over = True
 
     def _turn(self, file: _File) -> bool:
@@ -191,6 +200,8 @@ def timestamp(seconds: float | None = None) -> float:
 
 def join(source: Source, directory: str, rank: int, warn: Callable[[str], None]) -> Writer:
     """Returns the writer of this process for a rank's trace, and lets it look at a source from here on.
+
+    Where the trace of that rank has ended early, the writer writes nothing and has no thread.
 
     Args:
         source: The source.

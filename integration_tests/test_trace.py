@@ -285,7 +285,8 @@ def test_a_file_system_that_blocks_holds_up_nobody(traced):
         loop, end = result.value
         assert loop < 5
         assert end < 2 + 1  # it is given up after 1.5 s; the rest is the end of any fit
-        assert verdict_lines(result) == []
+        (line,) = verdict_lines(result)
+        assert line.endswith("ends here: the file system does not answer; training goes on")
 
 
 def test_a_directory_that_cannot_be_made_is_one_warning(run_ranks, tmp_path):
@@ -318,9 +319,9 @@ def train_with_a_clock_that_is_ahead() -> None:
 def test_the_clocks_of_hosts_are_compared(run_hosts, directory):
     run_hosts(train_with_a_clock_that_is_ahead, hosts=2, per_host=2, env={"COUNTOFF_TRACE_DIR": str(directory)})
     assert not of("clock", read(directory, 0)) + of("clock", read(directory, 1))
-    for rank in (2, 3):
-        (clock,) = of("clock", read(directory, rank))
-        assert abs(clock["ahead"] - AHEAD) <= clock["error"] < 0.5
+    (clock,) = of("clock", read(directory, 2))
+    assert abs(clock["ahead"] - AHEAD) <= clock["error"] < 0.5
+    assert not of("clock", read(directory, 3)), "one rank tells it for its host"
 
 
 def test_hosts_without_a_shared_file_system_keep_what_they_know(run_hosts, tmp_path):

@@ -107,6 +107,15 @@ def test_heartbeats_that_were_missed_are_not_compared(job: Job) -> None:
     assert abs(ahead - AHEAD) <= error < 0.02
 
 
+def test_heartbeats_that_stop_are_not_waited_for(job: Job) -> None:
+    while not job.done and job.now < 60:
+        job.look()
+        job.now += 0.05
+    assert job.done
+    assert job.now < 15
+    assert job.measured == []
+
+
 def test_a_rank_0_that_tells_no_time_is_not_compared_with(job: Job) -> None:
     """An older version writes only a number."""
     job.store.set("heartbeat/0", {"heartbeat": 7, "read": 0})

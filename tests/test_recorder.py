@@ -16,7 +16,9 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches
 from countoff.core.runtime import recorder as module
+from countoff.core.runtime.processes import Process
 from countoff.core.runtime.recorder import Recorder
+from countoff.core.runtime.speaker import Speaker
 from countoff.core.trace import writer
 from countoff.core.trace.format import VERSION
 from tests.traces import kinds, of, read
@@ -320,11 +322,17 @@ class Turns:
         return [line for each in waiting for line in (each() if callable(each) else [each])]
 
 
-def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state opens a span after its line, and closes it later than its line: a rank waits for others meanwhile."""
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    """The writer of the test's recorders."""
     turns = Turns()
     monkeypatch.setattr(module.writer, "join", lambda *_: turns)
     monkeypatch.setattr(module.writer, "leave", lambda *_: None)
+    return turns
+
+
+def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(turns: Turns) -> None:
+    """The state opens a span after its line, and closes it later than its line: a rank waits for others meanwhile."""
     state = State(0, 1, Settings(), {})
     train, evaluation = SpanCounters("train epoch 0", started=5000), SpanCounters("validation", evaluation=True)
     recorder, now = Recorder(state, 0, "runs"), 0.0
@@ -333,7 +341,7 @@ def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(monkeypatch: pyte
         nonlocal now
         now += 10
         turns.turn()
-        return [line["b"] for line in of("tick", recorder.look(now))]
+        return [line["b"] for line in recorder.look(now) if line["k"] == "tick"]
 
     recorder.begin(FitPlan(), "", {})
     assert ticks() == []
@@ -351,6 +359,34 @@ def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(monkeypatch: pyte
     recorder.closed(train, "exhausted")
     assert ticks() == []
     recorder.close()
+
+
+@pytest.mark.usefixtures("turns")
+def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's store would get 20 questions a second from each rank."""
+    compared: list[tuple[int, float]] = []
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(Speaker, "poll_every", lambda speaker, *_: compared.append((speaker._state.rank, now)))
+    recorders: list[Recorder] = []
+    for rank in range(0, 4096, 4):
+        for each in (rank, rank + 1):
+            recorder, speaker = Recorder(state := State(each, 4096, Settings(), {}), 0, "runs"), Speaker(state)
+            heartbeats = speaker.line.heartbeats
+            heartbeats.neighbours = {at: Process(at, 1, 1) for at in range(rank, rank + 4)}
+            heartbeats.all_introduced = True
+            recorder.begin(FitPlan(), "", {})
+            recorder.compare_clocks(speaker)
+            recorders.append(recorder)
+    for _ in range(4 * 59):
+        for recorder in recorders:
+            recorder.look(now)
+        now += 0.25
+    assert sorted(rank for rank, _ in compared) == list(range(4, 4096, 4))
+    times = [at for _, at in compared]
+    assert max(map(times.count, times)) < 20
+    for recorder in recorders:
+        recorder.close()
 
 
 def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.records import verdict_entry
 from countoff.core.protocol.state import State
+from countoff.core.runtime import speaker as module
 from countoff.core.runtime.speaker import Speaker
 from tests.fake_store import FakeStore
 from tests.outbox import printed
@@ -67,3 +68,42 @@ def test_a_goodbye_of_another_rank_is_enough_for_all_but_rank_0(rank: int, write
     assert told.is_set()
     assert not store.has(f"joined/{rank}")
     assert store.has("log/1") is writes
+
+
+class Looked:
+    """Is never done; counts how often it was looked at."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def poll(self, channel: object) -> bool:
+        self.times += 1
+        return self.times == 4
+
+
+def test_what_nobody_waits_for_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not looked at more often because something else is, and nothing else is because of it."""
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    store, state = FakeStore(), State(1, 2, Settings(), {})
+    speaker, often, slow = Speaker(state), Looked(), Looked()
+    often.times = 10
+    speaker.poll(often)
+    speaker.turn(store)
+    for _ in range(40):
+        speaker.look(store)
+    assert speaker.seconds_until_look == pytest.approx(0.02)
+    speaker.poll_every(slow, 0.05)
+    speaker.turn(store)
+    assert speaker.seconds_until_look == 0
+    speaker.look(store)
+    assert speaker.seconds_until_look == pytest.approx(0.02)
+    for _ in range(11):
+        now += 0.01
+        speaker.look(store)
+    assert slow.times == 3
+    now += 0.05
+    speaker.look(store)
+    now += 0.05
+    speaker.look(store)
+    assert slow.times == 4, "it is done"

@@ -141,6 +141,39 @@ def test_the_last_estimate_of_the_clock_holds_for_the_whole_process_and_no_other
     assert [run.begin for run in runs] == [near(BEGAN - 5), near(BEGAN - 2)]
 
 
+def on_two_hosts(directory: Path, names: tuple[str, str], ahead: float, compares: bool, pid: int) -> None:
+    """Two ranks on each of two hosts; where `compares`, rank 2 tells how far the clock of its host is ahead."""
+    for rank in range(4):
+        begin = {"host": names[rank // 2], "pid": pid}
+        writer = RankWriter(directory, rank, 4, begin=None)
+        writer.ahead, writer.time = ahead * (rank > 1), BEGAN + pid
+        writer.line("begin", v=1, rank=rank, world=4, framework="", run={}, versions={}, settings={}, plan={}, **begin)
+        if compares and rank == 2:
+            writer.line("clock", ahead=ahead, error=0.02)
+        writer.open("train epoch 0")
+        writer.tick(5, 10)
+        writer.save()
+
+
+@pytest.mark.parametrize("ahead", [3.0, -7200.0])
+def test_one_rank_of_a_host_tells_its_clock_for_all_of_them(ahead: float, tmp_path: Path) -> None:
+    on_two_hosts(tmp_path, ("node0", "node1"), ahead, compares=True, pid=0)
+    (run,) = load(tmp_path).runs
+    assert [fit.begin for fit in run.fits.values()] == [near(BEGAN)] * 4
+    assert [fit.clock_error for fit in run.fits.values()] == [None, None, 0.02, 0.02]
+
+
+def test_a_clock_is_not_told_for_another_run_or_for_rank_0s_host(tmp_path: Path) -> None:
+    """In the next run the same host may be rank 0's; and two hosts may have one name."""
+    on_two_hosts(tmp_path / "a", ("node0", "node1"), 3.0, compares=True, pid=0)
+    on_two_hosts(tmp_path / "a", ("node1", "node0"), 0.0, compares=False, pid=900)
+    runs = sorted(load(tmp_path / "a").runs, key=lambda run: run.begin)
+    assert [fit.begin for run in runs for fit in run.fits.values()] == [near(BEGAN)] * 4 + [near(BEGAN + 900)] * 4
+    on_two_hosts(tmp_path / "b", ("localhost", "localhost"), 3.0, compares=True, pid=0)
+    begins = [fit.begin for rank in range(4) for run in load(tmp_path / "b").runs for fit in [run.fits[rank]]]
+    assert begins == [near(BEGAN), near(BEGAN), near(BEGAN), near(BEGAN + 3)]
+
+
 def test_a_restart_in_the_same_file_is_another_run_of_all_ranks(tmp_path: Path) -> None:
     example_traces.healthy(tmp_path, ranks=2, epochs=1, begin={"pid": 1})
     for rank in range(3):  # one more than before

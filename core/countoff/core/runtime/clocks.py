@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
 
+LOOK_SECONDS = 0.05
+"""How often to look at rank 0's heartbeat; the error is half of that, or more where the store is slow."""
+_GIVE_UP_SECONDS = 10.0
+"""After so long rank 0 writes no heartbeats any more, or this clock was set."""
+
+
 class _Arrival(NamedTuple):
     """A heartbeat of rank 0 that has reached the store.
 
@@ -37,6 +43,8 @@ class _Arrival(NamedTuple):
 class ClockComparison:
     """Compares this host's clock with rank 0's once; to be polled by the speaker, for two heartbeats or so.
 
+    It gives up after ten seconds.
+
     Args:
         done: Called with the seconds that this host's clock is ahead of rank 0's, and by how many that may be wrong.
         clock: This host's clock, in seconds since the epoch.
@@ -45,12 +53,15 @@ class ClockComparison:
     def __init__(self, done: Callable[[float, float], None], clock: Callable[[], float] = time.time) -> None:
         self._done = done
         self._clock = clock
+        self._until = clock() + _GIVE_UP_SECONDS
         self._last: tuple[int, float] | None = None  # the heartbeat at the last look, and when that look began
         self._arrival: _Arrival | None = None
 
     def poll(self, channel: Channel) -> bool:
         """Looks at rank 0's heartbeat; True when the clocks are compared, or rank 0 does not tell its time."""
         began = self._clock()
+        if not self._until - _GIVE_UP_SECONDS <= began < self._until:
+            return True
         record = channel.whole.get(HEARTBEAT_OF_RANK_0)
         ended, number = self._clock(), parse_count(record["heartbeat"])
         if "time" not in record:

@@ -20,7 +20,7 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Records
 from countoff.core.protocol.state import State
 from countoff.core.runtime import hosts, incident, shutdown, stacks, verdict_file
-from countoff.core.runtime.clocks import ClockComparison
+from countoff.core.runtime.clocks import LOOK_SECONDS, ClockComparison
 from countoff.core.settings import Settings
 from countoff.core.trace import writer
 from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS, VERSION
@@ -38,6 +38,8 @@ _USUAL_BATCHES = 15
 """The usual batch is the median of so many looks."""
 _CLOCK_SECONDS = 60.0
 """How often the clocks of hosts are compared."""
+_CLOCK_APART_SECONDS = 0.01
+"""A rank compares so much later than the rank before it: rank 0's store must not be asked by all hosts at once."""
 _OVERSLEPT_SECONDS = 2 * writer.LOOK_SECONDS
 """A look that comes so late does not know when a pause before it ended."""
 
@@ -114,9 +116,12 @@ class Recorder:
     def compare_clocks(self, speaker: Speaker) -> None:
         """Lets the trace tell, once a minute, how far this host's clock is ahead of rank 0's, if that is another host.
 
+        The lowest rank of a host tells it for all of them.
+
         Args:
             speaker: The guard's speaker.
         """
+        self._next_clock = time.monotonic() + self._state.rank * _CLOCK_APART_SECONDS % _CLOCK_SECONDS
         self._speaker = speaker
 
     def opened(self, span: SpanCounters) -> None:
@@ -244,9 +249,9 @@ class Recorder:
 
     def _compare_clock(self, speaker: Speaker, now: float) -> None:
         heartbeats = speaker.line.heartbeats
-        if heartbeats.all_introduced and 0 not in heartbeats.neighbours:
+        if heartbeats.all_introduced and min(heartbeats.neighbours, default=0) == self._state.rank != 0:
             self._next_clock = now + _CLOCK_SECONDS
-            speaker.poll(ClockComparison(self._clocks_compared))
+            speaker.poll_every(ClockComparison(self._clocks_compared), LOOK_SECONDS)
 
     def _clocks_compared(self, ahead: float, error: float) -> None:
         self._put("clock", ahead=round(ahead, 6), error=round(error, 6))

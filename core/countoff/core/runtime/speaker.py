@@ -33,6 +33,25 @@ _FIRST_LOOK_SECONDS = 0.0001
 Job = Callable[["Channel"], object]
 
 
+class _Pace:
+    """When something is due that is done once per so many seconds, the first time at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether it is due; if so, it is due again only later."""
+        due = self.seconds_left() == 0.0
+        if due:
+            self._next = time.monotonic() + self._seconds
+        return due
+
+    def seconds_left(self) -> float:
+        """Until it is due."""
+        return max(0.0, self._next - time.monotonic())
+
+
 class Speaker:
     """Carries out a guard's actions and jobs, one after the other. All `channel` arguments are the guard's.
 
@@ -51,6 +70,7 @@ class Speaker:
         self._state = state
         self._pending: list[Pollable] = []
         self._polls = 0
+        self._slow: dict[Pollable, _Pace] = {}
         self._ending = False
         self.drained = threading.Event()
         self.join(Line(state.rank, state.world_size))
@@ -73,6 +93,15 @@ class Speaker:
             self._polls = 0
 
         self.hand(begin)
+
+    def poll_every(self, pollable: Pollable, seconds: float) -> None:
+        """Queues something to be looked at once per so many seconds until it is done: nobody waits for it.
+
+        Args:
+            pollable: It.
+            seconds: The seconds between two looks.
+        """
+        self.hand(lambda _: self._slow.setdefault(pollable, _Pace(seconds)))
 
     def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
         """Returns a job that appends to the log, unless the log holds the content already when its turn comes."""
@@ -177,11 +206,19 @@ class Speaker:
             if pollable.poll(channel):
                 self._pending.remove(pollable)
         self._polls += bool(self._pending)
+        for pollable, pace in list(self._slow.items()):
+            if not self._state.outbox.empty():
+                return
+            if pace.is_due() and pollable.poll(channel):
+                del self._slow[pollable]
 
     @property
     def seconds_until_look(self) -> float | None:
         """After how many seconds `look` is due; None where nothing is polled."""
-        return _POLL_SECONDS * 2 ** min(self._polls // 20, 6) if self._pending else None
+        paces = [pace.seconds_left() for pace in self._slow.values()]
+        if self._pending:
+            paces.append(_POLL_SECONDS * 2 ** min(self._polls // 20, 6))
+        return min(paces, default=None)
 
     @property
     def is_done(self) -> bool:

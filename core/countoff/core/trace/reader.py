@@ -94,6 +94,7 @@ class Reader:
                 self._trace.problems.append(f"{plain(path)}: {error.strerror or type(error).__name__}")
         for source in self._sources.values():
             source.settle()
+        _share_clocks([process for source in self._sources.values() for process in source.processes])
         self._trace.runs = _runs([fit for source in self._sources.values() for fit in source.fits])
         self._trace.skipped = sum(source.skipped for source in self._sources.values())
         self._trace.incidents = [found for each in self._trace.directories if (found := self._incident(each))]
@@ -142,12 +143,41 @@ class Reader:
 
 
 class _Process:
-    """One process of a rank: its fits, and how far its clock is ahead."""
+    """One process of a rank: its fits, and how far its clock is ahead.
+
+    Attributes:
+        fits: Its fits, by the number of the guard.
+        ahead: Seconds that its clock is ahead of rank 0's.
+        applied: Those that have been taken off its times.
+        error: By how many seconds that may be wrong.
+        compared: Whether its own lines tell that; else it is what another rank of its host has found.
+    """
 
     def __init__(self) -> None:
         self.fits: dict[int, Fit] = {}
         self.ahead = self.applied = 0.0
         self.error: float | None = None
+        self.compared = False
+
+    @property
+    def host(self) -> str:
+        """The host's name; empty if that is not known."""
+        return next((fit.host for fit in self.fits.values()), "")
+
+    @property
+    def is_rank_0(self) -> bool:
+        """Whether it is rank 0."""
+        return any(fit.rank == 0 for fit in self.fits.values())
+
+    def overlaps(self, other: _Process) -> bool:
+        """Whether both ran at the same time, if they are on the same host."""
+        (begin, end), (other_begin, other_end) = self._times(), other._times()
+        return begin <= other_end and other_begin <= end
+
+    def _times(self) -> tuple[float, float]:
+        """Its first and last time, by its host's clock."""
+        begin = min(fit.begin for fit in self.fits.values())
+        return begin + self.applied, max(fit.last for fit in self.fits.values()) + self.applied
 
     def settle(self) -> None:
         """Moves all times to rank 0's clock, as far as the last estimate of it is another one than before."""
@@ -164,6 +194,7 @@ class _Source:
 
     Attributes:
         fits: What was read.
+        processes: The processes that these fits are of, the one under way last.
         skipped: Lines that could not be read.
     """
 
@@ -172,6 +203,7 @@ class _Source:
         self.fits: list[Fit] = []
         self.skipped = 0
         self._process = _Process()
+        self.processes = [self._process]
         self._kept, self._stride = 0, 1
         self._waiting: bytes | None = None
         self._rates: bytes | None = None
@@ -280,6 +312,7 @@ class _Source:
         if guard in self._process.fits or any(fit.pid != pid for fit in self._process.fits.values()):
             self._process.settle()
             self._process = _Process()
+            self.processes.append(self._process)
         time -= self._process.applied
         fit = Fit(self.rank, time, time, self.directory, pid=pid)
         fit.world_size = min(_MOST_RANKS, _count(record.get("world")) or 0)
@@ -296,7 +329,7 @@ class _Source:
         ahead, error = _number(record.get("ahead")), _number(record.get("error"))
         if ahead is None or abs(ahead) > _YEAR_3000:
             return False
-        self._process.ahead, self._process.error = ahead, error
+        self._process.ahead, self._process.error, self._process.compared = ahead, error, True
         return True
 
     def _tick(self, fit: Fit, time: float, record: dict[str, Any], limit: int) -> bool:
@@ -468,6 +501,26 @@ _KINDS: dict[str, Callable[[Fit, float, dict[str, Any]], bool]] = {
     "dropped": _dropped,
     "end": _end,
 }
+
+
+def _share_clocks(processes: list[_Process]) -> None:
+    """Moves the times of ranks that have not compared clocks: one rank of each host does so for all of them."""
+    hosts: dict[str, list[_Process]] = {}
+    for process in processes:
+        if process.host:
+            hosts.setdefault(process.host, []).append(process)
+    for ranks in hosts.values():
+        compared = [process for process in ranks if process.compared]
+        first = [
+            process for process in ranks if process.is_rank_0
+        ]  # its clock is the one that others are compared with
+        for process in ranks if compared else ():
+            if process.compared or any(process.overlaps(each) for each in first):
+                continue
+            found = next((each for each in compared if process.overlaps(each)), None)
+            if found is not None:
+                process.ahead, process.error = found.ahead, found.error
+                process.settle()
 
 
 def _runs(fits: list[Fit]) -> list[Run]:

@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -223,6 +226,79 @@ def test_nobody_waits_for_a_file_system_that_does_not_answer(traced: Traced, mon
     assert not writer._thread.is_alive()
     assert traced.numbers() == [0], "an abandoned trace is not written any more"
     assert traced.warnings == ["the file system does not answer"]
+
+
+_HOLD = """
+import sys
+from countoff.core.trace import writer
+class Source:
+    def look(self, now): return ()
+source = Source()
+trace = writer.join(source, sys.argv[1], 3, print)
+trace.put({"n": 1})
+trace.put(lambda: [print("written", flush=True)][:0])
+sys.stdin.read()
+writer.leave(source, trace)
+"""
+
+
+def test_two_jobs_at_the_same_time_do_not_share_a_file(traced: Traced) -> None:
+    command = [sys.executable, "-c", _HOLD, str(traced.directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "written\n"
+        writer = traced.join()
+        writer.put({"n": 2})
+        assert traced.warned.wait(10)
+        traced.leave(writer)
+        other.communicate("", timeout=10)
+    assert other.returncode == 0
+    assert traced.numbers() == [1]
+    assert traced.warnings == ["another process writes its trace there; give each job a directory of its own"]
+
+
+def test_a_process_that_was_forked_off_does_not_keep_the_file(traced: Traced) -> None:
+    """The workers of a loader live on after the fit, and for a while after their parent was killed."""
+    go = threading.Event()
+    writer = traced.join()
+    writer.put(lambda: [go.set()][:0])
+    assert go.wait(10)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    try:
+        traced.leave(writer)
+        again = [sys.executable, "-c", _HOLD, str(traced.directory)]
+        found = subprocess.run(again, input="", capture_output=True, text=True, timeout=20, check=True)
+        assert found.stdout == "written\n"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert traced.numbers() == [1]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_written_to(
+    number: int, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.fcntl, "lockf", failing(number))
+    writer = traced.join()
+    writer.put({"n": 1})
+    traced.leave(writer)
+    assert traced.numbers() == [1]
+    assert traced.warnings == []
+
+
+def test_a_link_is_not_followed(traced: Traced) -> None:
+    traced.directory.mkdir(parents=True)
+    other = traced.directory / "other"
+    other.touch()
+    (traced.directory / "rank-00003.jsonl").symlink_to(other)
+    writer = traced.join()
+    writer.put({"n": 1})
+    assert traced.warned.wait(10)
+    traced.leave(writer)
+    assert other.read_text() == ""
 
 
 def test_a_file_system_that_does_not_answer_is_tried_once(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:

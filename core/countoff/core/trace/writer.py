@@ -8,6 +8,8 @@ warning, and training goes on.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import queue
@@ -173,10 +175,16 @@ class _File:
         os.close(self._file)
 
     def _open(self) -> None:
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._bytes = os.fstat(self._file).st_size
-        if self._bytes and not _ends_whole(self._path):
-            os.write(self._file, b"\n")  # the process before was killed in the middle of a line
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self._path, flags, 0o644)
+        try:
+            _lock_file(self._file)
+            self._bytes = os.fstat(self._file).st_size
+            if self._bytes and os.pread(self._file, 1, self._bytes - 1) != b"\n":
+                os.write(self._file, b"\n")  # the process before was killed in the middle of a line
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def _rotate(self) -> None:
         names = [parse_name(name) for name in os.listdir(self._directory)]
@@ -187,10 +195,18 @@ class _File:
         os.close(full)
 
 
-def _ends_whole(path: str) -> bool:
-    with open(path, "rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def _lock_file(file: int) -> None:
+    """Keeps other processes from this file, while this one has it open. A process that was forked off has no such lock.
+
+    Raises:
+        OSError: If another process has it.
+    """
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # some file systems have no locks
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            why = "another process writes its trace there; give each job a directory of its own"
+            raise OSError(error.errno, why) from None
 
 
 def timestamp(seconds: float | None = None) -> float:

@@ -109,10 +109,51 @@ def test_rank_0_writes_for_all_that_share_its_directory(tmp_path: Path) -> None:
         ("MY_NCCL_DEBUG", False),
         ("TORCH_API_KEY", False),
         ("NCCL_password", False),
+        ("TORCH_HUB_AUTH", False),
+        ("TORCHELASTIC_PASSWD", False),
+        ("NCCL_SHM_PASS", False),
+        ("TORCH_DB_PWD", False),
+        ("TORCH_CREDS", False),
+        ("PYTORCH_COOKIES", False),
+        ("TORCH_WEBHOOK", False),
+        ("COUNTOFF_WEBHOOK", False),
+        ("COUNTOFF_SERVICE_HOST", False),
+        ("COUNTOFF_ON_DIVERGENCE", True),
     ],
 )
 def test_which_variables_are_kept(name: str, kept: bool) -> None:
     assert (name in incident.environment({name: "x"})) is kept
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("https://__token__:abc@pypi.example/simple", False),
+        ("eth0, http://user@host:1/x", False),
+        ("https://download.pytorch.org/whl", True),
+        ("https://user:a/b@example.org", False),
+        ("tcp://node0:29500", True),
+    ],
+)
+def test_an_address_with_a_user_is_not_kept(value: str, kept: bool) -> None:
+    assert ("PYTORCH_INDEX_URL" in incident.environment({"PYTORCH_INDEX_URL": value})) is kept
+
+
+def test_only_the_user_can_read_an_incident(tmp_path: Path) -> None:
+    for _ in range(2):  # the files of an earlier incident are replaced
+        files = list(write(tmp_path).iterdir())
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 4
+
+
+def test_no_link_is_written_through(tmp_path: Path) -> None:
+    """Another user may have put one where a file is about to be written."""
+    (tmp_path / "incident").mkdir()
+    other = tmp_path / "other"
+    other.write_text("mine")
+    for name in (".stacks.txt.0.tmp", ".verdict.json.0.tmp"):
+        (tmp_path / "incident" / name).symlink_to(other)
+    write(tmp_path)
+    assert other.read_text() == "mine"
 
 
 def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,12 @@ _RECORD_BYTES = 900
 """The frames in a record take at most as many bytes: an entry of the store has a limit."""
 _COUNTED = ("rank", "host", "where", "batches", "fetched", "steps", "state", "failure")
 """What is kept of each rank's row."""
-_PREFIXES = ("COUNTOFF", "NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_")
-"""The environment variables that are kept begin so. Others may hold secrets."""
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+_PREFIXES = ("NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_")
+"""The environment variables that are kept begin so, beside those of the settings. Others may hold secrets."""
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "CRED", "AUTH", "COOKIE", "WEBHOOK")
 """A variable whose name has one of these words is not kept either."""
+_ADDRESS = re.compile(r"://.*@", re.DOTALL)
+"""What may be an address with a user or a password in it; a variable with such a value is not kept either."""
 _STATES = {"loader": "in the loader", "collective": "in a collective", "code": "in code"}
 
 
@@ -153,10 +156,12 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     >>> environment({"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "TORCH_HUB_TOKEN": "y"})
     {'NCCL_DEBUG': 'INFO'}
     """
+    own = {"COUNTOFF", *(f"COUNTOFF_{field.name.upper()}" for field in dataclasses.fields(Settings))}
     return {
         name: variables[name]
         for name in sorted(variables)
-        if name.startswith(_PREFIXES) and not any(word in name.upper() for word in _SECRET)
+        if (name in own or (name.startswith(_PREFIXES) and not any(word in name.upper() for word in _SECRET)))
+        and not _ADDRESS.search(variables[name])
     }
 
 
@@ -179,11 +184,14 @@ def grouped(found: Records) -> str:
 
 
 def _replace(directory: str, name: str, rank: int, content: bytes) -> None:
-    """Writes a file as a whole or not at all: several hosts may write at the same time."""
+    """Writes a file as a whole or not at all: several hosts may write at the same time. Only its user can read it."""
     path, temporary = os.path.join(directory, name), os.path.join(directory, f".{name}.{rank}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process that was killed meanwhile
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
+        with open(file, "wb") as opened:
+            opened.write(content)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -72,6 +72,24 @@ def test_ranks_without_a_trace_have_told_nothing() -> None:
     assert incident.read_stacks(store, []) == {}
 
 
+def test_ranks_without_a_trace_do_not_hold_up_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, asked = FakeStore(), 0
+    has = store.has
+
+    def slow(*keys: str) -> bool:
+        nonlocal asked
+        asked += 1
+        time.sleep(0.01)
+        return has(*keys)
+
+    monkeypatch.setattr(store, "has", slow)
+    told = incident.post_stack(store, 0)
+    began = time.monotonic()
+    assert incident.read_stacks(store, range(4096)) == {0: told}
+    assert time.monotonic() - began < 2
+    assert asked < 50
+
+
 def test_a_stack_fits_into_the_store() -> None:
     def deep(depth: int) -> dict[str, Any]:
         return deep(depth - 1) if depth else incident.stack_record()

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 _KEY = "stack"
 _RECORD_BYTES = 900
 """The frames in a record take at most as many bytes: an entry of the store has a limit."""
+_READ_SECONDS = 0.2
+"""Rank 0 waits so long for the stacks of all ranks, and asks so long for those of single ones."""
+_POLL_SECONDS = 0.02
 _COUNTED = ("rank", "host", "where", "batches", "fetched", "steps", "state", "failure")
 """What is kept of each rank's row."""
 _PREFIXES = ("NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_")
@@ -67,12 +71,22 @@ def stack_record() -> dict[str, Any]:
 def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
     """What ranks have told of their main threads, by rank; a rank without a trace has told nothing.
 
+    It takes about 0.4 s at most: the verdict is printed only after that.
+
     Args:
         channel: The guard's channel.
         ranks: The ranks.
     """
     keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
-    told = list(keys) if keys and channel.has(*keys.values()) else [rank for rank in keys if channel.has(keys[rank])]
+    if not keys:
+        return {}
+    deadline = time.monotonic() + _READ_SECONDS
+    while not (complete := channel.has(*keys.values())) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    told = list(keys)
+    if not complete:
+        deadline = time.monotonic() + _READ_SECONDS
+        told = [rank for rank in keys if time.monotonic() < deadline and channel.has(keys[rank])]
     return dict(zip(told, channel.get_many([keys[rank] for rank in told]), strict=True))
 
 

@@ -46,15 +46,19 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         return
     state.answered.wait(_SETTLE_SECONDS)
     rows: Records = {}
-    found: Records = {} if state.observer is None else {state.rank: incident.post_stack(channel, state.rank)}
+    found: Records = {}
     channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
+    if state.observer is not None:
+        with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
+            found = {state.rank: incident.post_stack(channel, state.rank)}
     gone = verdict.ranks if verdict.gone else ()
     if state.rank == 0:
         known = state.present or range(state.world_size)
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
         present = [rank for rank in range(state.world_size) if rank in known or channel.has(f"plan/{rank}")]
         rows = _gather_and_publish(channel, state, verdict, [rank for rank in present if rank not in gone])
-        found = found and incident.read_stacks(channel, list(rows))
+        with contextlib.suppress(Exception):
+            found = found and incident.read_stacks(channel, list(rows))
     elif 0 not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)

@@ -405,9 +405,13 @@ def comes_late() -> None:
         store.set("gone on without rank 2", "1")
     guard.train_start(0)
     dist.barrier()
-    for _ in range(5 if own_rank() == 2 else 4):
+    for _ in range(4):
+        guard.batch()
+    if own_rank() == 2:
+        store.wait(["ended 0", "ended 1"])  # so that all are known to have got so far
         guard.batch()
     guard.train_end("exhausted")
+    store.set(f"ended {own_rank()}", "1")
     guard._state.ended.wait(20)  # instead of the next collective, which would have no partner
     guard.fit_end()
     guard.close()

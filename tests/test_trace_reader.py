@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +394,45 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     trace = load(tmp_path)
     assert list(trace.runs[0].fits) == [0]
     assert ["rank-00002.jsonl" in problem for problem in trace.problems] == [True]
+
+
+@pytest.mark.parametrize("linked", ["file", "directory"])
+def test_links_of_an_incident_are_not_followed(tmp_path: Path, linked: str) -> None:
+    example_traces.uneven(tmp_path / "trace")
+    elsewhere, incident = tmp_path / "elsewhere", tmp_path / "trace" / "incident"
+    elsewhere.mkdir()
+    (elsewhere / "verdict.json").write_text(json.dumps(example_traces.verdict()))
+    (elsewhere / "stacks.txt").write_text("secret")
+    if linked == "directory":
+        incident.symlink_to(elsewhere)
+    else:
+        incident.mkdir()
+        (elsewhere / "verdict.json").rename(incident / "verdict.json")
+        (incident / "stacks.txt").symlink_to(elsewhere / "stacks.txt")
+    assert not any(each.stacks for each in load(tmp_path / "trace").incidents)
+
+
+def test_a_rank_file_that_is_a_link_is_told_and_left(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    (tmp_path / "trace" / "rank-00001.jsonl").rename(tmp_path / "elsewhere")
+    (tmp_path / "trace" / "rank-00001.jsonl").symlink_to(tmp_path / "elsewhere")
+    trace = load(tmp_path / "trace")
+    assert list(trace.runs[0].fits) == [0]
+    assert trace.problems == [f"{tmp_path}/trace/rank-00001.jsonl: it is not a regular file"]
+
+
+@pytest.mark.parametrize("name", ["rank-00001.jsonl", "incident/verdict.json"])
+def test_nobody_waits_for_a_pipe(tmp_path: Path, name: str) -> None:
+    example_traces.healthy(tmp_path, ranks=1)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    found: list[Trace] = []
+    reading = threading.Thread(target=lambda: found.append(load(tmp_path)), daemon=True)
+    reading.start()
+    reading.join(10)
+    assert not reading.is_alive()
+    assert list(found[0].runs[0].fits) == [0]
+    assert found[0].incidents == []
 
 
 def test_a_directory_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ due is not even parsed: `_ticks` knows how the writer begins each of them.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
@@ -103,6 +105,8 @@ class Reader:
     def _incident(self, directory: str) -> Incident | None:
         """What a verdict has left in a directory, beside the files of ranks."""
         place = os.path.join(directory, INCIDENT)
+        if os.path.islink(place):
+            return None
         verdict = _record(_start_of(os.path.join(place, VERDICT_FILE)))
         if verdict is None:
             return None
@@ -130,14 +134,14 @@ class Reader:
 
     def _append(self, source: _Source, path: str, limit: int) -> None:
         """Reads what a file has more than before. A file that was renamed meanwhile is known by its inode."""
-        now = os.stat(path)
+        now = _regular(os.lstat(path))
         key = source.directory, source.rank, now.st_dev, now.st_ino
         offset = self._offsets.get(key, 0)
         if now.st_size < offset:  # somebody has emptied it
             offset = 0
         if now.st_size > offset:
             source.expect(now.st_size - offset, limit)
-            with open(path, "rb", buffering=0) as file:
+            with open(path, "rb", buffering=0, opener=_open_regular) as file:
                 file.seek(offset)
                 self._offsets[key] = offset + source.feed(iter(lambda: file.read(_CHUNK_BYTES), b""), limit)
 
@@ -555,9 +559,30 @@ def _runs(fits: list[Fit]) -> list[Run]:
     return runs
 
 
+def _open_regular(path: str, flags: int) -> int:
+    """Opens a regular file: a link may lead to a file that must not come into a page, and a pipe would block.
+
+    Raises:
+        OSError: If it is none.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        _regular(os.fstat(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _regular(status: os.stat_result) -> os.stat_result:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return status
+
+
 def _start_of(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_regular) as file:
             return file.read(_FILE_BYTES)
     except OSError:
         return b""

@@ -128,10 +128,33 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
 def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example_traces.stalled(tmp_path)
     out = call(capsys, tmp_path)[1]
-    assert out.startswith("no verdict: 1 epoch, 4 ranks, 2 min\n")
+    assert out.startswith("no verdict: 1 epoch, 4 ranks, 2 min; 4 ranks have no end: killed, or still running\n")
     assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
     assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out
     assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_tells_what_has_ended_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RankWriter(tmp_path)
+    writer.line("end", how="failed", what="RuntimeError: out of memory")
+    writer.save()
+    out = call(capsys, tmp_path)[1]
+    assert out.startswith("no verdict: 0 epochs, 1 rank, 0 s; rank 0 failed: RuntimeError: out of memory\n")
+    assert re.search(r"rank 0 +node0 +failed: RuntimeError: out of memory", out)
+
+
+@pytest.mark.usefixtures("with_bokeh")
+@pytest.mark.parametrize(("how", "good"), [("finished", 1), ("failed", 0), (None, 0)])
+def test_the_box_is_green_only_where_all_ranks_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str | None, good: int
+) -> None:
+    writer = RankWriter(tmp_path)
+    if how:
+        writer.line("end", how=how)
+    writer.save()
+    assert call(capsys, tmp_path, "-o", tmp_path / "page.html")[0] == 0
+    assert (tmp_path / "page.html").read_text("utf-8").count('<pre class="verdict good">') == good
 
 
 @pytest.mark.usefixtures("without_bokeh")

@@ -381,4 +381,6 @@ def test_a_file_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
         seen = [process.stdout.readline() for _ in range(6)]
         end(writers)
         output, _ = process.communicate(timeout=60)
-    assert ("".join(seen) + output).count(f"# cannot be read: {tmp_path}/rank-00004.jsonl: it is not a regular file\n") == 1
+    assert ("".join(seen) + output).count(
+        f"# cannot be read: {tmp_path}/rank-00004.jsonl: it is not a regular file\n"
+    ) == 1

@@ -166,3 +166,57 @@ def test_the_headline_is_the_verdict_or_what_was_trained_without_one(tmp_path: P
     example_traces.healthy(tmp_path / "b", ranks=8, ticks=280)
     assert facts.headline(read([str(tmp_path / "a")])).startswith("UnevenBatches: rank 2 ran out of data")
     assert facts.headline(read([str(tmp_path / "b")])) == "no verdict: 3 epochs, 8 ranks, 1 h 21 min"
+
+
+@pytest.mark.parametrize(
+    ("hows", "told"),
+    [
+        (["finished", "finished"], ""),
+        (["failed: RuntimeError: CUDA out of memory"], "; rank 0 failed: RuntimeError: CUDA out of memory"),
+        (["finished", None], "; 1 rank has no end: killed, or still running"),
+        ([None, None, "failed"], "; rank 2 failed; 2 ranks have no end: killed, or still running"),
+        (["failed: a", "failed: b", "failed: a", "failed: c"],
+         "; ranks 0, 2 failed: a; rank 1 failed: b; 1 other rank failed"),
+        (["closed", "finished"], "; rank 0 left before the end"),
+        (["failed: " + "x" * 900], "; rank 0 failed: " + "x" * 200 + "…"),
+    ],
+)  # fmt: skip
+def test_the_headline_names_who_did_not_finish(tmp_path: Path, hows: list[str | None], told: str) -> None:
+    for rank, how in enumerate(hows):
+        writer = RankWriter(tmp_path, rank, len(hows))
+        if how:
+            writer.line("end", how=how.partition(": ")[0], what=how.partition(": ")[2])
+        writer.save()
+    trace = read([str(tmp_path)])
+    assert facts.headline(trace) == f"no verdict: 0 epochs, {len(hows)} rank{'s' * (len(hows) > 1)}, 0 s{told}"
+    assert facts.is_healthy(trace) == (not told)
+
+
+def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:
+    example_traces.uneven(tmp_path / "a")
+    example_traces.healthy(tmp_path / "b", ranks=3)
+    assert facts.is_healthy(read([str(tmp_path / "b")]))
+    (tmp_path / "b" / "rank-00001.jsonl").unlink()
+    assert not facts.is_healthy(read([str(tmp_path / "a")]))
+    assert not facts.is_healthy(read([str(tmp_path / "b")]))
+
+
+def test_a_rank_that_was_killed_long_before_the_others_is_odd(tmp_path: Path) -> None:
+    for rank, ticks in enumerate([20, 20, 16, 19]):
+        writer = RankWriter(tmp_path, rank, 4)
+        writer.open("train epoch 0")
+        for _ in range(ticks):
+            writer.tick(5, 10)
+        writer.save()
+    found = facts.classes_of(run_of(tmp_path))
+    assert [(each.ranks, each.reasons) for each in found] == [((2,), ("silent before the others",)), ((0, 1, 3), ())]
+
+
+def test_a_rank_that_is_in_no_span_is_not_silent(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        if rank == 0:
+            writer.open("evaluation", eval=True)
+            writer.tick(60, 10)
+        writer.save()
+    assert not any(each.reasons for each in facts.classes_of(run_of(tmp_path)))

@@ -59,6 +59,7 @@ def render(trace: Trace) -> str:
     return environment.get_template("page.html").render(
         title=facts.headline(trace),
         verdict=trace.verdict,
+        is_healthy=facts.is_healthy(trace),
         trace=trace,
         runs=[_run(run, number) for number, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
         last=runs[-1],

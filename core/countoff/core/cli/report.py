@@ -115,7 +115,9 @@ def _run_facts(run: Run) -> Iterator[Any]:
         fit = each.fit
         last = fit.spans[-1] if fit and fit.spans else None
         where = f"{last.name}, {count_of(last.batches, 'batch')}" if last else ""
-        how = (fit.ending.how if fit.ending else "no end") if fit else ""
+        how = ""
+        if fit:
+            how = ": ".join(filter(None, (fit.ending.how, fit.ending.what))) if fit.ending else "no end"
         ranks.append([names_of(each.ranks), ", ".join(each.hosts[:3]), "; ".join(each.reasons), where, how])
     yield from _table("ranks that behaved alike", ["ranks", "hosts", "unlike most", "last", "end"], ranks)
     yield from _table(

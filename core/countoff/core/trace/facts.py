@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from countoff.core.trace.format import SILENT_SECONDS
 from countoff.core.trace.model import Fit, Run, Span, Trace
 from countoff.core.verdict import count_of, listed, names_of
 
+_TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
+"""Different failures that a headline tells, and characters of each."""
 _SLOW_SECONDS, _SLOW_SHARE, _SLOW_TIMES = 1.0, 0.05, 1.5
 """A rank waits longer than others if it is by this many seconds, this share of the span, and as many times as long."""
 
@@ -157,7 +160,7 @@ class Parting:
 
 
 def headline(trace: Trace) -> str:
-    """What happened, in one line: the verdict, or how much was trained without one.
+    """What happened, in one line: the verdict, or how much was trained without one, and which ranks did not finish.
 
     >>> headline(Trace(directories=[]))
     'no verdict: 0 epochs, 0 ranks, 0 s'
@@ -169,7 +172,35 @@ def headline(trace: Trace) -> str:
     seconds = sum(run.end - run.begin for run in trace.runs)
     earlier = any(run.verdict for run in trace.runs[:-1])
     where = f"no verdict in run {len(trace.runs)} of {len(trace.runs)}" if earlier else "no verdict"
-    return f"{where}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+    trained = f"{where}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+    return "; ".join([trained, *(_unfinished(trace.runs[-1]) if trace.runs else ())])
+
+
+def is_healthy(trace: Trace) -> bool:
+    """Whether all ranks of the last run have finished without a verdict."""
+    if trace.verdict is not None or not trace.runs or trace.runs[-1].missing:
+        return False
+    return all(fit.ending is not None and fit.ending.how == "finished" for fit in trace.runs[-1].fits.values())
+
+
+def _unfinished(run: Run) -> Iterator[str]:
+    """Which ranks have failed, were left, or have no end."""
+    failed: dict[str, list[int]] = {}
+    ends: dict[str | None, list[int]] = {}
+    for rank, fit in run.fits.items():
+        ends.setdefault(fit.ending and fit.ending.how, []).append(rank)
+        if fit.ending and fit.ending.how == "failed":
+            failed.setdefault(fit.ending.what, []).append(rank)
+    for what, ranks in list(failed.items())[:_TOLD_FAILURES]:
+        cut = what if len(what) <= _TOLD_CHARACTERS else f"{what[:_TOLD_CHARACTERS]}…"
+        yield f"{names_of(ranks)} failed{f': {cut}' if cut else ''}"
+    if others := [rank for ranks in list(failed.values())[_TOLD_FAILURES:] for rank in ranks]:
+        yield f"{count_of(len(others), 'other rank')} failed"
+    if left := ends.get("closed"):
+        yield f"{names_of(left)} left before the end"
+    if endless := ends.get(None):
+        have = "has" if len(endless) == 1 else "have"
+        yield f"{count_of(len(endless), 'rank')} {have} no end: killed, or still running"
 
 
 def duration(seconds: float) -> str:
@@ -229,6 +260,10 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     for rank in _odd({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
         ending = run.fits[rank].ending
         found.setdefault(rank, []).append(f"end: {ending.how}" if ending else "no end")
+    for rank, fit in run.fits.items():
+        # A rank outside of spans writes nothing, whatever the others do.
+        if fit.ending is None and fit.open and run.end - fit.last > SILENT_SECONDS:
+            found.setdefault(rank, []).append("silent before the others")
     spans = spans_of(run)
     for rank in sorted({rank for table in spans.values() for rank in _odd_counts(table)}):
         found.setdefault(rank, []).append("other counts")

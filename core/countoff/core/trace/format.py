@@ -25,6 +25,8 @@ FLIGHT_RECORDER_FILE = "nccl_trace_rank_{}"
 """The one that NCCL's flight recorder has dumped for a rank, under the name that torch's own tools expect."""
 TICK_SECONDS = 5.0
 """A rank writes a line `tick` at most as often."""
+SILENT_SECONDS = 3 * TICK_SECONDS
+"""A rank in a span that has written nothing for so long is silent: ticks do not wait for batches."""
 PAUSE_SECONDS = 1.0
 """A pause is longer than that."""
 

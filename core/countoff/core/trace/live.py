@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+from countoff.core.trace.format import SILENT_SECONDS
 from countoff.core.trace.model import Fit, Run, Span
 
 _WINDOW_SECONDS, _LONGEST_WINDOW_SECONDS, _WINDOW_BATCHES = 30.0, 300.0, 3
 """Rates are those of the last 30 s, or of the last three batches where these take longer."""
-_SILENT_SECONDS = 15.0
-"""A rank in a span writes a line every five seconds, however slow its batches are."""
 _APART_SECONDS, _APART_BATCHES = 12.0, 2
 """A rank is behind if it lacks more batches than the others read in this time, and more than so many."""
 _SLOW_TIMES, _SLOW_SHARE, _LOADER_TIMES = 0.8, 0.1, 1.5
@@ -92,7 +91,7 @@ class _Followed:
     def since(self, now: float) -> tuple[int, float, float]:
         """Batches and seconds of waiting for the loader within the window, and its length in seconds."""
         first, newest = self.samples[0], self.samples[-1]
-        end = max(newest.time, now - _SILENT_SECONDS)
+        end = max(newest.time, now - SILENT_SECONDS)
         return newest.batches - first.batches, newest.loader_seconds - first.loader_seconds, end - first.time
 
 
@@ -180,7 +179,7 @@ def _classes(ranks: Sequence[_Now]) -> dict[tuple[str, int], list[_Now]]:
         note = ""
         if each.batches is None:
             pass
-        elif each.age > _SILENT_SECONDS:
+        elif each.age > SILENT_SECONDS:
             note = "silent"
         elif each.batches < batches - apart:
             note = "behind"

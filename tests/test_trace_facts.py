@@ -121,6 +121,37 @@ def test_steps_part_where_batches_do_not(tmp_path: Path) -> None:
     assert (parting.noun, parting.groups) == ("step", ((8, (1,)), (9, (0, 2))))
 
 
+def exits_of(directory: Path, whys: dict[int, tuple[int, str]]) -> Run:
+    """One train epoch that each rank closes after so many batches, for this reason; none: it does not close it."""
+    for rank, (batches, why) in whys.items():
+        writer = RankWriter(directory, rank, len(whys))
+        writer.open("train epoch 0")
+        writer.tick(5, batches, steps=batches)
+        if why:
+            writer.close("train epoch 0", why)
+        writer.save()
+    return run_of(directory)
+
+
+def test_ranks_that_a_signal_has_stopped_do_not_part(tmp_path: Path) -> None:
+    run = exits_of(tmp_path, {0: (500, "exited"), 1: (500, "exited"), 2: (500, "exited"), 3: (501, "exited")})
+    assert facts.partings_of(run) == []
+    assert not any(each.reasons for each in facts.classes_of(run))
+    assert facts.counts_of(run).rows[0].odd == (False, False)
+
+
+def test_a_rank_that_exits_parts_from_one_that_does_not(tmp_path: Path) -> None:
+    whys = {0: (90, "exhausted"), 1: (95, "exited"), 2: (96, "exited"), 3: (96, "exited")}
+    run = exits_of(tmp_path / "a", whys)
+    (parting,) = facts.partings_of(run)
+    assert parting.groups == ((90, (0,)), (95, (1,)), (96, (2, 3)))
+    assert facts.classes_of(run)[0].ranks == (0,)
+    assert [each.reasons for each in facts.classes_of(run)] == [("other counts",), (), ()]
+    run = exits_of(tmp_path / "b", {0: (500, "exited"), 1: (501, "exited"), 2: (520, ""), 3: (500, "exited")})
+    assert [parting.groups[0] for parting in facts.partings_of(run)] == [(500, (0, 3))]
+    assert [each.ranks for each in facts.classes_of(run) if each.reasons] == [(2,)]
+
+
 def test_odd_cells_are_marked_and_their_column_comes_first(tmp_path: Path) -> None:
     table = facts.counts_of(span_of(tmp_path, {0: 10, 1: 10, 2: 9, 3: 10}))
     assert table.classes == ((2,), (0, 1, 3))

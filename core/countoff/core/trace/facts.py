@@ -354,17 +354,20 @@ def partings_of(run: Run) -> list[Parting]:
 
     Ranks part in a span that they have closed after different numbers of batches, or of steps, and where one has read
     more batches than another has closed it with. A verdict about batches may come before any rank has closed the span:
-    then they part in what each had fetched.
+    then they part in what each had fetched. Ranks that exit are not compared with each other: each is wherever a signal
+    has reached it.
     """
     found: list[Parting] = []
     for key, spans in spans_of(run).items():
         known = _comparable(spans)
+        if all(span.why == "exited" for span in known.values()):
+            continue
         ends = [span.end for span in known.values() if span.end is not None]
         batches = _groups({rank: span.batches for rank, span in known.items()})
         steps = _groups({rank: span.steps for rank, span in known.items() if span.end is not None})
         if len(batches) > 1:
             found.append(Parting(min(ends), key, "batch", batches))
-        elif len(steps) > 1:
+        elif len(steps) > 1 and any(span.why not in ("", "exited") for span in known.values()):
             found.append(Parting(min(ends), key, "step", steps))
     at_verdict = _parting_of_verdict(run)
     if at_verdict is not None and at_verdict.key not in {parting.key for parting in found}:
@@ -449,10 +452,15 @@ def _odd(values: Mapping[int, Hashable]) -> set[int]:
 
 def _odd_counts(spans: Mapping[int, Span]) -> set[int]:
     """The ranks that have counted something else in a span than most."""
-    odd = _odd({rank: _counts(span) for rank, span in spans.items() if span.end is not None})
+    closed = {rank: span for rank, span in spans.items() if span.end is not None}
+    whole = {_counts(span) for span in closed.values() if span.why != "exited"}
+    # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
+    odd = _odd({rank: found if (found := _counts(span)) in whole else None for rank, span in closed.items()})
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
-    return odd | _odd({rank: span.batches > least for rank, span in known.items()})
+    whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
+    compared = {rank: span.batches > least and (whole_least or span.why != "exited") for rank, span in known.items()}
+    return odd | _odd(compared)
 
 
 def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:

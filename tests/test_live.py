@@ -114,7 +114,7 @@ def test_once_nobody_moves_each_number_of_batches_has_a_row(tmp_path: Path) -> N
 
 def test_ranks_between_spans_have_no_batches(tmp_path: Path) -> None:
     train(tmp_path, ranks=2, then=lambda writer: writer.close("train epoch 0"))
-    RankWriter(tmp_path, 2, 3).save()
+    RankWriter(tmp_path, 2, 2).save()
     assert [(row.ranks, row.where, row.batches, row.batches_per_second) for row in rows(tmp_path, 60)] == [
         ((2,), "before the first span", None, None),
         ((0, 1), "between spans", None, None),

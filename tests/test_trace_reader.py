@@ -18,7 +18,7 @@ from tests.example_traces import BEGAN, HOSTILE, RankWriter
 
 KINDS: dict[str, dict[str, Any]] = {
     "begin": {
-        "v": 1, "rank": 0, "world": 2, "host": "node0", "pid": 7, "framework": "Lightning", "fit": "f",
+        "v": 1, "rank": 0, "world": 2, "host": "node0", "pid": 7, "framework": "Lightning",
         "run": {"a": "b"}, "versions": {"torch": "2.7"}, "settings": {"x": 1}, "plan": {"batches_per_epoch": 9},
     },
     "clock": {"ahead": 0.5, "error": 0.001},
@@ -201,13 +201,47 @@ def test_two_directories_of_one_job_and_its_resume_are_two_runs(tmp_path: Path) 
     assert trace.verdict is None  # the last run has none
 
 
-def test_ranks_with_the_same_fit_are_one_run_whenever_they_begin(tmp_path: Path) -> None:
-    for rank in range(2):
-        writer = RankWriter(tmp_path, rank, 2, begin=None)
-        writer.time += 5_000 * rank
-        writer.line("begin", rank=rank, world=2, fit="same")
+def began(directory: Path, ranks: dict[int, float], **values: Any) -> None:
+    """Lets ranks begin a fit, so many seconds after the job began."""
+    for rank, seconds in ranks.items():
+        writer = RankWriter(directory, rank, begin=None)
+        writer.time += seconds
+        writer.line("begin", **{"rank": rank, "world": 4, "host": "node0", **values})
         writer.save()
-    assert [list(run.fits) for run in load(tmp_path).runs] == [[0, 1]]
+
+
+def ranks_of(directory: Path) -> list[list[int]]:
+    return [list(run.fits) for run in load(directory).runs]
+
+
+def test_a_restart_with_other_ranks_is_another_run(tmp_path: Path) -> None:
+    began(tmp_path, dict.fromkeys(range(4), 0), pid=1)
+    began(tmp_path, {5: 99.9, **dict.fromkeys((0, 1, 2, 3, 4, 6, 7), 100)}, pid=2, world=8)
+    assert ranks_of(tmp_path) == [[0, 1, 2, 3], [*range(8)]]
+
+
+def test_a_rank_that_only_the_restart_has_joins_it_even_if_it_begins_first(tmp_path: Path) -> None:
+    began(tmp_path, {0: 0, 1: 0.1, 3: 0.2}, pid=1)
+    began(tmp_path, {0: 120.2, 1: 120.3, 2: 120, 3: 120.1}, pid=2)
+    assert ranks_of(tmp_path) == [[0, 1, 3], [0, 1, 2, 3]]
+
+
+def test_a_rank_that_begins_late_belongs_to_its_run(tmp_path: Path) -> None:
+    began(tmp_path, {0: 0, 1: 0.1, 2: 200, 3: 0}, pid=1)
+    began(tmp_path, {0: 250, 1: 250, 2: 250, 3: 250}, pid=2)
+    assert ranks_of(tmp_path) == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_ranks_of_a_host_that_were_launched_again_are_another_run(tmp_path: Path) -> None:
+    began(tmp_path, {0: 0, 1: 0}, pid=1, run={"torchelastic_run_id": "a", "torchelastic_restart_count": "0"})
+    began(tmp_path, {2: 20, 3: 20}, pid=2, run={"torchelastic_run_id": "a", "torchelastic_restart_count": "1"})
+    assert ranks_of(tmp_path) == [[0, 1], [2, 3]]
+
+
+def test_hosts_count_their_own_restarts(tmp_path: Path) -> None:
+    began(tmp_path, {0: 0, 1: 0}, run={"torchelastic_run_id": "a", "torchelastic_restart_count": "0"})
+    began(tmp_path, {2: 1, 3: 1}, host="node1", run={"torchelastic_run_id": "a", "torchelastic_restart_count": "1"})
+    assert ranks_of(tmp_path) == [[0, 1, 2, 3]]
 
 
 def test_two_fits_of_one_process_are_two_runs(tmp_path: Path) -> None:
@@ -339,7 +373,7 @@ def test_no_field_of_any_line_can_break_the_reader(tmp_path: Path, kind: str) ->
 
 def texts_of(fit: Fit) -> list[str]:
     """The texts that a page or a terminal may show."""
-    found = [fit.host, fit.framework, fit.identity, *map(str, fit.run.items()), *map(str, fit.plan.items())]
+    found = [fit.host, fit.framework, *map(str, fit.run.items()), *map(str, fit.plan.items())]
     found += [span.name for span in fit.spans] + [span.why for span in fit.spans]
     found += [frame for pause in fit.pauses for frame in pause.frames]
     found += [frame for stack in fit.stacks for frame in (*stack.frames, stack.state)]

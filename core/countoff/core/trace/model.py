@@ -143,7 +143,6 @@ class Fit:
         host: The host's name; empty if that is not known.
         pid: Process on that host; 0 if that is not known.
         framework: The name of the framework; empty if that is not known.
-        identity: A text that is equal on all ranks of this fit; empty if that is not known.
         run: How a scheduler names this run.
         versions: Versions of Python, countoff, torch and the framework.
         settings: The settings that are not the default.
@@ -177,7 +176,6 @@ class Fit:
     host: str = ""
     pid: int = 0
     framework: str = ""
-    identity: str = ""
     run: Mapping[str, Value] = field(default_factory=dict)
     versions: Mapping[str, Value] = field(default_factory=dict)
     settings: Mapping[str, Value] = field(default_factory=dict)

@@ -321,7 +321,6 @@ class _Source:
         fit = Fit(self.rank, time, time, self.directory, pid=pid)
         fit.world_size = min(_MOST_RANKS, _count(record.get("world")) or 0)
         fit.host, fit.framework = _text(record.get("host")), _text(record.get("framework"))
-        fit.identity = _text(record.get("fit"))
         fit.run, fit.versions = _values(record.get("run")), _values(record.get("versions"))
         fit.settings, fit.plan = _values(record.get("settings")), _values(record.get("plan"))
         self._process.fits[guard] = fit
@@ -515,9 +514,7 @@ def _share_clocks(processes: list[_Process]) -> None:
             hosts.setdefault(process.host, []).append(process)
     for ranks in hosts.values():
         compared = [process for process in ranks if process.compared]
-        first = [
-            process for process in ranks if process.is_rank_0
-        ]  # its clock is the one that others are compared with
+        first = [process for process in ranks if process.is_rank_0]  # with its clock, the others are compared
         for process in ranks if compared else ():
             if process.compared or any(process.overlaps(each) for each in first):
                 continue
@@ -527,36 +524,75 @@ def _share_clocks(processes: list[_Process]) -> None:
                 process.settle()
 
 
+class _Gathered:
+    """A run, and what tells which fits may belong to it.
+
+    Attributes:
+        run: The run.
+        begin: When its first rank began.
+        places: The directories of its fits.
+    """
+
+    def __init__(self, fit: Fit) -> None:
+        self.run, self.begin, self.places = Run(), fit.begin, set[str]()
+        self._end = fit.begin + _STARTING_SECONDS
+        self._world_size = 0
+        self._launches: dict[str, Mapping[str, Value]] = {}
+        self.add(fit)
+
+    def add(self, fit: Fit) -> None:
+        """Takes a fit."""
+        self.run.fits[fit.rank] = fit
+        self.begin, self._end = min(self.begin, fit.begin), max(self._end, fit.last)
+        self._world_size = self._world_size or fit.world_size
+        self.places.add(fit.directory)
+        if fit.run:
+            self._launches.setdefault(fit.host, fit.run)
+
+    def takes(self, fit: Fit) -> bool:
+        """Whether a fit may belong to the run.
+
+        On one host, all ranks of a run have been launched with the same numbers. Those of two hosts may differ: an
+        agent of torchrun counts only the failures of its own host.
+        """
+        return (
+            fit.begin <= self._end
+            and fit.rank not in self.run.fits
+            and (not fit.world_size or not self._world_size or fit.world_size == self._world_size)
+            and (not fit.run or self._launches.get(fit.host, fit.run) == fit.run)
+        )
+
+
 def _runs(fits: list[Fit]) -> list[Run]:
     """Finds out which fits of the ranks belong together.
 
-    Fits with the same identity are one run. One without joins a run that was still going on and has nothing of its rank
-    yet: one of its own directory rather than another, and a later one rather than an earlier one.
+    A fit joins a run that was still going on, has as many ranks, was launched as it was, and has nothing of its rank
+    yet: one of its own directory rather than another, and the one that began nearest to it in time.
     """
-    runs: list[Run] = []
-    known: dict[str, Run] = {}
-    ends: list[float] = []
-    places: list[set[str]] = []
+    found: list[_Gathered] = []
+    homes: list[tuple[Fit, _Gathered]] = []
     for fit in sorted(fits, key=lambda fit: (fit.begin, fit.rank)):
-        if fit.identity:
-            run = known.get(fit.identity)
-            at = runs.index(run) if run is not None and fit.rank not in run.fits else -1
-        else:
-            going_on = [at for at, run in enumerate(runs) if fit.begin <= ends[at] and fit.rank not in run.fits]
-            at = max(going_on, key=lambda at: (fit.directory in places[at], at), default=-1)
+        going_on = [at for at, each in enumerate(found) if each.takes(fit)]
+        at = max(going_on, key=lambda at: (fit.directory in found[at].places, at), default=-1)
         if at < 0:
-            at = len(runs)
-            runs.append(Run())
-            ends.append(fit.begin + _STARTING_SECONDS)
-            places.append(set())
-            if fit.identity:
-                known[fit.identity] = runs[at]
-        runs[at].fits[fit.rank] = fit
-        ends[at] = max(ends[at], fit.last)
-        places[at].add(fit.directory)
-    for run in runs:
-        run.fits = dict(sorted(run.fits.items()))
-    return runs
+            found.append(_Gathered(fit))
+        else:
+            found[at].add(fit)
+            homes.append((fit, found[at]))
+    for fit, home in homes:  # the first rank of a restart has found only the run before
+        later = [
+            each
+            for each in found
+            if fit.begin <= each.begin < 2 * fit.begin - home.begin
+            and (fit.directory in each.places or fit.directory not in home.places)
+            and each.takes(fit)
+        ]
+        if later:
+            del home.run.fits[fit.rank]
+            later[0].add(fit)
+    for each in found:
+        each.run.fits = dict(sorted(each.run.fits.items()))
+    return [each.run for each in found]
 
 
 def _open_regular(path: str, flags: int) -> int:

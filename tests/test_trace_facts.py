@@ -86,6 +86,27 @@ def test_the_last_rank_at_the_end_of_a_span_is_named(tmp_path: Path) -> None:
     assert (pace.last, pace.spread_seconds) == (1, 2.5)
 
 
+@pytest.mark.parametrize(
+    ("late", "error", "hosts", "last"),
+    [(0.008, 0.0, 1, None), (0.02, 0.0, 1, 1), (0.3, 0.4, 2, None), (0.5, 0.4, 2, 1), (0.3, 0.4, 1, 1)],
+)
+def test_nobody_is_last_by_less_than_noise_and_clocks_explain(
+    tmp_path: Path, late: float, error: float, hosts: int, last: int | None
+) -> None:
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2, begin={"host": f"node{rank % hosts}"})
+        if rank and error:
+            writer.line("clock", ahead=0.0, error=error)
+        writer.open("train epoch 0")
+        writer.tick(5 + late * rank, 10)
+        writer.close("train epoch 0")
+        writer.save()
+    run = run_of(tmp_path)
+    (pace,) = facts.paces_of(run)
+    assert (pace.last, pace.spread_seconds) == (last, pytest.approx(late, abs=0.001))
+    assert sum(host.last for host in facts.hosts_of(run, [pace])) == (last is not None)
+
+
 def test_counts_part_where_one_rank_has_closed_with_fewer(tmp_path: Path) -> None:
     run = span_of(tmp_path, {0: 90, 1: None, 2: None})
     (parting,) = facts.partings_of(run)

@@ -128,7 +128,7 @@ def _run_facts(run: Run) -> Iterator[Any]:
                 str(pace.key),
                 facts.duration(pace.seconds),
                 "–" if pace.spread_seconds is None else facts.duration(pace.spread_seconds),
-                f"rank {pace.last}" if pace.spread_seconds else "–",
+                "–" if pace.last is None else f"rank {pace.last}",
                 f"rank {pace.waited}" if pace.waited_seconds else "–",
                 facts.duration(pace.waited_seconds) + (" ≠" if pace.slow else ""),
                 facts.duration(pace.median_seconds),

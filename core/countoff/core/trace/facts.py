@@ -18,6 +18,8 @@ from countoff.core.verdict import count_of, listed, names_of
 
 _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
 """Different failures that a headline tells, and characters of each."""
+_NOISE_SECONDS = 0.01
+"""Ranks that are no farther apart come at the same time."""
 _SLOW_SECONDS, _SLOW_SHARE, _SLOW_TIMES = 1.0, 0.05, 1.5
 """A rank waits longer than others if it is by this many seconds, this share of the span, and as many times as long."""
 
@@ -58,7 +60,7 @@ class Pace:
         is_evaluation: Whether it is an evaluation.
         seconds: Its length, as half of the ranks had it.
         spread_seconds: Seconds from the first rank at its end to the last; None with fewer than two ranks at its end.
-        last: The rank that was last at its end.
+        last: The rank that was last at its end; None if the spread is no more than clocks and noise explain.
         waited: The rank whose loader waited longest.
         waited_seconds: Seconds that it waited.
         median_seconds: Seconds that half of the ranks waited at least.
@@ -69,7 +71,7 @@ class Pace:
     is_evaluation: bool
     seconds: float
     spread_seconds: float | None
-    last: int
+    last: int | None
     waited: int
     waited_seconds: float
     median_seconds: float
@@ -304,7 +306,7 @@ def paces_of(run: Run) -> list[Pace]:
                 _any(spans).is_evaluation,
                 median(_end_of(span) - span.begin for span in spans.values()),
                 max(ends.values()) - min(ends.values()) if len(ends) > 1 else None,
-                max(ends, key=lambda rank: ends[rank]) if ends else min(spans),
+                _last(run, ends),
                 waited,
                 spans[waited].loader_seconds,
                 median(span.loader_seconds for span in spans.values()),
@@ -314,9 +316,19 @@ def paces_of(run: Run) -> list[Pace]:
     return found
 
 
+def _last(run: Run, ends: Mapping[int, float]) -> int | None:
+    """The rank that was last; None if it is not clear."""
+    if len(ends) < 2:
+        return None
+    first, last = min(ends, key=lambda rank: ends[rank]), max(ends, key=lambda rank: ends[rank])
+    fits = run.fits[first], run.fits[last]
+    error = sum(fit.clock_error or 0.0 for fit in fits) if fits[0].host != fits[1].host else 0.0
+    return last if ends[last] - ends[first] > max(_NOISE_SECONDS, error) else None
+
+
 def hosts_of(run: Run, paces: Iterable[Pace]) -> list[HostPace]:
     """What the ranks of each host have waited, the one that waited longest first; not those without a name."""
-    lasts = Counter(run.fits[pace.last].host for pace in paces if pace.spread_seconds)
+    lasts = Counter(run.fits[pace.last].host for pace in paces if pace.last is not None)
     found: list[HostPace] = []
     for host, ranks in run.hosts.items():
         fits = [run.fits[rank] for rank in ranks]

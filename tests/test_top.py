@@ -156,6 +156,38 @@ def test_a_verdict_without_its_table_is_waited_for(tmp_path: Path) -> None:
     assert "#   rank       where          batches" in output
 
 
+@pytest.mark.parametrize("how", ["finished", "verdict"])
+def test_after_a_run_that_is_over_the_next_one_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(example_traces, "BEGAN", time.time() - 1_000)
+    old = running(tmp_path, ranks=2)
+    if how == "verdict":
+        old[0].line("verdict", verdict=example_traces.verdict(time=old[0].time, rows=[]))
+    end(old, how)
+    with start([*FAST, str(tmp_path)]) as process:
+        assert process.stdout is not None
+        seen = ""
+        while "# this run has ended; waiting for the next one\n" not in seen:
+            line = process.stdout.readline()
+            assert line, "it has not waited"
+            seen += line
+        monkeypatch.setattr(example_traces, "BEGAN", time.time() - 60)
+        end(running(tmp_path, ranks=2))
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert output.splitlines()[-1] == "# countoff: no verdict: 2 ranks ended (2 finished)"
+    code, output, _ = run("--once", str(tmp_path))
+    assert (code, output.splitlines()[-1]) == (0, "# countoff: no verdict: 2 ranks ended (2 finished)")
+
+
+def test_one_look_tells_a_run_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example_traces, "BEGAN", time.time() - 1_000)
+    end(running(tmp_path, ranks=2), "failed")
+    code, output, _ = run("--once", str(tmp_path))
+    assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 2 ranks ended (2 failed)")
+
+
 def test_one_look_does_not_wait_for_a_table(tmp_path: Path) -> None:
     writers = running(tmp_path)
     writers[0].line("verdict", verdict=example_traces.verdict(rows=[]))
@@ -171,7 +203,7 @@ def test_a_job_that_only_warns_goes_on_after_its_verdict(tmp_path: Path) -> None
     code, output, _ = run("--once", str(tmp_path))
     assert (code, "# UnevenBatches: rank 2" in output, "countoff: UnevenBatches" in output) == (0, True, False)
     end([writer])
-    code, output, _ = run(str(tmp_path))
+    code, output, _ = run("--once", str(tmp_path))
     assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 1 rank ended (1 finished)")
 
 
@@ -202,7 +234,7 @@ def test_each_warning_is_printed_once(tmp_path: Path) -> None:
 def test_hosts_that_write_to_their_own_disks(tmp_path: Path) -> None:
     for rank in range(2):
         end([RankWriter(tmp_path / f"node{rank}", rank, 2, begin={"host": f"node{rank}"})])
-    code, output, _ = run(str(tmp_path / "node0"), str(tmp_path / "node1"))
+    code, output, _ = run("--once", str(tmp_path / "node0"), str(tmp_path / "node1"))
     assert (code, [row["ranks"] for row in table(output)]) == (0, ["0-1"])
 
 
@@ -362,7 +394,7 @@ def test_a_job_of_4096_ranks_is_watched_cheaply(tmp_path: Path) -> None:
     from countoff.core.cli import top
 
     writers = running(tmp_path, ranks=4_096)
-    job = top._Job([str(tmp_path)], table_seconds=0)
+    job = top._Job([str(tmp_path)], once=True)
     assert [len(row.ranks) for row in job.look().rows] == [1, 4_095]
     for writer in writers:
         writer.tick(5, 10, loader=3.0 if writer is writers[2] else 0.1)

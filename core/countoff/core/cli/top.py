@@ -46,6 +46,8 @@ _TABLE_SECONDS = 5.0
 """The verdict's table of ranks comes so late at most."""
 _MISSING_SECONDS = 10.0
 """After the last line of all that have ended, how long other ranks may take to begin."""
+_OVER_SECONDS = 10.0
+"""A run that had ended so long before the first look is an earlier one: its directory is used again."""
 _RECORDS = 20_000
 """Ticks that are kept: rates need the last few."""
 _RATES, _WARNING_LINES = 3, 4
@@ -61,6 +63,7 @@ class Look(NamedTuple):
         problem: The first file that could not be read, and why; empty if there is none.
         farewell: What is left to say when the job has ended; empty while it goes on.
         failed: Whether it has ended with a verdict, or a rank with an exception.
+        is_over: Whether this run had ended before the first look, so that the next one is waited for.
     """
 
     heading: str
@@ -69,6 +72,7 @@ class Look(NamedTuple):
     problem: str = ""
     farewell: str = ""
     failed: bool = False
+    is_over: bool = False
 
 
 def top(chosen: argparse.Namespace) -> int:
@@ -85,7 +89,7 @@ def top(chosen: argparse.Namespace) -> int:
         raise ValueError(f"--every must be a number of seconds {domain}, got {chosen.every:g}")
     console = Console(highlight=False)
     on_terminal = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
-    job = _Job(chosen.directories, table_seconds=0 if chosen.once else _TABLE_SECONDS)
+    job = _Job(chosen.directories, once=chosen.once)
     try:
         if chosen.once:
             return _once(job, console if on_terminal else None)
@@ -99,13 +103,15 @@ class _Job:
 
     Args:
         directories: Where its ranks write.
-        table_seconds: After a verdict, how long its table of ranks may take to come.
+        once: Whether there is one look only, which waits for nothing: neither the table of a verdict nor the next run.
     """
 
-    def __init__(self, directories: Sequence[str], *, table_seconds: float) -> None:
+    def __init__(self, directories: Sequence[str], *, once: bool) -> None:
         self.name = plain(" ".join(directories))
         self._directories = directories
-        self._table_seconds = table_seconds
+        self._once = once
+        self._table_seconds = 0.0 if once else _TABLE_SECONDS
+        self._over: int | None = None
         self._reader: Reader | None = None
         self._live = Live()
         self._verdict_since: float | None = None
@@ -133,8 +139,15 @@ class _Job:
         rows = self._live.rows(run, now)
         goes_on = any(fit.settings.get("on_divergence") == "warn" for fit in run.fits.values())
         verdict = trace.verdict
-        farewell = self._farewell(run, None if goes_on else verdict, now)
         warning = verdict or next(reversed(run.warnings), None)
+        if self._over is None:
+            ended = _endings(run).total() == len(run.fits) or (verdict is not None and not goes_on)
+            is_over = not self._once and ended and now - run.end > _OVER_SECONDS
+            self._over = len(trace.runs) if is_over else 0
+        if len(trace.runs) == self._over:
+            ago = f", ended {duration(now - run.end)} ago; waiting for the next run"
+            return Look(_heading(self.name, trace, run) + ago, rows, warning, problem, is_over=True)
+        farewell = self._farewell(run, None if goes_on else verdict, now)
         failed = bool(farewell) and (verdict is not None or "failed" in _endings(run))
         return Look(_heading(self.name, trace, run), rows, warning, problem, farewell, failed)
 
@@ -219,6 +232,8 @@ class _Lines:
             self._say("\t".join(COLUMNS))
         else:
             self._say(look.heading)
+        if look.is_over:
+            self._say("this run has ended; waiting for the next one")
         if look.problem:
             self._say(f"cannot be read: {look.problem}")
         if look.warning is not None:

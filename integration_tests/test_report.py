@@ -39,7 +39,9 @@ def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: An
     assert parting.groups[-1][0] == 5
     assert any("loops.py" in frame for _, _, frames in facts.stacks_of(run) for frame in frames)
     assert re.search(r'<pre class="verdict bad">countoff: UnevenBatches: ', page)
-    assert re.search("counts part in train epoch 0: ranks? [01, ]*: 4 batches; ranks? [02, ]*: 5 batches", page)
+    assert re.search(
+        "counts begin to differ in train epoch 0: ranks? [01, ]*: 4 batches; ranks? [02, ]*: 5 batches", page
+    )
 
 
 def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path: Path) -> None:

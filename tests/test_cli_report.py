@@ -55,7 +55,8 @@ def test_it_writes_a_page_and_says_what_happened(tmp_path: Path, capsys: pytest.
     assert "UnevenBatches: rank 2 ran out of data" in out
     assert out.endswith(f"wrote {page}\n")
     text = page.read_text("utf-8")
-    headings = ["Verdict", "Ranks over time", "Who is slow", "Counts", "Learning rate", "Stacks"]
+    sentence = "rank 2 ran out of data in train epoch 0 after 90 batches; all other ranks have more."
+    headings = [sentence, "Ranks over time", "Who is slow", "Counts", "Learning rate", "Stacks"]
     assert re.findall(r"<h[12]>([^<]*)</h[12]>", text) == headings
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\w*:?//""", text.split("<script>")[0])
 
@@ -109,7 +110,7 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
     assert err == "countoff: to see this as a page in a browser: pip install 'countoff[report]'\n"
     for fact in [
         "UnevenBatches: rank 2 ran out of data",
-        "counts part in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches",
+        "the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches",
         "named by the verdict; other counts; last seen in code",
         "≠ 90 / 90",
         "learning rate: 0.1 at first",

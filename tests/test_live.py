@@ -10,7 +10,7 @@ import pytest
 
 from countoff.core.trace.live import Live, Row
 from countoff.core.trace.reader import Reader
-from tests.example_traces import BEGAN, RankWriter
+from tests.example_traces import BEGAN, RankWriter, verdict
 
 
 def train(
@@ -98,6 +98,23 @@ def test_a_rank_without_a_line_is_silent(tmp_path: Path) -> None:
     assert (others.ranks, others.batches_per_second) == ((1, 2, 3), 2.0)
 
 
+def test_before_its_first_tick_a_span_has_no_numbers(tmp_path: Path) -> None:
+    train(tmp_path, ticks=0)
+    (row,) = rows(tmp_path, 4)
+    assert (row.where, row.batches, row.batches_per_second, row.loader_share) == ("train epoch 0", None, None, None)
+
+
+def test_the_rank_that_the_verdict_names_is_lost_and_not_silent(tmp_path: Path) -> None:
+    def go_on(writer: RankWriter) -> None:
+        if writer.path.name != "rank-00000.jsonl":
+            writer.time += 20
+            writer.line("verdict", verdict=verdict("LostRank", [0], rows=[]))
+
+    train(tmp_path, ticks=3, then=go_on)
+    lost, _ = rows(tmp_path, 64)
+    assert (lost.ranks, lost.note) == ((0,), "lost")
+
+
 def test_once_nobody_moves_each_number_of_batches_has_a_row(tmp_path: Path) -> None:
     def stall(writer: RankWriter) -> None:
         writer.tick(1, {"rank-00001.jsonl": 0, "rank-00002.jsonl": 1}.get(writer.path.name, 2))
@@ -157,7 +174,7 @@ def test_an_evaluation_inside_of_an_epoch_has_a_rate_of_its_own(tmp_path: Path) 
     writer.tick(5, 10)
     assert look() == ("train epoch 0", (10, 10), 2.0)
     writer.open("evaluation", eval=True)
-    assert look() == ("evaluation", (0, 0), None)
+    assert look() == ("evaluation", None, None)
     writer.tick(5, 50)
     assert look() == ("evaluation", (50, 50), 10.0)
     writer.close("evaluation")

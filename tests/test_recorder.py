@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -319,7 +319,10 @@ class Turns:
     def turn(self) -> list[Any]:
         """Returns the lines that were put since the last turn."""
         waiting, self._waiting = self._waiting, []
-        return [line for each in waiting for line in (each() if callable(each) else [each])]
+        lines: list[Any] = []
+        for each in waiting:
+            lines += cast("Any", each)() if callable(each) else [each]
+        return lines
 
 
 @pytest.fixture

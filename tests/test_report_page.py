@@ -113,9 +113,30 @@ def test_the_lanes_are_in_the_document_with_the_odd_one_first(show: Callable[[Pa
     assert page.texts("#labels li.odd em") == ["named by the verdict; other counts; last seen in code"]
     assert page.texts("#labels small") == ["node0", "node0", "node0", "node0", *["node1"] * 4]
     assert page.texts("p.parting") == [
-        "15:07:25: counts part in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches"
+        "15:07:25: the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches"
     ]
     assert page.texts("td.odd") == ["≠ 90 batches, 90 steps\n720 samples"]
+
+
+def test_an_open_span_is_drawn_to_the_end_of_its_rank_and_a_lost_rank_as_uncertain(tmp_path: Path) -> None:
+    from countoff.report.lanes import lanes_of, rests_of
+
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        if rank == 0:
+            writer.tick(5, 10)
+            writer.time += 3
+            writer.line("verdict", verdict=example_traces.verdict("LostRank", [1], rows=[], time=BEGAN + 7))
+            writer.line("end", how="verdict")
+        writer.save()
+    lanes = lanes_of(read([str(tmp_path)]))
+    assert [(lane.label, lane.ends) for lane in lanes] == [("rank 1", (BEGAN + 7,)), ("rank 0", (BEGAN + 8,))]
+    (known,) = rests_of(lanes, certain=True, evaluations=False)
+    assert known[:3] == (1, BEGAN + 5, BEGAN + 8)
+    (unknown,) = rests_of(lanes, certain=False, evaluations=False)
+    assert unknown[:3] == (0, BEGAN, BEGAN + 7)
+    assert rests_of(lanes, certain=True, evaluations=True) == []
 
 
 def test_the_verdict_is_text_that_can_be_selected(show: Callable[[Path], Page], tmp_path: Path) -> None:

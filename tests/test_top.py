@@ -257,6 +257,12 @@ def test_bad_input_is_one_line(arguments: list[str], reason: str) -> None:
     assert reason in errors
 
 
+def test_one_look_at_a_directory_without_a_trace_is_one_line(tmp_path: Path) -> None:
+    code, output, errors = run("--once", str(tmp_path))
+    assert (code, output) == (2, "")
+    assert errors == f"countoff: there is no trace in {tmp_path}; without --once, countoff top waits for it\n"
+
+
 def test_a_closed_pipe_is_no_error_to_report(tmp_path: Path) -> None:
     running(tmp_path)
     with start([*FAST, str(tmp_path)]) as process:

@@ -51,6 +51,8 @@ def test_a_rank_with_a_slow_loader_is_odd_and_named_in_each_epoch(tmp_path: Path
     assert [(pace.waited, pace.slow, pace.seconds) for pace in train] == [(2, (2,), 70)] * 3
     assert train[0].waited_seconds == pytest.approx(24)
     assert train[0].median_seconds == pytest.approx(1.2)
+    assert {pace.measured for pace in train} == {True}
+    assert {pace.measured for pace in facts.paces_of(run) if pace.is_evaluation} == {False}
     slow, fast = facts.hosts_of(run, facts.paces_of(run))
     assert (slow.host, fast.host, slow.loader_seconds) == ("node0", "node1", pytest.approx((72 + 3 * 3.6) / 4))
 
@@ -107,11 +109,73 @@ def test_nobody_is_last_by_less_than_noise_and_clocks_explain(
     assert sum(host.last for host in facts.hosts_of(run, [pace])) == (last is not None)
 
 
+def test_a_long_pause_in_a_ranks_own_code_is_told_of_the_span_it_was_in(tmp_path: Path) -> None:
+    for rank in range(4):
+        writer = RankWriter(tmp_path, rank, 4)
+        writer.open("train epoch 0")
+        writer.tick(5, 10)
+        writer.line("pause", s=40.0, **{"in": "code" if rank == 2 else "collective"}, at=["job.py:25 in nap"])
+        writer.tick(45, 10)
+        writer.line("pause", s=1.5, **{"in": "loader"}, at=["job.py:9 in read"])
+        writer.tick(5, 10)
+        writer.open("validation", eval=True)
+        writer.line("pause", s=3.0, **{"in": "code"}, at=["job.py:30 in score"])
+        writer.tick(5, 10)
+        writer.close("validation")
+        writer.close("train epoch 0")
+        writer.save()
+    train, evaluation = facts.paces_of(run_of(tmp_path))
+    assert (train.paused, train.pause_seconds, train.pause_is_odd) == (2, 40, True)
+    assert (evaluation.paused, evaluation.pause_seconds, evaluation.pause_is_odd) == (0, 3, False)
+
+
 def test_counts_part_where_one_rank_has_closed_with_fewer(tmp_path: Path) -> None:
     run = span_of(tmp_path, {0: 90, 1: None, 2: None})
     (parting,) = facts.partings_of(run)
     assert (parting.time, parting.groups) == (BEGAN + 5, ((90, (0,)), (99, (1, 2))))
-    assert parting.sentence == "counts part in train epoch 0: rank 0: 90 batches; ranks 1, 2: 99 batches"
+    assert (
+        parting.sentence
+        == "the ranks' counts begin to differ in train epoch 0: rank 0: 90 batches; ranks 1, 2: 99 batches"
+    )
+
+
+def _out_of_data(directory: Path, why: str) -> Run:
+    """Rank 1 has closed after ten batches; rank 0 has fetched one more when the verdict comes."""
+    rows = [{"rank": rank, "where": "train epoch 0", "batches": 10, "fetched": 11 - rank} for rank in range(2)]
+    for rank in range(2):
+        writer = RankWriter(directory, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5, 10 if rank else 8)
+        if rank:
+            writer.close("train epoch 0", why)
+        writer.line("verdict", verdict=example_traces.verdict(ranks=[1], rows=rows))
+        writer.save()
+    return run_of(directory)
+
+
+def test_a_batch_that_is_only_fetched_parts_counts_where_data_ran_out(tmp_path: Path) -> None:
+    run = _out_of_data(tmp_path, "exhausted")
+    (parting,) = facts.partings_of(run)
+    assert parting.groups == ((10, (1,)), (11, (0,)))
+    (row,) = facts.counts_of(run).rows
+    assert sorted((cell.batches, cell.fetched or 0) for cell in row.cells if cell) == [(10, 0), (10, 11)]
+    assert row.odd == (True, True)
+
+
+def test_a_batch_that_is_fetched_beyond_a_limit_does_not_part_counts(tmp_path: Path) -> None:
+    assert facts.partings_of(_out_of_data(tmp_path, "stopped")) == []
+
+
+def test_a_span_that_nobody_has_closed_took_as_long_as_is_known_at_least(tmp_path: Path) -> None:
+    for rank, seconds in enumerate([0, 3]):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.time += seconds
+        if seconds:
+            writer.line("end", how="closed")
+        writer.save()
+    (pace,) = facts.paces_of(run_of(tmp_path))
+    assert (pace.seconds, pace.closed) == (3, False)
 
 
 def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> None:
@@ -272,3 +336,15 @@ def test_a_rank_that_is_in_no_span_is_not_silent(tmp_path: Path) -> None:
             writer.tick(60, 10)
         writer.save()
     assert not any(each.reasons for each in facts.classes_of(run_of(tmp_path)))
+
+
+def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "a", ranks=8)
+    example_traces.healthy(tmp_path / "b", ranks=8, loader={2: 0.5}, evaluations=False)
+    example_traces.stalled(tmp_path / "c")
+    finished = "Finished: 3 epochs, 8 ranks, 3 min"
+    assert facts.title_of(read([str(tmp_path / "a")])) == f"{finished} 30 s"
+    assert facts.title_of(read([str(tmp_path / "b")])) == f"{finished}; rank 2 waited 50 % of the time for its loader"
+    title = facts.title_of(read([str(tmp_path / "c")]))
+    assert title.startswith("No verdict: 1 epoch, 4 ranks, 2 min")
+    assert title.endswith(", 1 warning; rank 3 paused for 1 min in its own code")

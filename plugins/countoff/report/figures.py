@@ -31,20 +31,22 @@ from bokeh.plotting import figure
 
 from countoff.core.trace.facts import Parting
 from countoff.core.trace.model import Fit, Run
-from countoff.report.lanes import Block, Lane, PauseBlock, blocks_of, pauses_of
+from countoff.report.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
 
 _SIDE = 30
 """Pixels left and right of the lanes, for half of a label of the time axis."""
 _AXIS_HEIGHT, _LABEL_HEIGHT = 40, 20
-_MOST_RATES, _MOST_POINTS = 8, 2_000
-_UNITS = ("microseconds", "milliseconds", "seconds", "minsec", "minutes", "hourmin", "hours")
-_CLOCK = dict.fromkeys(_UNITS, "%H:%M:%S") | dict.fromkeys(_UNITS[:2], "%S.%3N s")
+_MOST_RATES, _MOST_POINTS, _MOST_MARKERS = 8, 2_000, 200
+_UNITS = ("seconds", "minsec", "minutes", "hourmin", "hours")
+_CLOCK = dict.fromkeys(_UNITS, "%H:%M:%S") | dict.fromkeys(("microseconds", "milliseconds"), "%H:%M:%S.%3N")
 _TIMES: Any = {"@left": "datetime", "@right": "datetime"}
 _COUNTS = """
 <div class="hover"><b>@label</b>, @span<br>@left{%H:%M:%S} – @right{%H:%M:%S}<br>
-@batches{0,0} batches, @steps{0,0} steps<br>@rate{0.[00]} batches per second<br>@share{0%} waiting for the loader</div>
+@batches{0,0} batches, @steps{0,0} steps<br>@rate{0.[00]} batches per second{waiting}</div>
 """
+_WAITING = "<br>@share{0%} waiting for the loader"
 _NOTE = '<div class="hover"><b>@label</b><br>@left{%H:%M:%S} – @right{%H:%M:%S}<br>@note</div>'
+_UNCERTAIN: Any = {"fill_alpha": 0.35, "line_alpha": 0.35, "hatch_pattern": "/", "hatch_alpha": 0.8, "hatch_scale": 8}
 _LEAST_SHARE = 0.05
 """A smaller share of waiting for the loader is not drawn."""
 
@@ -73,37 +75,68 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
     )
     plot.ygrid.ticker = list(range(len(lanes) + 1))
     names = [lane.label for lane in lanes]
-    spans = _draw_spans(plot, lanes, names)
+    spans, rests = _draw_spans(plot, lanes, names)
     pauses = [
         plot.quad(source=ColumnDataSource(_columns(blocks) | _notes(blocks, names)), name=f"pause {where}")
         for where in ("loader", "collective", "code")
         for blocks in [pauses_of(lanes, where)]
     ]
     plot.add_tools(
-        HoverTool(renderers=spans, tooltips=_COUNTS, formatters=_TIMES, attachment="below", name="counts"),
-        HoverTool(renderers=pauses, tooltips=_NOTE, formatters=_TIMES, attachment="above", name="pauses"),
+        HoverTool(
+            renderers=spans[:2],
+            tooltips=_COUNTS.replace("{waiting}", _WAITING),
+            formatters=_TIMES,
+            attachment="below",
+            name="counts",
+        ),
+        HoverTool(
+            renderers=spans[2:],
+            tooltips=_COUNTS.replace("{waiting}", ""),
+            formatters=_TIMES,
+            attachment="below",
+            name="evaluations",
+        ),
+        HoverTool(renderers=[*rests, *pauses], tooltips=_NOTE, formatters=_TIMES, attachment="above", name="notes"),
     )
     lines = [(parting.time, 0, len(lanes)) for parting in partings]
     _draw_lines(plot, "parting", lines, line_dash="dashed")
-    ends = [(1000 * fit.last, index + 0.5) for index, lane in enumerate(lanes) for fit in lane.fits if _ends_badly(fit)]
+    ends = [
+        (1000 * end, index + 0.5)
+        for index, lane in enumerate(lanes)
+        for fit, end in zip(lane.fits, lane.ends, strict=True)
+        if _ends_badly(fit)
+    ]
     source = ColumnDataSource({"x": [x for x, _ in ends], "y": [y for _, y in ends]})
     plot.scatter("x", "y", source=source, marker="x", size=min(10, height - 4), line_width=2, name="end")
     return json_item(plot)
 
 
-def _draw_spans(plot: Any, lanes: Sequence[Lane], names: Sequence[str]) -> list[Any]:
-    """Draws train epochs and evaluations, and how much of them was spent waiting for the loader."""
+def _draw_spans(plot: Any, lanes: Sequence[Lane], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Draws train epochs and evaluations, and how much of them was spent waiting for the loader.
+
+    Returns:
+        What has counts to show, the evaluations whose waits were not measured last; and rests of spans not closed.
+    """
     train, evaluations = (blocks_of(lanes, evaluations=each) for each in (False, True))
+    measured = [block for block in evaluations if block.measured]
+    others = [block for block in evaluations if not block.measured]
     drawn = [
         plot.quad(source=ColumnDataSource(_columns(blocks) | _counts(blocks, names)), name=name)
-        for name, blocks in (("train", train), ("evaluation", evaluations))
+        for name, blocks in (("train", train), ("evaluation", measured), ("evaluation", others))
+    ]
+    rests = [
+        plot.quad(source=ColumnDataSource(_columns(blocks) | _notes(blocks, names)), name=name, **style)
+        for name, evaluations in (("train", False), ("evaluation", True))
+        for certain, style in ((True, {}), (False, _UNCERTAIN))
+        for blocks in [rests_of(lanes, certain=certain, evaluations=evaluations)]
+        if blocks
     ]
     waited = [block for block in (*train, *evaluations) if block.share >= _LEAST_SHARE]
     shares = np.array([block.share for block in waited], dtype="f4")
     plot.quad(source=ColumnDataSource(_columns(waited, shares)), name="loader")
     begins = [(span.begin, at, at + 1) for at, lane in enumerate(lanes) for fit in lane.fits for span in fit.spans]
     _draw_lines(plot, "seam", begins)
-    return drawn
+    return drawn, rests
 
 
 def _draw_lines(plot: Any, name: str, lines: Sequence[tuple[float, int, int]], **style: Any) -> None:
@@ -145,7 +178,7 @@ def axis_figure(begin: float, end: float, partings: Sequence[Parting]) -> Any:
 
 
 def rates_figure(runs: Sequence[Run]) -> Any | None:
-    """The learning rate by optimizer step, as the lowest rank that knows it has recorded it; None if none does."""
+    """The learning rate by optimizer step, as the lowest rank that knows it recorded it; None if it never changes."""
     plot = figure(
         name="rates",
         height=260,
@@ -159,10 +192,13 @@ def rates_figure(runs: Sequence[Run]) -> Any | None:
         min_border_right=_SIDE,
     )
     lines = [line for run in runs for line in _rate_lines(run)]
-    if not lines:
+    if len({rate for _, rates in lines for rate in rates}) < 2:
         return None
     for number, (steps, rates) in enumerate(lines):
-        line = plot.line(steps, rates, line_width=2, name=f"rate {number % _MOST_RATES}")
+        name = f"rate {number % _MOST_RATES}"
+        line = plot.line(steps, rates, line_width=2, name=name)
+        if len(steps) <= _MOST_MARKERS:
+            plot.scatter(steps, rates, size=6, name=name)
         plot.add_tools(HoverTool(renderers=[line], tooltips=[("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")]))
     horizons = {fit.horizon for run in runs[-1:] for fit in run.fits.values() if fit.horizon}
     for horizon in horizons:
@@ -174,6 +210,12 @@ def rates_figure(runs: Sequence[Run]) -> Any | None:
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     plot.add_tools(CrosshairTool(dimensions="height"))
     return json_item(plot)
+
+
+def only_rate(runs: Sequence[Run]) -> float | None:
+    """The learning rate if it never changes, and None otherwise."""
+    found = {rate for run in runs for _, rates in _rate_lines(run) for rate in rates}
+    return found.pop() if len(found) == 1 else None
 
 
 def _rate_lines(run: Run) -> list[tuple[list[int], list[float]]]:
@@ -213,7 +255,7 @@ def _figure(begin: float, end: float, **options: Any) -> Any:
     return plot
 
 
-def _columns(blocks: Sequence[Block | PauseBlock], heights: Any = 1.0) -> dict[str, Any]:
+def _columns(blocks: Sequence[Block | NotedBlock], heights: Any = 1.0) -> dict[str, Any]:
     """Where blocks are: from the bottom of their lanes up, as high as `heights` says."""
     bottom = np.array([block.lane for block in blocks], dtype="f4") + np.float32(0.92)
     return {
@@ -235,7 +277,7 @@ def _counts(blocks: Sequence[Block], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _notes(blocks: Sequence[PauseBlock], names: Sequence[str]) -> dict[str, Any]:
+def _notes(blocks: Sequence[NotedBlock], names: Sequence[str]) -> dict[str, Any]:
     return {"label": [names[block.lane] for block in blocks], "note": [block.note for block in blocks]}
 
 

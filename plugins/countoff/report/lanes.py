@@ -14,7 +14,7 @@ MOST_LANES = 256
 _MOST_BLOCKS = 40_000
 """Of train epochs on a page, and of evaluations: a browser draws so many at once while somebody zooms."""
 _FEWEST_TICKS = 24
-_PLACES = {"loader": "the loader", "collective": "a collective", "code": "other code"}
+_PLACES = {"loader": "the loader", "collective": "a collective", "code": "its own code"}
 
 
 class Block(NamedTuple):
@@ -29,6 +29,7 @@ class Block(NamedTuple):
         steps: Optimizer steps of the fit until its end.
         rate: Batches per second.
         share: The share of the time that the rank waited for its loader.
+        measured: Whether this was measured; some frameworks do not tell it of evaluations.
     """
 
     lane: int
@@ -39,16 +40,17 @@ class Block(NamedTuple):
     steps: int
     rate: float
     share: float
+    measured: bool
 
 
-class PauseBlock(NamedTuple):
-    """A pause in a lane.
+class NotedBlock(NamedTuple):
+    """A pause in a lane, or the rest of a span that was not closed.
 
     Attributes:
         lane: The index of the lane.
         left: When it begins, in seconds since the epoch.
         right: When it ends.
-        note: How long it was, and where the main thread was.
+        note: What it was, in words.
     """
 
     lane: int
@@ -67,6 +69,7 @@ class Lane:
         hosts: The names of their hosts, on one line.
         odd: Why they are not like most ranks; empty for these.
         fits: What the first of them has recorded in each run.
+        ends: When it left each run; where its trace has no end, when that was known at the latest.
         summary: The lane in words.
     """
 
@@ -75,6 +78,7 @@ class Lane:
     hosts: str
     odd: str
     fits: tuple[Fit, ...]
+    ends: tuple[float, ...]
     summary: str
 
 
@@ -103,7 +107,16 @@ def _lane(runs: Sequence[Run], ranks: RankClass) -> Lane:
     hosts = [host for host in ranks.hosts if host]
     place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
     label, odd = label_of(ranks.ranks), "; ".join(ranks.reasons)
-    return Lane(ranks.ranks, label, place, odd, fits, _summary(label, place, odd, ranks, fits))
+    ends = tuple(_end(run, run.fits[first]) for run in runs if first in run.fits)
+    return Lane(ranks.ranks, label, place, odd, fits, ends, _summary(label, place, odd, ranks, fits))
+
+
+def _end(run: Run, fit: Fit) -> float:
+    """When a rank left. If it was killed within a span, nothing tells: at the verdict, or when the others had ended."""
+    if fit.ending is not None or not fit.open:
+        return fit.last
+    latest = run.verdict.time if run.verdict else run.end
+    return min(max(fit.last, latest), run.end)
 
 
 def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[Fit]) -> str:
@@ -140,15 +153,39 @@ def blocks_of(lanes: Sequence[Lane], *, evaluations: bool) -> list[Block]:
     return found
 
 
-def pauses_of(lanes: Sequence[Lane], where: str) -> list[PauseBlock]:
+def pauses_of(lanes: Sequence[Lane], where: str) -> list[NotedBlock]:
     """The pauses in all lanes that were in the loader, in a collective or in other code."""
     return [
-        PauseBlock(index, pause.begin, pause.begin + pause.seconds, _note(pause))
+        NotedBlock(index, pause.begin, pause.begin + pause.seconds, _note(pause))
         for index, lane in enumerate(lanes)
         for fit in lane.fits
         for pause in fit.pauses
         if pause.where == where
     ]
+
+
+def rests_of(lanes: Sequence[Lane], *, certain: bool, evaluations: bool) -> list[NotedBlock]:
+    """What ticks do not cover of spans that were not closed, in all lanes.
+
+    Args:
+        lanes: The lanes.
+        certain: The rest until the rank's last line; otherwise, from there to the time at which it was gone.
+        evaluations: Those of evaluations; otherwise, those of train epochs.
+    """
+    found: list[NotedBlock] = []
+    for index, lane in enumerate(lanes):
+        for fit, end in zip(lane.fits, lane.ends, strict=True):
+            for span in fit.open:
+                if span.is_evaluation != evaluations:
+                    continue
+                said = f"{span.name}, not closed: at least {count_of(span.batches, 'batch')}"
+                left = span.ticks[-1].time if span.ticks else span.begin
+                inner = [each for each in fit.spans if each.depth == span.depth + 1 and each.begin >= span.begin]
+                if certain:
+                    found += (NotedBlock(index, *piece, said) for piece in _pieces(left, fit.last, inner))
+                elif span is fit.open[-1] and fit.last < end:
+                    found.append(NotedBlock(index, fit.last, end, f"{said}; no line of this rank from here on"))
+    return found
 
 
 def _note(pause: Pause) -> str:
@@ -159,9 +196,9 @@ def _note(pause: Pause) -> str:
 def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
     """The blocks of a span; not where other spans were open within it."""
     inner = [other for other in fit.spans if other.depth == span.depth + 1 and other.begin >= span.begin]
+    measured = not span.is_evaluation or span.loader_seconds > 0
     before = Tick(span.begin, 0, 0, 0.0, ())
-    end = fit.last if span.end is None else span.end
-    for tick in _thinned(span, every) or [Tick(end, span.batches, span.steps, span.loader_seconds, ())]:
+    for tick in _thinned(span, every):
         pieces = list(_pieces(before.time, tick.time, inner))
         seconds = sum(right - left for left, right in pieces)
         if not seconds:
@@ -169,7 +206,7 @@ def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
         rate = max(0.0, (tick.batches - before.batches) / seconds)
         share = min(1.0, max(0.0, (tick.loader_seconds - before.loader_seconds) / seconds))
         for left, right in pieces:
-            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share)
+            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share, measured)
         before = tick
 
 

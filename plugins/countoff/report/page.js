@@ -26,9 +26,9 @@
       for (const renderer of plot.renderers) {
         const name = renderer.name.replace(/^pause /, "");
         const group = Number(name.replace(/^rate /, ""));
-        const shade = name === "seam" ? color("page") : Number.isNaN(group) ? color(name) : color(["train", "loader", "collective", "code", "evaluation"][group % 5]);
+        const shade = name === "seam" ? color("page") : Number.isNaN(group) ? color(name) : color(["train", "loader", "code", "evaluation", "collective"][group % 5]);
         const seam = ["train", "evaluation", "loader"].includes(renderer.name) ? shade : color("page");
-        renderer.glyph.setv(renderer.glyph.type === "Quad" ? {fill_color: shade, line_color: seam} : {line_color: shade});
+        renderer.glyph.setv(renderer.glyph.type === "Quad" ? {fill_color: shade, line_color: seam, hatch_color: color("page")} : renderer.glyph.type === "Scatter" ? {line_color: shade, fill_color: shade} : {line_color: shade});
       }
     }
   };
@@ -36,6 +36,15 @@
   dark.addEventListener("change", paint);
   window.addEventListener("beforeprint", paint);
   window.addEventListener("afterprint", paint);
+
+  const space = () => { // as many labels as fit side by side
+    const most = Math.min(9, Math.max(2, Math.floor((document.getElementById("axis").clientWidth - 60) / 120)));
+    for (const grid of [...axis.above, ...axis.center, ...lanes.center]) {
+      if (grid.ticker?.type === "DatetimeTicker") grid.ticker.desired_num_ticks = most;
+    }
+  };
+  space();
+  window.addEventListener("resize", space);
 
   const whole = {start: lanes.x_range.start, end: lanes.x_range.end};
   const follow = (from, to) => from.x_range.change.connect(() => {

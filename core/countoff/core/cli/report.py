@@ -122,16 +122,30 @@ def _run_facts(run: Run) -> Iterator[Any]:
     yield from _table("ranks that behaved alike", ["ranks", "hosts", "unlike most", "last", "end"], ranks)
     yield from _table(
         "who is slow",
-        ["span", "took", "first to last at its end", "last", "waited longest for its loader", "it waited", "median"],
+        [
+            "span",
+            "took",
+            "first rank to last at its end",
+            "last",
+            "waited longest for its loader",
+            "it waited",
+            "the other ranks' median",
+            "longest pause in its own code",
+        ],
         [
             [
                 str(pace.key),
-                facts.duration(pace.seconds),
+                facts.duration(pace.seconds)
+                if pace.closed
+                else f"≥ {facts.duration(pace.seconds) if pace.seconds else ''}",
                 "–" if pace.spread_seconds is None else facts.duration(pace.spread_seconds),
                 "–" if pace.last is None else f"rank {pace.last}",
                 f"rank {pace.waited}" if pace.waited_seconds else "–",
-                facts.duration(pace.waited_seconds) + (" ≠" if pace.slow else ""),
-                facts.duration(pace.median_seconds),
+                facts.duration(pace.waited_seconds) + (" ≠" if pace.slow else "") if pace.measured else "–",
+                facts.duration(pace.median_seconds) if pace.measured else "–",
+                "–"
+                if pace.paused is None
+                else f"rank {pace.paused}: {facts.duration(pace.pause_seconds)}{' ≠' if pace.pause_is_odd else ''}",
             ]
             for pace in facts.paces_of(run)
         ],

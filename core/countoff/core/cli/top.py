@@ -183,6 +183,9 @@ def _once(job: _Job, console: Console | None) -> int:
     if job.absent:
         raise ValueError(f"there is no directory {job.absent}; without --once, countoff top waits for it")
     look = job.look()
+    if not look.rows:
+        problem = f" ({look.problem})" if look.problem else ""
+        raise ValueError(f"there is no trace in {job.name}{problem}; without --once, countoff top waits for it")
     if console is None:
         _Lines().print(look)
     else:

@@ -6,6 +6,7 @@ Pure functions from a run to values. They find what is worth a look, and accuse 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,24 +59,34 @@ class Pace:
     Attributes:
         key: The span.
         is_evaluation: Whether it is an evaluation.
-        seconds: Its length, as half of the ranks had it.
+        seconds: Its length, as half of the ranks had it that have closed it; if none has, how long it lasted at least.
+        closed: Whether a rank has closed it.
         spread_seconds: Seconds from the first rank at its end to the last; None with fewer than two ranks at its end.
         last: The rank that was last at its end; None if the spread is no more than clocks and noise explain.
+        measured: Whether the waits for the loader were measured; some frameworks do not tell them of evaluations.
         waited: The rank whose loader waited longest.
         waited_seconds: Seconds that it waited.
-        median_seconds: Seconds that half of the ranks waited at least.
+        median_seconds: Seconds that half of the other ranks waited at least.
         slow: Ranks that waited clearly longer than most.
+        paused: The rank with the longest pause in its own code or its loader, not in a collective; None without one.
+        pause_seconds: Seconds of that pause.
+        pause_is_odd: Whether it is clearly longer than the longest ones of most ranks.
     """
 
     key: Key
     is_evaluation: bool
     seconds: float
+    closed: bool
     spread_seconds: float | None
     last: int | None
+    measured: bool
     waited: int
     waited_seconds: float
     median_seconds: float
     slow: tuple[int, ...]
+    paused: int | None
+    pause_seconds: float
+    pause_is_odd: bool
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class Counts(NamedTuple):
     unused: int | None
     repeated: int | None
     closed: bool
+    fetched: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,8 @@ class Parting:
     def sentence(self) -> str:
         """The two numbers and whose they are."""
         parts = [f"{names_of(ranks)}: {count_of(number, self.noun)}" for number, ranks in self.groups[:4]]
-        return f"counts part in {self.key}: {'; '.join(parts)}{'; …' if len(self.groups) > 4 else ''}"
+        more = "; …" if len(self.groups) > 4 else ""
+        return f"the ranks' counts begin to differ in {self.key}: {'; '.join(parts)}{more}"
 
 
 def headline(trace: Trace) -> str:
@@ -203,6 +216,40 @@ def _unfinished(run: Run) -> Iterator[str]:
     if endless := ends.get(None):
         have = "has" if len(endless) == 1 else "have"
         yield f"{count_of(len(endless), 'rank')} {have} no end: killed, or still running"
+
+
+def title_of(trace: Trace) -> str:
+    """The headline as a title, with what is worth a look.
+
+    It is the verdict's sentence; or how much was trained, whether all ranks have finished, how many warnings there
+    are, and the rank that was slowest, if one was clearly slower than most.
+    """
+    if (verdict := trace.verdict) is not None:
+        return verdict.sentence
+    said = headline(trace)
+    run = trace.runs[-1] if trace.runs else Run()
+    endings = [fit.ending.how if fit.ending else "" for fit in run.fits.values()]
+    if set(endings) == {"finished"} and not run.missing:
+        said = f"finished: {said.partition(': ')[2]}"
+    if run.warnings:
+        said += f", {count_of(len(run.warnings), 'warning')}"
+    paces = paces_of(run)
+    if slow := {rank for pace in paces for rank in pace.slow}:
+        shares = {rank: _loader_share(run.fits[rank]) for rank in slow}
+        rank = max(shares, key=lambda rank: shares[rank])
+        said += f"; rank {rank} waited {shares[rank]:.0%} of the time for its loader".replace("%", " %")
+    paused = [pace for pace in paces if pace.pause_is_odd]
+    if paused:
+        longest = max(paused, key=lambda pace: pace.pause_seconds)
+        said += f"; rank {longest.paused} paused for {duration(longest.pause_seconds)} in its own code"
+    return said[0].upper() + said[1:]
+
+
+def _loader_share(fit: Fit) -> float:
+    """The share of the time in train epochs that a rank waited for its loader."""
+    spans = [span for span in fit.spans if not span.is_evaluation]
+    seconds = sum(_end_of(span) - span.begin for span in spans)
+    return min(1.0, sum(span.loader_seconds for span in spans) / seconds) if seconds > 0 else 0.0
 
 
 def duration(seconds: float) -> str:
@@ -288,29 +335,43 @@ def slow_loaders(spans: Mapping[int, Span]) -> tuple[int, ...]:
     """The ranks that waited for their loader clearly longer than most in one span."""
     if len(spans) < 2:
         return ()
-    usual = median(span.loader_seconds for span in spans.values())
-    seconds = median(_end_of(span) - span.begin for span in spans.values())
-    least = max(usual + _SLOW_SECONDS, usual + _SLOW_SHARE * seconds, _SLOW_TIMES * usual)
+    least = _clearly_longer(spans, [span.loader_seconds for span in spans.values()])
     return tuple(rank for rank, span in spans.items() if span.loader_seconds > least)
+
+
+def _clearly_longer(spans: Mapping[int, Span], seconds: Sequence[float]) -> float:
+    """The seconds above which a rank's are clearly longer than those of most ranks in a span."""
+    usual = median(seconds)
+    length = median(_end_of(span) - span.begin for span in spans.values())
+    return max(usual + _SLOW_SECONDS, usual + _SLOW_SHARE * length, _SLOW_TIMES * usual)
 
 
 def paces_of(run: Run) -> list[Pace]:
     """Who was slow in each span, in the order in which they began."""
     found: list[Pace] = []
+    pauses = _own_pauses(run)
     for key, spans in spans_of(run).items():
         ends = {rank: span.end for rank, span in spans.items() if span.end is not None}
         waited = max(spans, key=lambda rank: spans[rank].loader_seconds)
+        others = [span.loader_seconds for rank, span in spans.items() if rank != waited]
+        paused = {rank: pauses.get(id(span), 0.0) for rank, span in spans.items()}
+        longest = max(paused, key=lambda rank: paused[rank])
         found.append(
             Pace(
                 key,
                 _any(spans).is_evaluation,
-                median(_end_of(span) - span.begin for span in spans.values()),
+                _lasted(run, spans),
+                bool(ends),
                 max(ends.values()) - min(ends.values()) if len(ends) > 1 else None,
                 _last(run, ends),
+                not _any(spans).is_evaluation or spans[waited].loader_seconds > 0,
                 waited,
                 spans[waited].loader_seconds,
-                median(span.loader_seconds for span in spans.values()),
+                median(others) if others else 0.0,
                 slow_loaders(spans),
+                longest if paused[longest] else None,
+                paused[longest],
+                len(spans) > 1 and paused[longest] > _clearly_longer(spans, list(paused.values())),
             )
         )
     return found
@@ -324,6 +385,29 @@ def _last(run: Run, ends: Mapping[int, float]) -> int | None:
     fits = run.fits[first], run.fits[last]
     error = sum(fit.clock_error or 0.0 for fit in fits) if fits[0].host != fits[1].host else 0.0
     return last if ends[last] - ends[first] > max(_NOISE_SECONDS, error) else None
+
+
+def _own_pauses(run: Run) -> dict[int, float]:
+    """Seconds of the longest pause in a rank's own code or its loader, by the identity of the innermost span."""
+    found: dict[int, float] = {}
+    for fit in run.fits.values():
+        begins = [span.begin for span in fit.spans]
+        for pause in fit.pauses:
+            if pause.where == "collective":
+                continue
+            for span in reversed(fit.spans[: bisect_right(begins, pause.begin)]):
+                if span.end is None or pause.begin < span.end:
+                    found[id(span)] = max(found.get(id(span), 0.0), pause.seconds)
+                    break
+                if not span.depth:
+                    break
+    return found
+
+
+def _lasted(run: Run, spans: Mapping[int, Span]) -> float:
+    """Seconds that a span lasted; if no rank has closed it, seconds that one of them was in it at least."""
+    closed = [span.end - span.begin for span in spans.values() if span.end is not None]
+    return median(closed) if closed else max(run.fits[rank].last - span.begin for rank, span in spans.items())
 
 
 def hosts_of(run: Run, paces: Iterable[Pace]) -> list[HostPace]:
@@ -375,7 +459,7 @@ def partings_of(run: Run) -> list[Parting]:
         if all(span.why == "exited" for span in known.values()):
             continue
         ends = [span.end for span in known.values() if span.end is not None]
-        batches = _groups({rank: span.batches for rank, span in known.items()})
+        batches = _groups({rank: _read(spans, span) for rank, span in known.items()})
         steps = _groups({rank: span.steps for rank, span in known.items() if span.end is not None})
         if len(batches) > 1:
             found.append(Parting(min(ends), key, "batch", batches))
@@ -388,12 +472,12 @@ def partings_of(run: Run) -> list[Parting]:
 
 
 def _parting_of_verdict(run: Run) -> Parting | None:
-    """Where the ranks in the first row's span had fetched different numbers of batches, by the verdict's table."""
+    """Where ranks had fetched different numbers of batches in a span that none has closed, by the verdict's table."""
     verdict = run.verdict
     if verdict is None or verdict.kind != "UnevenBatches" or not verdict.rows:
         return None
     where = verdict.rows[0].get("where")
-    keys = [key for key in spans_of(run) if key.name == where]
+    keys = [key for key, spans in spans_of(run).items() if key.name == where and not _closed(spans)]
     fetched = {
         rank: row["fetched"]
         for row in verdict.rows
@@ -404,6 +488,10 @@ def _parting_of_verdict(run: Run) -> Parting | None:
     if not keys or len(groups) < 2:
         return None
     return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups)
+
+
+def _closed(spans: Mapping[int, Span]) -> bool:
+    return any(span.end is not None for span in spans.values())
 
 
 def _ranks_in(cell: object, run: Run) -> list[int]:
@@ -471,7 +559,9 @@ def _odd_counts(spans: Mapping[int, Span]) -> set[int]:
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
     whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
-    compared = {rank: span.batches > least and (whole_least or span.why != "exited") for rank, span in known.items()}
+    compared = {
+        rank: _read(spans, span) > least and (whole_least or span.why != "exited") for rank, span in known.items()
+    }
     return odd | _odd(compared)
 
 
@@ -480,7 +570,17 @@ def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:
     least = min((span.batches for span in spans.values() if span.end is not None), default=None)
     if least is None:
         return {}
-    return {rank: span for rank, span in spans.items() if span.end is not None or span.batches > least}
+    return {rank: span for rank, span in spans.items() if span.end is not None or _read(spans, span) > least}
+
+
+def _read(spans: Mapping[int, Span], span: Span) -> int:
+    """Batches that a rank has read: also one that it has only fetched, where another rank's data has run out.
+
+    Where a span is closed for another reason, as a limit, ranks may have fetched a batch that none of them will use.
+    """
+    if span.end is not None or span.fetched is None or all(each.why != "exhausted" for each in spans.values()):
+        return span.batches
+    return max(span.batches, span.fetched)
 
 
 def _closed_counts(span: Span) -> Counts | None:
@@ -488,7 +588,8 @@ def _closed_counts(span: Span) -> Counts | None:
 
 
 def _counts(span: Span) -> Counts:
-    return Counts(span.batches, span.steps, span.samples, span.unused, span.repeated, span.end is not None)
+    fetched = span.fetched if span.end is None and (span.fetched or 0) > span.batches else None
+    return Counts(span.batches, span.steps, span.samples, span.unused, span.repeated, span.end is not None, fetched)
 
 
 def _end_of(span: Span) -> float:

@@ -32,8 +32,10 @@ class Row:
         ranks: The ranks, ascending.
         hosts: The names of their hosts.
         where: The span they are in, or how they have ended.
-        note: Why they are not with the others: ``silent``, ``behind``, ``slow``, ``slow loader``; or what ended them.
-        batches: The fewest and the most batches of one of them in this span; None outside of spans.
+        note: Why they are not with the others: ``lost`` (the verdict names them), ``silent``, ``behind``, ``slow``,
+            ``slow loader``; or what ended them.
+        batches: The fewest and the most batches of one of them in this span; None outside of spans, and before the
+            first tick of a span.
         batches_per_second: Half of them are at least so fast; None if that is not known.
         loader_share: The share of the time that half of them wait at least for their loader; None if not known.
         learning_rates: One for each parameter group, as the last of their lines has it.
@@ -105,10 +107,11 @@ class _Now(NamedTuple):
     seconds: float
     loader_share: float | None
     age: float
+    ticked: bool = False
 
     @property
     def rate(self) -> float | None:
-        return self.read / self.seconds if self.batches is not None and self.seconds > 0 else None
+        return self.read / self.seconds if self.ticked and self.seconds > 0 else None
 
 
 class Live:
@@ -127,11 +130,15 @@ class Live:
             time: The time of this host, in seconds since the epoch. Its clock may differ from rank 0's.
         """
         now = self._now(run, time)
+        verdict = run.verdict
+        lost = verdict.ranks if verdict and verdict.kind == "LostRank" else ()
         places: dict[tuple[int, str, str], list[_Now]] = {}
         for rank, fit in run.fits.items():
             followed = self._ranks.setdefault(rank, _Followed(fit))
             followed.follow(fit)
             each = _look(followed, now)
+            if rank in lost and fit.ending is None:
+                each = each._replace(place=(*each.place[:2], "lost"))
             places.setdefault(each.place, []).append(each)
         found: list[tuple[tuple[int, int, float, int], Row]] = []
         for (opened, where, what), ranks in places.items():
@@ -163,8 +170,9 @@ def _look(followed: _Followed, now: float) -> _Now:
         where = "between spans" if fit.spans else "before the first span"
         return _Now(fit, (opened, where, ""), None, 0, 0.0, None, age)
     read, waited, seconds = followed.since(now)
-    share = min(1.0, max(0.0, waited / seconds)) if seconds > 0 else None
-    return _Now(fit, (opened, span.name, ""), span.batches or span.before, max(0, read), seconds, share, age)
+    ticked = len(followed.samples) > 1
+    share = min(1.0, max(0.0, waited / seconds)) if ticked and seconds > 0 else None
+    return _Now(fit, (opened, span.name, ""), span.batches or span.before, max(0, read), seconds, share, age, ticked)
 
 
 def _classes(ranks: Sequence[_Now]) -> dict[tuple[str, int], list[_Now]]:
@@ -192,7 +200,7 @@ def _classes(ranks: Sequence[_Now]) -> dict[tuple[str, int], list[_Now]]:
 
 
 def _row(where: str, note: str, ranks: Sequence[_Now]) -> Row:
-    batches = [each.batches for each in ranks if each.batches is not None]
+    batches = [each.batches for each in ranks if each.batches or (each.ticked and each.batches == 0)]
     with_rates = [each.fit.tick for each in ranks if each.fit.tick is not None and each.fit.tick.learning_rates]
     latest = max(with_rates, key=lambda tick: tick.time, default=None)
     return Row(
@@ -217,6 +225,6 @@ def _severity(row: Row) -> int:
     """How far to the top a row belongs; 0 comes first."""
     if row.where in ("finished", "closed"):
         return 4
-    if row.where in ("failed", "ended by the verdict") or row.note == "silent":
+    if row.where in ("failed", "ended by the verdict") or row.note in ("lost", "silent"):
         return 0
     return {"behind": 1, "slow": 1, "slow loader": 2}.get(row.note, 3)

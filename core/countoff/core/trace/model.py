@@ -48,6 +48,7 @@ class Span:
         batches: Batches of this span, as far as known.
         steps: Optimizer steps of the fit until then.
         loader_seconds: Seconds waited for the loader.
+        fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
         samples: Samples read; None if not known.
         unused: Batches that were left in the loader; None if not known.
         repeated: Batches that the loader has repeated; None if not known.
@@ -64,6 +65,7 @@ class Span:
     batches: int = 0
     steps: int = 0
     loader_seconds: float = 0.0
+    fetched: int | None = None
     samples: int | None = None
     unused: int | None = None
     repeated: int | None = None

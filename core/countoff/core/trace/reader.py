@@ -467,6 +467,7 @@ def _take_last_counts(fit: Fit, rows: Iterable[Mapping[str, Any]]) -> None:
         if fit.open and row.get("rank") == fit.rank and row.get("where") == fit.open[-1].name:
             span = fit.open[-1]
             span.batches = max(span.batches, _count(row.get("batches")) or 0)
+            span.fetched = _count(row.get("fetched"))
             span.steps = fit.steps = max(span.steps, fit.steps, _count(row.get("steps")) or 0)
 
 

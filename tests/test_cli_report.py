@@ -55,7 +55,7 @@ def test_it_writes_a_page_and_says_what_happened(tmp_path: Path, capsys: pytest.
     assert "UnevenBatches: rank 2 ran out of data" in out
     assert out.endswith(f"wrote {page}\n")
     text = page.read_text("utf-8")
-    sentence = "rank 2 ran out of data in train epoch 0 after 90 batches; all other ranks have more."
+    sentence = "Rank 2 ran out of data in train epoch 0 after 90 batches; all other ranks have more."
     headings = [sentence, "Ranks over time", "Who is slow", "Counts", "Learning rate", "Stacks"]
     assert re.findall(r"<h[12]>([^<]*)</h[12]>", text) == headings
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\w*:?//""", text.split("<script>")[0])

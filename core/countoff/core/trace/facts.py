@@ -225,7 +225,7 @@ def title_of(trace: Trace) -> str:
     are, and the rank that was slowest, if one was clearly slower than most.
     """
     if (verdict := trace.verdict) is not None:
-        return verdict.sentence
+        return verdict.sentence[:1].upper() + verdict.sentence[1:]
     said = headline(trace)
     run = trace.runs[-1] if trace.runs else Run()
     endings = [fit.ending.how if fit.ending else "" for fit in run.fits.values()]
@@ -242,7 +242,7 @@ def title_of(trace: Trace) -> str:
     if paused:
         longest = max(paused, key=lambda pace: pace.pause_seconds)
         said += f"; rank {longest.paused} paused for {duration(longest.pause_seconds)} in its own code"
-    return said[0].upper() + said[1:]
+    return said[:1].upper() + said[1:]
 
 
 def _loader_share(fit: Fit) -> float:

@@ -172,10 +172,10 @@ def _healthy(
                 writer.open("evaluation after epoch", eval=True)
                 for _ in range(max(1, ticks // 6)):
                     writer.tick(seconds, 5)
-                writer.close("evaluation after epoch", samples=ticks * 40)
+                writer.close("evaluation after epoch")
                 writer.batches = ticks * 10
                 writer.loader = ticks * seconds * loader.get(rank, 0.02)
-            writer.close(span, samples=ticks * 80, unused=0)
+            writer.close(span, unused=0)
         if rank == 0:
             total = float(epochs * ticks * 10)
             writer.line("totals", true={"steps": total}, reported={"steps": total}, horizon=int(total))
@@ -192,7 +192,7 @@ def uneven(directory: Path, *, ranks: int = 8, short: int = 2) -> None:
         for _ in range(9):
             writer.tick(5, 10, steps=10, loader=0.1, lr=[0.1])
         if rank == short:
-            writer.close("train epoch 0", samples=720)
+            writer.close("train epoch 0")
         else:
             writer.tick(5, 1, loader=0.1)
             writer.line(

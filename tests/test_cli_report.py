@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_it_writes_a_page_and_says_what_happened(tmp_path: Path, capsys: pytest.
     headings = [sentence, "Ranks over time", "Who is slow", "Counts", "Learning rate", "Stacks"]
     assert re.findall(r"<h[12]>([^<]*)</h[12]>", text) == headings
     assert not re.search(r"""(?:src|href)\s*=\s*["']?\w*:?//""", text.split("<script>")[0])
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_a_directory_whose_name_is_no_text_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    example_traces.uneven(directory)
+    assert call(capsys, directory, "-o", tmp_path / "page.html")[0] == 0
+    assert "Rank 2 ran out of data" in (tmp_path / "page.html").read_text("utf-8")
 
 
 @pytest.mark.usefixtures("with_bokeh")

@@ -120,7 +120,6 @@ def test_epochs_and_evaluations_are_slices_with_their_counts(tmp_path: Path) -> 
         "batches": 120,
         "steps of the fit": 120,
         "seconds waiting for the loader": 1.2,
-        "samples": 960,
         "unused batches": 0,
         "closed": "exhausted",
     }

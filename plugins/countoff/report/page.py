@@ -21,7 +21,7 @@ from markupsafe import Markup
 import countoff.core
 from countoff.core.trace import facts
 from countoff.core.trace.model import Run, Trace
-from countoff.core.verdict import names_of
+from countoff.core.verdict import count_of, names_of, plain
 from countoff.report import figures
 from countoff.report.lanes import MOST_LANES, lanes_of
 
@@ -56,6 +56,7 @@ def render(trace: Trace) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": facts.duration, "clock": _clock, "names": names_of, "number": _number}
+    environment.filters |= {"count_of": count_of, "plain": plain}
     return environment.get_template("page.html").render(
         title=facts.headline(trace),
         heading=facts.title_of(trace),
@@ -117,7 +118,8 @@ def _policy(scripts: Sequence[str]) -> str:
     """What the browser may do: run these scripts, and load nothing."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
+    nothing = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    return f"{nothing}; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
 
 
 def _harmless(value: object) -> str:

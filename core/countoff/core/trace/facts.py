@@ -115,7 +115,6 @@ class Counts(NamedTuple):
 
     batches: int
     steps: int
-    samples: int | None
     unused: int | None
     repeated: int | None
     closed: bool
@@ -589,7 +588,7 @@ def _closed_counts(span: Span) -> Counts | None:
 
 def _counts(span: Span) -> Counts:
     fetched = span.fetched if span.end is None and (span.fetched or 0) > span.batches else None
-    return Counts(span.batches, span.steps, span.samples, span.unused, span.repeated, span.end is not None, fetched)
+    return Counts(span.batches, span.steps, span.unused, span.repeated, span.end is not None, fetched)
 
 
 def _end_of(span: Span) -> float:

@@ -49,7 +49,6 @@ class Span:
         steps: Optimizer steps of the fit until then.
         loader_seconds: Seconds waited for the loader.
         fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
-        samples: Samples read; None if not known.
         unused: Batches that were left in the loader; None if not known.
         repeated: Batches that the loader has repeated; None if not known.
         ticks: How far the rank was meanwhile, thinned out where the trace is long.
@@ -66,7 +65,6 @@ class Span:
     steps: int = 0
     loader_seconds: float = 0.0
     fetched: int | None = None
-    samples: int | None = None
     unused: int | None = None
     repeated: int | None = None
     ticks: list[Tick] = field(default_factory=list)

@@ -232,7 +232,6 @@ def _of_span(fit: Fit, span: Span) -> Slice:
         "batches before a resume": span.before or None,
         "steps of the fit": span.steps,
         "seconds waiting for the loader": span.loader_seconds,
-        "samples": span.samples,
         "unused batches": span.unused,
         "repeated samples": span.repeated,
         "closed": span.why or "no",

@@ -400,7 +400,7 @@ def _close(fit: Fit, time: float, record: dict[str, Any]) -> bool:
     span.end, span.why = max(span.begin, time), _text(record.get("why"))
     span.batches, span.steps, fit.steps = batches, steps, max(fit.steps, steps)
     span.loader_seconds = max(0.0, _number(record.get("l")) or span.loader_seconds)
-    span.samples, span.unused = _count(record.get("samples")), _count(record.get("unused"))
+    span.unused = _count(record.get("unused"))
     span.repeated = _count(record.get("repeated"))
     rates = _rates(record.get("lr")) or (fit.tick.learning_rates if fit.tick else ())
     fit.tick = Tick(span.end, batches, steps, span.loader_seconds, rates)

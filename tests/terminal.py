@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 _SCRIPT = f"""
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
 from countoff.core.cli.__main__ import main

@@ -12,11 +12,11 @@ import pytest
 from google.protobuf.unknown_fields import UnknownFieldSet
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from countoff.core.cli.__main__ import main
 from countoff.core.trace.perfetto import write_perfetto
 from countoff.core.trace.reader import read
 from tests import example_traces
 from tests.example_traces import BEGAN, HOSTILE, RankWriter
+from tests.test_cli_report import call
 
 Event = schema.TrackEvent.Type
 
@@ -266,17 +266,6 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     names = [track.slices[0].name for name, track in write(tmp_path).items() if name.count("/rank ") and track.slices]
     assert len(names) == len(HOSTILE)
     assert all(name.isprintable() for name in names)
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """Runs `countoff report`; returns its exit code and what it printed."""
-    code = 0
-    try:
-        main(["report", *map(str, arguments)])
-    except SystemExit as error:
-        code = int(str(error.code or 0))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_the_command_writes_the_file_and_no_page(

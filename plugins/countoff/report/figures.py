@@ -63,7 +63,7 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
         lanes: The lanes.
         begin: Where the time axis begins, in seconds since the epoch.
         end: Where it ends.
-        partings: Where counts part; there is a line across all lanes.
+        partings: Where counts begin to differ; there is a line across all lanes.
 
     Returns:
         What `Bokeh.embed.embed_item` takes.
@@ -155,7 +155,7 @@ def axis_figure(begin: float, end: float, partings: Sequence[Parting]) -> Any:
     Args:
         begin: Where the time axis begins, in seconds since the epoch.
         end: Where it ends.
-        partings: Where counts part; the numbers are written below the axis.
+        partings: Where counts begin to differ; the numbers are written below the axis.
     """
     height = _AXIS_HEIGHT + (_LABEL_HEIGHT if partings else 0)
     places = {"x_axis_location": "above", "y_axis_location": None, "min_border_bottom": 0}

@@ -1,4 +1,4 @@
-"""What follows from a trace: which ranks behaved alike, who is slow, how much each counted, and where counts part.
+"""What follows from a trace: which ranks behaved alike, who is slow, how much each counted, and where they differ.
 
 Pure functions from a run to values. They find what is worth a look, and accuse nobody: only a verdict does.
 """
@@ -445,12 +445,12 @@ def counts_of(run: Run) -> CountsTable:
 
 
 def partings_of(run: Run) -> list[Parting]:
-    """Where the counts of ranks part, the first place first.
+    """Where the counts of ranks begin to differ, the first place first.
 
-    Ranks part in a span that they have closed after different numbers of batches, or of steps, and where one has read
+    They differ in a span that ranks have closed after different numbers of batches, or of steps, and where one has read
     more batches than another has closed it with. A verdict about batches may come before any rank has closed the span:
-    then they part in what each had fetched. Ranks that exit are not compared with each other: each is wherever a signal
-    has reached it.
+    then it is what each had fetched that differs. Ranks that exit are not compared with each other: each is wherever a
+    signal has reached it.
     """
     found: list[Parting] = []
     for key, spans in spans_of(run).items():

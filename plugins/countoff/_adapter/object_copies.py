@@ -131,8 +131,8 @@ class _Copier:
 
     def _object(self, value: Any) -> None:
         kind = type(value)
-        base = next((each for each in (dict, list) if isinstance(value, each)), None)
-        new = self._is(value, object.__new__(kind) if base is None else base.__new__(kind))
+        base = next((each for each in (dict, list, types.SimpleNamespace) if isinstance(value, each)), object)
+        new = self._is(value, base.__new__(kind))
         if isinstance(value, dict):
             dict.update(new, {self.copy(key): self.copy(each) for key, each in dict.items(cast("Any", value))})
         elif isinstance(value, list):

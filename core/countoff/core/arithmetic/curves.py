@@ -163,7 +163,7 @@ class _Samples:
         index = lowest = self._rates.index(peak)
         valleys: list[int] = []
         self.restarts = False
-        while (index := index + 1) < len(self._rates):
+        while (index := index + 1) < len(self._rates) and len(valleys) < _PERIODS:  # further on, samples skip valleys
             if self._rates[index] <= self._rates[lowest]:
                 lowest = index
             elif self._rates[index] > self._rates[lowest] + 0.05 * peak:
@@ -208,13 +208,15 @@ class _Samples:
 
     def _jumps(self, low: int, high: int) -> bool:
         """Whether the rate rises between two samples within one tick, for the most part."""
-        rise = self._rates[high] - self._rates[low]
+        rise, height = self._rates[high] - self._rates[low], max(self._rates) - self._rates[low]
+        if rise < 0.4 * height:  # the samples may end in the middle of it
+            return False
         middle = self._rates[low] + rise / 2
         before, after = self._ticks[low], self._ticks[high]
         while after - before > 1:
             tick = (before + after) // 2
             before, after = (before, tick) if self._curve(tick) >= middle else (tick, after)
-        return self._curve(after) - self._curve(before) > rise / 2
+        return self._curve(after) - self._curve(before) > 3 / 4 * rise
 
     def _bottom(self, index: int) -> int:
         """The tick at which the rate is lowest, next to a sample."""

@@ -94,7 +94,7 @@ def ending_of(curve: Curve, *, ticks: int) -> Ending | None:
             begin = ticks << octave
             samples.extend(range(begin + max(1, begin // _PER_OCTAVE), 2 * begin + 1, max(1, begin // _PER_OCTAVE)))
         found = samples.ending()
-        if found is not None and found.tick >= ticks and samples.is_a_line(found):
+        if found is not None and (found.kind != "full" or found.tick >= ticks) and samples.is_a_line(found):
             return found
     except UnknownRate:
         pass

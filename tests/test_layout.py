@@ -14,6 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 CORE_LADDER = [
+    {"_nearest"},
     {"settings", "verdict"},
     {"trace"},
     {"arithmetic"},
@@ -23,7 +24,16 @@ CORE_LADDER = [
     {"job"},
     {"cli"},
 ]
-PROTOCOL_LADDER = [{"settings", "verdict"}, {"trace"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]
+PROTOCOL_LADDER = [
+    {"_nearest"},
+    {"settings", "verdict"},
+    {"trace"},
+    {"arithmetic"},
+    {"protocol"},
+    {"data"},
+    {"runtime"},
+    {"guard"},
+]
 """Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
 
 OWNERS = {

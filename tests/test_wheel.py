@@ -110,6 +110,7 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
 def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
     """It prints its help, and a plan from flags and from a file: the declared dependencies are all that it needs."""
     assert installed.run("countoff", "--help").stdout.startswith("usage: countoff")
+    assert installed.run("python", "-m", "countoff", "--help").stdout.startswith("usage: python -m countoff")
     flags = installed.run("countoff", "plan", "--batch-size", "2", "--seq-len", "2048", "--world-size", "4")
     assert flags.stderr == ""
     assert "2 sequences × 2,048 tokens × 4 data ranks" in flags.stdout

@@ -50,6 +50,7 @@ from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
+    countoff plan llama3_8b.toml --world-size 64 --curve
     countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
@@ -306,6 +307,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
+    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
     changing = parser.add_argument_group("a global batch that changes")
     changing.add_argument(
         "--ramp",

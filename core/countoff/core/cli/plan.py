@@ -10,7 +10,7 @@ from typing import Any
 
 from countoff.core._nearest import nearest
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.cli import show
+from countoff.core.cli import curve, show
 from countoff.core.configs import read_job
 from countoff.core.configs.checks import check_job, check_length
 from countoff.core.configs.issues import CODES, ConfigIssue, worst_first
@@ -54,13 +54,22 @@ def plan(chosen: argparse.Namespace) -> int:
     options = show.Options(_learning_rate(chosen), _ramp(chosen), _resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
-        _print_json(
-            [show.as_json(one, options) | show.issues_as_json(found) for one, found in zip(plans, issues, strict=True)]
-        )
+        shown = [
+            show.as_json(one, options) | show.issues_as_json(found) for one, found in zip(plans, issues, strict=True)
+        ]
+        if chosen.curve:
+            shown = [
+                one | {"curve": curve.as_json(plan, options, chosen.config)}
+                for one, plan in zip(shown, plans, strict=True)
+            ]
+        _print_json(shown)
         return 0
+    drawings = curve.drawings(plans, options, chosen.config) if chosen.curve else []
     show.table(plans, options)
     for one in plans:
         print(f"{one.ranks.world_size} ranks: {one.identity}")
+    for drawing in drawings:
+        drawing.print()
     if chosen.explain:
         show.explain(plans[0])
     for issue in worst_first(issue for found in issues for issue in found):

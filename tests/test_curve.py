@@ -1,5 +1,6 @@
 """The curve of a schedule: which steps have a point, where its parts end, and how much data has been seen there."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -62,7 +63,7 @@ def test_a_long_run_has_points_at_even_distances_and_at_each_turn() -> None:
     assert (points[9_000_001], points[10_000_000]) == (0.1, 0.1)
     steps = list(points)
     assert steps == sorted(steps)
-    assert max(later - step for step, later in zip(steps, steps[1:], strict=False)) <= 10_011
+    assert max(later - step for step, later in itertools.pairwise(steps)) <= 10_011
 
 
 def test_a_step_without_a_rate_is_not_a_number() -> None:

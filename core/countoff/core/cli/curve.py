@@ -268,7 +268,11 @@ def _curve_of(plan: RunPlan, config: str | None) -> Curve:
         raise ValueError("--curve draws the learning-rate schedule of a configuration: give CONFIG")
     curve = Curve.of(plan)
     if curve is None:
-        why = "there is no learning-rate schedule in it that countoff knows" if plan.job.schedule is None else "0 steps"
+        why = (
+            "there is no learning-rate schedule in it that countoff knows"
+            if plan.job.schedule is None
+            else "the run has 0 steps"
+        )
         raise ValueError(f"--curve cannot draw {config} on {plan.ranks.world_size} ranks: {why}")
     return curve
 

@@ -280,7 +280,8 @@ def test_the_page_quotes_what_is_printed(
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
-    assert len(QUOTED) == 10
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(QUOTED) == 13
     (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()

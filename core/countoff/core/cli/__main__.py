@@ -271,7 +271,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework",
         metavar="NAME",
-        help="whose format the file has, if its fields do not show it; a NAME that is none lists all",
+        help="the format of the file, if its fields do not show which; an unknown NAME lists all",
     )
     parser.add_argument(
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"

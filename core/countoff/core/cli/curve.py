@@ -146,8 +146,7 @@ class Drawing:
         if per_epoch:
             found.append(_Unit("epoch", lambda step: step / per_epoch, lambda epoch: f"{epoch:.4g}"))
         tokens = [_tokens(plan, self.options) for plan in plans]
-        counts = {of(self._last) for of in tokens}
-        if len(counts) == 1 and None not in counts:
+        if tokens[0](1) is not None and len({(of(1), of(self._last)) for of in tokens}) == 1:
             found.append(_Unit("tokens", tokens[0], lambda many: f"{many:,}"))
         return found
 
@@ -184,7 +183,7 @@ class Drawing:
         lines: dict[int, list[str]] = {}
         taken = -_BETWEEN
         for step in _round_steps(self._last, most=columns // 10):
-            labels = [f"{step:,}", *(_short(unit.of(step) or 0) for unit in units)]
+            labels = [f"{step:,}", *(_short(unit.of(step)) for unit in units)]
             column, longest = self._column(step, columns), max(map(len, labels))
             begin = min(max(column - longest // 2, 0), columns - longest)
             if begin >= taken + _BETWEEN:
@@ -207,7 +206,7 @@ class Drawing:
         rate = "learning rate" if self.plans[0].job.learning_rate is not None else "factor"
         rows = [["", "step", *(unit.name for unit in units), rate]]
         for mark in marks:
-            values = [unit.whole(unit.of(mark.step) or 0) for unit in units]
+            values = ["–" if (value := unit.of(mark.step)) is None else unit.whole(value) for unit in units]
             name = f"{mark.letter}  {mark.text}"
             rows.append([name, f"{mark.step:,}", *values, self._rate(self.curve.factor_at(mark.step))])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -239,7 +238,7 @@ def drawings(plans: Sequence[RunPlan], options: show.Options, config: str | None
 
 
 def as_json(plan: RunPlan, options: show.Options, config: str | None) -> dict[str, Any]:
-    """Returns the curve of a plan as JSON types; None where a number is not known.
+    """Returns the curve of a plan as JSON types, under its key; None where a number is not known.
 
     Raises:
         ValueError: If the plan has no curve; the message is one line with the reason.
@@ -260,7 +259,7 @@ def as_json(plan: RunPlan, options: show.Options, config: str | None) -> dict[st
         }
         for ending, step in curve.endings.items()
     ]
-    return {"marks": ends, "points": [point(*each) for each in curve.points]}
+    return {"curve": {"marks": ends, "points": [point(*each) for each in curve.points]}}
 
 
 def _curve_of(plan: RunPlan, config: str | None) -> Curve:
@@ -319,12 +318,14 @@ def _round_steps(last: int, *, most: int) -> list[int]:
     return sorted({1, *range(between, last + 1, between)})
 
 
-def _short(number: float) -> str:
-    """Writes a number in few characters.
+def _short(number: float | None) -> str:
+    """Writes a number in few characters, and none if it is not known.
 
     >>> _short(16_384_000), _short(0.25), _short(999_999)
     ('16.4M', '0.25', '1M')
     """
+    if number is None:
+        return ""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if float(f"{number:.3g}") >= size:
             return f"{number / size:.3g}{letter}"

@@ -54,15 +54,14 @@ def plan(chosen: argparse.Namespace) -> int:
     options = show.Options(_learning_rate(chosen), _ramp(chosen), _resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
-        shown = [
-            show.as_json(one, options) | show.issues_as_json(found) for one, found in zip(plans, issues, strict=True)
-        ]
-        if chosen.curve:
-            shown = [
-                one | {"curve": curve.as_json(plan, options, chosen.config)}
-                for one, plan in zip(shown, plans, strict=True)
+        _print_json(
+            [
+                show.as_json(one, options)
+                | show.issues_as_json(found)
+                | (curve.as_json(one, options, chosen.config) if chosen.curve else {})
+                for one, found in zip(plans, issues, strict=True)
             ]
-        _print_json(shown)
+        )
         return 0
     drawings = curve.drawings(plans, options, chosen.config) if chosen.curve else []
     show.table(plans, options)

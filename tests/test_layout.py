@@ -110,6 +110,13 @@ def test_no_module_lies_in_both_source_roots() -> None:
     assert core & plugins <= {"__pycache__"}
 
 
+def test_beside_core_there_is_only_what_starts_the_command_line() -> None:
+    """`python -m countoff` needs a `__main__.py` in the namespace; it calls the command line and does nothing else."""
+    names = {path.name for path in (ROOTS[0] / "countoff").iterdir()} - {"__pycache__"}
+    assert names == {"__main__.py", "core"}
+    assert graph()["countoff.__main__"] == {"countoff.core.cli.__main__"}
+
+
 def test_no_circle_of_imports() -> None:
     """A module that imports another is never imported by it, not even through others or inside a function."""
     list(graphlib.TopologicalSorter(graph()).static_order())

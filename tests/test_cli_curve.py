@@ -19,7 +19,8 @@ import pytest
 
 from countoff.core.cli.__main__ import main
 from countoff.core.configs import read_job
-from countoff.core.configs.schedules import Schedule
+from countoff.core.configs.job import Job
+from countoff.core.configs.schedules import Schedule, WarmupDecay
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -328,7 +329,7 @@ def test_where_steps_have_no_rate_the_curve_has_a_gap(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["ds.json"], "cannot draw ds.json on 4 ranks: there is no learning-rate schedule in it that countoff knows"),
+        (["ds.json"], "cannot draw ds.json on 4 ranks: it has no learning-rate schedule that countoff knows"),
         (["--batch-size", "2"], "draws the learning-rate schedule of a configuration: give CONFIG"),
         (
             ["llama3.toml", "--dataset-size", "3", "--epochs", "1", "--drop-last", "--batch-size", "9"],
@@ -343,6 +344,23 @@ def test_a_plan_without_a_curve_is_one_line(
     Path("ds.json").write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {}}')
     flags = ["--world-size", "4", "--curve", *(["--json"] if json_too else [])]
     assert call(capsys, *arguments, *flags) == (2, "", f"countoff: --curve {reason}\n")
+
+
+def test_a_schedule_as_long_as_an_unknown_run_asks_for_its_steps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schedule of a run in epochs has no length until the dataset has one."""
+    unknown = Job(epochs=3, batch_size=2, schedule=WarmupDecay("linear", 0, 0, horizon_part=1.0))
+    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: unknown)
+    flags = ["epochs.yaml", "--world-size", "4", "--curve"]
+    assert call(capsys, *flags) == (
+        2,
+        "",
+        "countoff: --curve cannot draw epochs.yaml on 4 ranks: how many steps it has is not known: give --steps N, or "
+        "--dataset-size N\n",
+    )
+    [drawing] = parsed(call(capsys, *flags, "--dataset-size", "80")[1])
+    assert drawing.table["E"][:3] == ["end of the decay and of the run", "30", "3"]
 
 
 def test_json_has_the_points_and_the_marks(capsys: pytest.CaptureFixture[str]) -> None:

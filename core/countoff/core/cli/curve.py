@@ -267,11 +267,11 @@ def _curve_of(plan: RunPlan, config: str | None) -> Curve:
         raise ValueError("--curve draws the learning-rate schedule of a configuration: give CONFIG")
     curve = Curve.of(plan)
     if curve is None:
-        why = (
-            "there is no learning-rate schedule in it that countoff knows"
-            if plan.job.schedule is None
-            else "the run has 0 steps"
-        )
+        why = "how many steps it has is not known: give --steps N, or --dataset-size N"
+        if plan.job.schedule is None:
+            why = "it has no learning-rate schedule that countoff knows"
+        elif plan.batches.total_steps == 0:
+            why = "the run has 0 steps"
         raise ValueError(f"--curve cannot draw {config} on {plan.ranks.world_size} ranks: {why}")
     return curve
 

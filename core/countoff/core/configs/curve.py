@@ -37,7 +37,7 @@ class Curve:
 
     @classmethod
     def of(cls, plan: RunPlan) -> Curve | None:
-        """Returns the curve of a plan; None if its schedule is not known, or the run has no steps.
+        """Returns the curve of a plan; None if it has no schedule, or one of no known number of steps.
 
         Example:
             >>> from countoff.core.configs.job import Job
@@ -51,6 +51,8 @@ class Curve:
         if plan.job.schedule is None or steps == 0:
             return None
         schedule = plan.job.schedule if steps is None else plan.job.schedule.planned_for(steps)
+        if steps is None and schedule.horizon_steps < 1:  # it is as long as the run
+            return None
         endings: dict[Ending, int] = {}
         warmed = _end_of_warmup(schedule)
         if warmed is not None:

@@ -43,10 +43,10 @@ def tables(quick: bool) -> Iterator[Table]:
         peer: timeit.Timer(stepped),
     }
     yield compared(f"One check of a schedule, {WALL_TIME}", "ms", in_turns(checks, 5 if quick else 30, 1), against=peer)
-    over = ScheduleWatch((), RunLength)
+    over = ScheduleWatch((), lambda _: RunLength())
     steps = {
         "`pass`": timeit.Timer("pass"),
-        "a step after the check": timeit.Timer("over.stepped(9)", globals={"over": over}),
+        "a step after the check": timeit.Timer("over.stepped(9, 9)", globals={"over": over}),
     }
     yield compared("An optimizer step", "ns", in_turns(steps, 20 if quick else 200, 10_000), against="`pass`")
 
@@ -54,7 +54,7 @@ def tables(quick: bool) -> Iterator[Table]:
 def check(make: Callable[[Any], Any], steps: int) -> timeit.Timer:
     """Times one check of a scheduler."""
     scheduler, run = make(an_optimizer()), RunLength(steps)
-    return timeit.Timer(lambda: ScheduleWatch([Schedule.of(scheduler, Fraction(1))], lambda: run).begin(0))
+    return timeit.Timer(lambda: ScheduleWatch([Schedule.of(scheduler, Fraction(1))], lambda _: run).begin(0))
 
 
 def stepped() -> None:

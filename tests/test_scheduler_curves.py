@@ -189,7 +189,7 @@ SILENT = {
 
 
 def said(scheduler, pace, run=RUN):
-    verdict = ScheduleWatch([Schedule.of(scheduler, pace)], lambda: run).begin(0)
+    verdict = ScheduleWatch([Schedule.of(scheduler, pace)], lambda _: run).begin(0)
     return None if verdict is None else verdict.sentence
 
 
@@ -355,7 +355,7 @@ def test_a_scheduler_of_ten_million_steps_is_looked_at_in_few_places(optimizer):
         return linear(2_500_000, 1000)(tick)
 
     schedule.curve = curve
-    verdict = ScheduleWatch([schedule], lambda: RunLength(10_000_000)).begin(0)
+    verdict = ScheduleWatch([schedule], lambda _: RunLength(10_000_000)).begin(0)
     assert verdict is not None
     assert "at step 2,500,000 of 10,000,000" in verdict.sentence
     assert counted < 3000
@@ -370,14 +370,14 @@ def test_several_parameter_groups_end_with_the_last(optimizer):
 
 
 def watched(scheduler, run=RUN, **options):
-    return ScheduleWatch([Schedule.of(scheduler, **options)], lambda: run)
+    return ScheduleWatch([Schedule.of(scheduler, **options)], lambda _: run)
 
 
 def stepped(watch, scheduler, ticks_of_steps):
     """Plays optimizer steps, each followed by some steps of the scheduler; returns the first warning and its step."""
     for step, ticks in enumerate(ticks_of_steps, 1):
         scheduler.optimizer.step()
-        found = watch.stepped(step)
+        found = watch.stepped(step, step)
         if found is not None:
             return step, found.sentence
         for _ in range(ticks):
@@ -433,12 +433,12 @@ def test_a_scheduler_that_is_stepped_per_epoch_is_observed(length, expected, opt
 def test_one_schedule_is_warned_of(optimizer):
     """Of several wrong schedules, the first is named, once."""
     schedules = [Schedule.of(lr_scheduler.LambdaLR(optimizer, linear(length)), PER_STEP) for length in (500, 400)]
-    watch = ScheduleWatch(schedules, lambda: RUN)
+    watch = ScheduleWatch(schedules, lambda _: RUN)
     found = watch.begin(0)
     assert found is not None
     assert "at step 500 of 2,000" in found.sentence
     assert watch.end_step == 500
-    assert watch.begin(0) is watch.stepped(1) is watch.epoch_begins("train epoch 1", 50) is None
+    assert watch.begin(0) is watch.stepped(1, 1) is watch.epoch_begins("train epoch 1", 50) is None
 
 
 def test_a_resumed_schedule_ends_where_it_began_to(optimizer):
@@ -450,6 +450,38 @@ def test_a_resumed_schedule_ends_where_it_began_to(optimizer):
     watch = watched(scheduler, pace=PER_STEP)
     assert watch.begin(1000) is None
     assert watch.end_step == STEPS
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(STEPS // 4, None), (STEPS, "would reach its end at step 2,000, and the run ends at 500")]
+)
+def test_batches_per_step_are_observed(length, expected, optimizer):
+    """A loop that accumulates without telling it is compared by what it does, with a short step at an epoch's end."""
+    scheduler = lr_scheduler.LambdaLR(optimizer, linear(length))
+
+    def run(batches_per_step):
+        per_epoch = PER_EPOCH // (batches_per_step or 1)
+        return RunLength(
+            EPOCHS * per_epoch, steps_per_epoch=per_epoch, gradient_accumulation_steps=batches_per_step or 1
+        )
+
+    watch = ScheduleWatch([Schedule.of(scheduler)], run)
+    found = None
+    for step, batches in enumerate([4, 8, 10, 4, 8, 10, 4, 8, 10, 4], 1):
+        optimizer.step()
+        found = found or watch.stepped(step, batches)
+        scheduler.step()
+    assert found is None if expected is None else expected.replace("500", "480") in str(found and found.sentence)
+
+
+@pytest.mark.parametrize(("length", "silent"), [(STEPS, True), (STEPS + 600, True), (STEPS // 2, False)])
+def test_a_scheduler_that_was_stepped_before_may_belong_to_either_run(length, silent, optimizer):
+    """Where nothing says how many steps came before, the schedule of the whole run fits, and that of a longer one."""
+    scheduler = lr_scheduler.LambdaLR(optimizer, linear(length))
+    for _ in range(600):
+        optimizer.step()
+        scheduler.step()
+    assert (watched(scheduler, pace=PER_STEP).begin(0) is None) is silent
 
 
 def test_copies_are_apart():

@@ -69,7 +69,7 @@ class Attached:
         self.steps_before = 0
         self.batches_before = 0
         self.evaluations: EvaluationTotals | None = None
-        self.schedules = ScheduleWatch((), RunLength)
+        self.schedules = ScheduleWatch((), lambda _: RunLength())
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._make_guard = make_guard
@@ -111,7 +111,9 @@ class Attached:
             why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
         """
         self.schedules = ScheduleWatch(
-            schedules, lambda: run_length(self.totals.plan, processes=processes, steps=steps), why=why
+            schedules,
+            lambda per_step: run_length(self.totals.plan, per_step, processes=processes, steps=steps),
+            why=why,
         )
         self.passes.began = self._compare_schedules
 
@@ -382,7 +384,7 @@ class Attached:
 
     def _step(self) -> None:
         self.guard.step()
-        if (found := self.schedules.stepped(self._steps_done)) is not None:
+        if (found := self.schedules.stepped(self._steps_done, self.guard.train_batches)) is not None:
             self.guard.warn(found)
         if self.passes.expects_train:
             self.passes.step_unseen()

@@ -91,7 +91,9 @@ class WatchedFit:
         exit_hooks.register_at_exit()
         if (report := self.train) is not None:
             degree = self._data_position[1]
-            self._schedules = ScheduleWatch(schedules(state), lambda: run_length(report.totals.plan, processes=degree))
+            self._schedules = ScheduleWatch(
+                schedules(state), lambda _: run_length(report.totals.plan, processes=degree)
+            )
             self._warn(self._schedules.begin(self._steps_before))
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:
@@ -229,7 +231,7 @@ class WatchedFit:
     def _step(self) -> None:
         self.guard.step()
         if self._schedules is not None:
-            self._warn(self._schedules.stepped(self._steps_done))
+            self._warn(self._schedules.stepped(self._steps_done, self.guard.train_batches))
 
     def _steps_left(self) -> int | None:
         """The steps of this fit after which the learning-rate schedule ends."""

@@ -270,7 +270,7 @@ class CountoffCallback(Options):
     def _watch_schedules(self, trainer: Any, totals: Totals, dp_degree: int) -> None:
         """Compares where learning-rate schedules end with where the run ends, as far as that is known by now."""
 
-        def run() -> RunLength:
+        def run(_: int | None = None) -> RunLength:
             return run_length(totals.plan, processes=dp_degree)
 
         self._steps_before = trainer.global_step

@@ -21,7 +21,7 @@ from countoff._adapter.checks import CHECKS
 from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.curves import Ending
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
-from countoff.core.arithmetic.horizon import Horizon, RunLength, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
@@ -556,6 +556,11 @@ def resumes() -> Iterator[Situation]:
         yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
 
 
+def stepping_of(adapter: str) -> Stepping:
+    homes = {"lightning": "countoff._lightning.trainer", "composer": "countoff._composer.messages"}
+    return import_module(homes[adapter]).STEPPING if adapter in homes else Stepping()
+
+
 def schedules() -> Iterator[Situation]:
     decay = Ending("zero", tick=600, rate=0.0, peak=0.1, warmup_ticks=20)
     per_process = Horizon("LambdaLR", decay, Fraction(2), "once per process")
@@ -592,7 +597,10 @@ def schedules() -> Iterator[Situation]:
     able = [adapter for adapter in ALL if "WrongHorizon" in CHECKS[adapter] and adapter != "torchtitan"]
     for title, (horizon, run) in found.items():
         yield Situation(
-            "WrongHorizon", title, lambda _, horizon=horizon, run=run: wrong_horizon(horizon, run), adapters=able
+            "WrongHorizon",
+            title,
+            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=stepping_of(adapter)),
+            adapters=able,
         )
     job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
     yield Situation(

@@ -12,7 +12,15 @@ from typing import Any
 from countoff._adapter.scheduler_curves import curve_of, random_state_kept, ticks_of
 from countoff.core import BatchPlan, Verdict
 from countoff.core.arithmetic.curves import Curve
-from countoff.core.arithmetic.horizon import Horizon, RunLength, horizon_of, planned_run, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import (
+    Horizon,
+    RunLength,
+    Stepping,
+    horizon_of,
+    planned_run,
+    run_out,
+    wrong_horizon,
+)
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 
@@ -75,18 +83,25 @@ class ScheduleWatch:
         run: Returns how long the run is, as far as that is known. It is called with the batches per optimizer step that
             were observed; None: the framework's number holds.
         why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
+        stepping: How the framework's user lets a scheduler be stepped; None: by calling its `step`.
 
     Attributes:
         end_step: Optimizer steps of the whole run after which the first of the schedules ends; None until it is known.
     """
 
     def __init__(
-        self, schedules: Iterable[Schedule | None], run: Callable[[int | None], RunLength], *, why: str = ""
+        self,
+        schedules: Iterable[Schedule | None],
+        run: Callable[[int | None], RunLength],
+        *,
+        why: str = "",
+        stepping: Stepping | None = None,
     ) -> None:
         self.end_step: int | None = None
         self._schedules = [each for each in schedules if each is not None]
         self._run_of = run
         self._why = why
+        self._stepping = stepping or Stepping()
         self._batches: list[int] = []
         self._batches_per_step: int | None = None
         self._steps_unknown: list[Schedule] = []
@@ -165,7 +180,7 @@ class ScheduleWatch:
                 continue
             self._schedules.remove(schedule)
             wrong = [
-                wrong_horizon(horizon, length, why=self._why_of(schedule))
+                wrong_horizon(horizon, length, why=self._why_of(schedule), stepping=self._stepping)
                 for horizon, length in zip(found, lengths, strict=True)
                 if length is not None
             ]

@@ -21,6 +21,7 @@ from countoff._lightning.method_hook import MethodHook
 from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
     REMEDIES,
+    STEPPING,
     after_teardown,
     announce_requests,
     count,
@@ -274,7 +275,7 @@ class CountoffCallback(Options):
             return run_length(totals.plan, processes=dp_degree)
 
         self._steps_before = trainer.global_step
-        self._schedules = ScheduleWatch(schedules(trainer, run()), run)
+        self._schedules = ScheduleWatch(schedules(trainer, run()), run, stepping=STEPPING)
         found = self._schedules.begin(trainer.global_step)
         if found is not None and self._guard is not None:
             self._guard.warn(found)

@@ -16,7 +16,7 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
 from countoff.core import FitPlan, Guard, LoaderFacts
-from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.identity import DataIdentity
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.totals import evaluation_metrics
@@ -111,6 +111,9 @@ def _fraction_of_length(trainer: Any) -> int | None:
     if not evaluates or batches < trainer.val_check_batch or (every and epochs not in (None, -1) and epochs < every):
         return None
     return _finite(trainer.val_check_batch)
+
+
+STEPPING = Stepping(per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"')
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

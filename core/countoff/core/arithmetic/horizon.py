@@ -16,7 +16,7 @@ from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.curves import Curve, Ending, ending_of
 from countoff.core.verdict import Verdict, number_of
 
-__all__ = ["Horizon", "RunLength", "horizon_of", "planned_run", "run_out", "wrong_horizon"]
+__all__ = ["Horizon", "RunLength", "Stepping", "horizon_of", "planned_run", "run_out", "wrong_horizon"]
 
 _EARLY, _LATE = Fraction(2, 100), Fraction(10, 100)
 """Parts of the run by which a schedule may end before it, and after it, without a word."""
@@ -59,6 +59,19 @@ class RunLength:
     def slack(self) -> int:
         """The largest difference in steps that rounding explains: a plan may round once per epoch."""
         return (self.epochs or 0) + 1
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How a user lets a scheduler be stepped, as the beginning of a remedy; ``{}`` stands for its class.
+
+    Attributes:
+        per_step: Once per optimizer step.
+        per_epoch: Once per epoch.
+    """
+
+    per_step: str = "step {} once per optimizer step"
+    per_epoch: str = "step {} once per epoch"
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,9 @@ def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str
     return Verdict("WrongHorizon", f"{place}: {_made_for(horizon, run)}.", why=why, remedy=remedy, time=time.time())
 
 
-def wrong_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdict | None:
+def wrong_horizon(
+    horizon: Horizon, run: RunLength, *, why: str = "", stepping: Stepping = Stepping()
+) -> Verdict | None:
     """Returns a `WrongHorizon` warning if a schedule does not end where the run ends.
 
     Nothing is said of what may be meant: a lowest rate above 0 that is reached early, cycles, or a run that a number of
@@ -184,6 +199,7 @@ def wrong_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdict
         horizon: The schedule.
         run: How long the run is, with its number of steps.
         why: Why the schedule ticks this often, as a sentence.
+        stepping: How the framework's user lets it tick.
 
     Raises:
         ValueError: If the run's number of steps is not known.
@@ -220,7 +236,7 @@ def wrong_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdict
         "WrongHorizon",
         sentence,
         why=" ".join(part for part in (*(cause.text for cause in causes[:1]), why) if part),
-        remedy=_remedy(horizon, run, total) + (_ON_PURPOSE if late and not causes else ""),
+        remedy=_remedy(horizon, run, total, stepping) + (_ON_PURPOSE if late and not causes else ""),
         time=time.time(),
     )
 
@@ -244,7 +260,7 @@ def _early(horizon: Horizon, total: int) -> str:
 
 
 def _late(horizon: Horizon, total: int) -> str:
-    if horizon.warmup_end_step > total:
+    if horizon.ending.kind == "full":
         end = horizon.warmup_end_step
         return f"the warm-up of the learning rate would end at step {end:,}, and the run ends at {total:,}"
     return f"the learning rate would reach its end at step {horizon.end_step:,}, and the run ends at {total:,}"
@@ -277,18 +293,18 @@ def _pace(pace: Fraction, run: RunLength) -> str:
     )
 
 
-def _remedy(horizon: Horizon, run: RunLength, total: int) -> str:
+def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) -> str:
     """The number of ticks for which the schedule must be made, and those of its warm-up."""
     name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
     made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
     if horizon.ending.kind == "vanished":
-        return f"step {name} once per epoch, if that is what it was made for; or let its rate fall more slowly."
+        return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
     if horizon.ending.kind == "full":
         return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
     if pace < 1 and _counts(made_for, total, run):
-        return f"step {name} once per optimizer step, or make it for {_steps(ticks)}."
+        return f"{stepping.per_step.format(name)}, or make it for {_steps(ticks)}."
     if pace >= 1 and run.epochs and _counts(made_for, run.epochs, run):
-        return f"step {name} once per epoch, or make it for {_steps(ticks)}."
+        return f"{stepping.per_epoch.format(name)}, or make it for {_steps(ticks)}."
     if pace <= 1:
         return f"make {name} for {_steps(ticks)}."
     remedy = f"make {name} for {_steps(ticks)}: {total:,} optimizer steps × {pace}."

@@ -435,7 +435,8 @@ class Attached:
         error = _exception_at_exit()
         if error is not None:
             self._fail_uncaught(error)
-        if self.guard.verdict is None and not self._failed:
+        goes_on = self.guard.verdict is None or self._settings.on_divergence == "warn"
+        if goes_on and not self._failed:
             with contextlib.suppress(DivergenceError):
                 self.detach()
         raised = self._failed or getattr(sys, "last_value", None) is not None

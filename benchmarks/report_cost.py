@@ -1,48 +1,75 @@
-"""How long `countoff report` takes, how much memory, and how large its page is, for traces of jobs that never ran."""
+"""How long `countoff report` takes, how much memory, how large its page is, and how soon a browser shows it.
+
+The traces are those of simulated ranks; see `simulated_traces`.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from benchmarks.results import Table
+from benchmarks import simulated_traces
+from benchmarks.results import Table, progress
+from tests.browser import chromium, is_installed
 
-_TICK_SECONDS, _EPOCH_TICKS, _BATCHES = 5, 360, 50
+_LOADS, _DRAW_SECONDS = 5, 60.0
 _CALL = """
 import re, sys, time
 from pathlib import Path
 from countoff.core.trace.reader import read
 from countoff.report import render
 begin = time.perf_counter()
-trace = read(sys.argv[1:])
+trace = read([sys.argv[1]])
 between = time.perf_counter()
 page = render(trace)
 end = time.perf_counter()
+Path(sys.argv[2]).write_text(page, "utf-8")
 most = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
 print(between - begin, end - between, most / 1024, len(page.encode()) / 1e6)
+"""
+_AFTER_TWO_FRAMES = "requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))"
+_IS_DRAWN = "document.documentElement.dataset.drawn === 'yes'"
+_SHOWN = f"""
+const done = arguments[0];
+const look = () => {_IS_DRAWN} ? {_AFTER_TWO_FRAMES} : setTimeout(look, 1);
+look();
+"""
+_ZOOMED = f"""
+const begin = performance.now(), done = (end) => arguments[0](end - begin);
+document.querySelector("[data-do=in]").click();
+{_AFTER_TWO_FRAMES};
 """
 
 
 def tables(quick: bool) -> list[Table]:
     """Returns one row per size of job; the largest writes a trace of 2 GB into the directory for temporary files."""
-    sizes = [(8, 1), (256, 1)] if quick else [(8, 1), (256, 8), (4_096, 8)]
+    sizes = [(8, 1), (64, 1)] if quick else [(8, 1), (256, 8), (4_096, 8)]
     notes = [
-        f"Ranks at {_BATCHES / _TICK_SECONDS:.0f} batches per second with a learning rate that changes at every step; "
-        "one of them has a slow loader in every third epoch. In a process of its own, without its start."
+        f"Simulated ranks at {simulated_traces.BATCHES_PER_SECOND} batches per second, with a learning rate that "
+        f"changes at every step and a checkpoint in each epoch; rank {simulated_traces.SLOW_RANK} has a slow loader in "
+        "every third one. Reading and drawing: in a process of its own, without its start. Chromium: the median of "
+        f"{_LOADS} loads, from the request of the file until the page has answered to a frame after it was drawn, and "
+        "from a click on the button + until such a frame."
     ]
     return [Table("A report", [_row(ranks, hours) for ranks, hours in sizes], notes)]
 
 
 def _row(ranks: int, hours: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as directory:
-        size = write(Path(directory), ranks, hours)
-        command = [sys.executable, "-c", _CALL, directory]
+        place, page = Path(directory, "trace"), Path(directory, "page.html")
+        place.mkdir()
+        progress(f"report: {ranks} ranks write for {hours} h")
+        size = simulated_traces.write(place, ranks, 2 * hours)
+        progress(f"report: {ranks} ranks are read")
+        command = [sys.executable, "-c", _CALL, str(place), str(page)]
         told = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ).stdout
-    reading, drawing, memory, page = map(float, told.split())
+        shown, zoomed = interactive(page) if is_installed() else (None, None)
+    reading, drawing, memory, page_size = map(float, told.split())
     return {
         "ranks": ranks,
         "hours": hours,
@@ -50,44 +77,27 @@ def _row(ranks: int, hours: int) -> dict[str, object]:
         "read, s": reading,
         "drawn, s": drawing,
         "memory, MB": memory,
-        "page, MB": page,
+        "page, MB": page_size,
+        "in Chromium, s": "no Chromium" if shown is None else shown,
+        "zoomed, s": zoomed,
     }
 
 
-def write(directory: Path, ranks: int, hours: int) -> int:
-    """Writes the trace of a job; returns its bytes."""
-    usual, slow = (_text(ranks, hours, slow=each) for each in (False, True))
-    for rank in range(ranks):
-        text = (slow if rank == 5 else usual).replace("RANK", str(rank)).replace("HOST", f"node{rank // 8}")
-        (directory / f"rank-{rank:05}.jsonl").write_text(text)
-    return sum(file.stat().st_size for file in directory.iterdir())
+def interactive(page: Path) -> tuple[float, float]:
+    """Seconds until a page is drawn in Chromium, and seconds that it takes to zoom.
+
+    Args:
+        page: The file.
+    """
+    with tempfile.TemporaryDirectory() as profile, chromium(Path(profile)) as browser:
+        browser.set_script_timeout(_DRAW_SECONDS)
+        browser.get("about:blank")
+        found = [_load(browser, page) for _ in range(_LOADS)]
+    shown, zoomed = zip(*found, strict=True)
+    return statistics.median(shown) / 1e3, statistics.median(zoomed) / 1e3
 
 
-def _text(ranks: int, hours: int, *, slow: bool) -> str:
-    """The trace of one rank, in which `RANK` and `HOST` stand for its own."""
-    ticks = hours * 3_600 // _TICK_SECONDS
-    lines: list[str] = []
-
-    def add(kind: str, at: int, **values: object) -> None:
-        record = {"k": kind, "t": 1_750_000_000.0 + at * _TICK_SECONDS, **values}
-        lines.append(json.dumps(record, separators=(",", ":")))
-
-    add("begin", 0, v=1, rank="RANK", world=ranks, host="HOST", pid=1, framework="torch", run={}, versions={}, plan={})
-    for first in range(0, ticks, _EPOCH_TICKS):
-        epoch = first // _EPOCH_TICKS
-        waits = 1.0 if slow and epoch % 3 == 0 else 0.1
-        add("open", first, span=f"train epoch {epoch}")
-        last = min(_EPOCH_TICKS, ticks - first)
-        for tick in range(1, last + 1):
-            batches = {"b": tick * _BATCHES, "s": (first + tick) * _BATCHES}
-            add(
-                "tick",
-                first + tick,
-                **batches,
-                lr=[round(1 - (first + tick) / (ticks + 1), 8)],
-                l=round(tick * waits, 3),
-            )
-        total = {"b": last * _BATCHES, "s": (first + last) * _BATCHES, "l": round(last * waits, 3)}
-        add("close", first + last, span=f"train epoch {epoch}", why="exhausted", **total)
-    add("end", ticks, how="finished")
-    return "\n".join([*lines, ""])
+def _load(browser: Any, page: Path) -> tuple[float, float]:
+    browser.get(page.as_uri())
+    shown = browser.execute_async_script(_SHOWN)
+    return shown, browser.execute_async_script(_ZOOMED)

@@ -58,13 +58,16 @@ class Simulation:
 
     Args:
         world_size: Number of ranks.
+        group_process: What runs a group of ranks.
+        more: Its further arguments.
 
     Attributes:
         port: The store's port.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, group_process: Any = simulated.group_process, *more: Any) -> None:
         self.world_size = world_size
+        self._group_process, self._more = group_process, more
         self.port = 0
         self.costs: dict[str, Cost] = {}
         self.latencies: list[float] = []
@@ -77,7 +80,9 @@ class Simulation:
         self.port = port = self._store.recv()
         shares = [range(0, 1), *(range(1 + group, self.world_size, _GROUPS) for group in range(_GROUPS))]
         self._groups = [
-            self._start(simulated.group_process, list(share), self.world_size, port) for share in shares if len(share)
+            self._start(self._group_process, list(share), self.world_size, port, *self._more)
+            for share in shares
+            if len(share)
         ]
         for group in self._groups:
             group.recv()

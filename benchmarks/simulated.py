@@ -172,11 +172,21 @@ class ThreadlessMonitor:
 
 
 class SimulatedRank:
-    """One rank's guard, with everything but its threads."""
+    """One rank's guard, with everything but its threads.
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        settings = Settings(deadline_seconds=600.0)
-        self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [0.1])
+    Args:
+        rank: The rank.
+        world_size: Ranks of the job.
+        trace_dir: As in the settings.
+
+    Attributes:
+        rate: Its learning rate.
+    """
+
+    def __init__(self, rank: int, world_size: int, trace_dir: str | None = None) -> None:
+        settings = Settings(deadline_seconds=600.0, trace_dir=trace_dir)
+        self.rate = 0.1
+        self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [self.rate])
         self.state = self.guard._state
         self.speaker = Speaker(self.state)
         self.line = self.speaker.line
@@ -388,8 +398,12 @@ class RankGroup:
 
 
 def group_process(commands: Connection, ranks: Sequence[int], world_size: int, port: int) -> None:
-    """Runs a group of ranks: reads (method, arguments), answers (result, CPU seconds); None ends it."""
-    group = RankGroup([SimulatedRank(rank, world_size) for rank in ranks], port)
+    """Runs a group of ranks; see `serve`."""
+    serve(commands, RankGroup([SimulatedRank(rank, world_size) for rank in ranks], port))
+
+
+def serve(commands: Connection, group: RankGroup) -> None:
+    """Calls the methods of a group: reads (method, arguments), answers (result, CPU seconds); None ends it."""
     commands.send("ready")
     while (command := commands.recv()) is not None:
         method, *arguments = command

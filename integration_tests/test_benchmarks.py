@@ -5,8 +5,11 @@ import json
 import pytest
 import torch
 
-from benchmarks import credits_scale, even_cost, gpu_cost, scale
+from benchmarks import credits_scale, even_cost, gpu_cost, scale, simulated_traces
 from benchmarks.results import report
+from countoff.core.trace import facts
+from countoff.core.trace.format import LINES
+from countoff.core.trace.reader import read
 from integration_tests.jobs import verdict_lines
 
 
@@ -28,6 +31,37 @@ def test_credits_have_three_operations_per_block_and_leave_nothing():
         of_block = row["operations per rank and batch"] * row["batches of a block"]
         assert 3 <= of_block <= 3.6
     assert [row["keys and entries left"] for row in ends.rows] == [0] * len(credits_scale.EPOCHS)
+
+
+def test_simulated_ranks_write_whole_traces(tmp_path):
+    """What the real recorder and writer make of an hour of 16 ranks on two hosts, whose clocks are not the same."""
+    assert simulated_traces.write(tmp_path, 16, 2) == sum(file.stat().st_size for file in tmp_path.iterdir())
+    trace = read([str(tmp_path)])
+    assert (trace.skipped, trace.problems, trace.verdict) == (0, [], None)
+    (run,) = trace.runs
+    assert sorted(run.fits) == list(range(16))
+    assert {host: len(ranks) for host, ranks in run.hosts.items()} == {"node0": 8, "node1": 8}
+    assert 3_600 <= run.end - run.begin < 3_602
+    assert {fit.ending and fit.ending.how for fit in run.fits.values()} == {"finished"}
+    assert {fit.clock_ahead for fit in run.fits.values()} == {0.0, 0.25}
+    odd, usual = facts.classes_of(run)
+    assert (odd.ranks, odd.reasons, len(usual.ranks)) == ((5,), ("slow loader in train epoch 0",), 15)
+    assert facts.partings_of(run) == []
+    table = facts.counts_of(run)
+    cells = [(str(row.key), cell.batches, cell.steps) for row in table.rows for cell in row.cells if cell]
+    assert table.classes == (tuple(range(16)),)
+    assert cells == [
+        ("train epoch 0", 16_801, 16_801),
+        ("validation", 1_050, 16_801),
+        ("train epoch 1", 16_801, 33_602),
+        ("validation (2)", 1_050, 33_602),
+    ]
+    paces = facts.paces_of(run)
+    spreads = [pace.spread_seconds for pace in paces]
+    assert spreads == [pytest.approx(0.012, abs=1e-3)] * 4, "the clocks are not corrected"
+    assert [(pace.paused, pace.pause_seconds) for pace in paces[::2]] == [(0, 15.0)] * 2
+    kinds = {json.loads(line)["k"] for line in (tmp_path / "rank-00000.jsonl").read_text().splitlines()}
+    assert kinds == set(LINES) - {"clock", "warning", "stacks", "verdict", "dropped"}
 
 
 def test_even_passes_are_measured_beside_their_rivals(run_ranks):

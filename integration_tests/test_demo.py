@@ -80,7 +80,7 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_
         output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
     assert demo.returncode == 0, output
     # 7 shards of 205 digits, four to rank 0 and three to rank 1, in batches of 32.
-    assert "rank 0: epoch 0 batch 20 + rank 1: epoch 1 batch 0" in output, output
+    assert "rank 0: epoch 0 batch 21 + rank 1: epoch 1 batch 1" in output, output
     assert "Lightning was at" in output
     assert "rank 1 ran out of data after 20 batches of train epoch 0" in output, output
     assert output.count("countoff: UnevenBatches: ") == 1
@@ -164,7 +164,7 @@ def test_an_all_reduce_that_was_cut_off_is_not_recorded(tmp_path):
     ddp = SimpleNamespace(register_comm_hook=lambda state, hook: None)
     recorder.on_train_start(SimpleNamespace(global_rank=0, strategy=SimpleNamespace(model=ddp)), None)
     for returned in ([0, 7, 1, 0, 0, 0], [0, 8, 1, 1, 2, 1]):
-        recorder.on_train_batch_start(SimpleNamespace(current_epoch=0), None, None, returned[1])
+        recorder.on_train_batch_start(SimpleNamespace(current_epoch=0), None, None, returned[1] - 1)
         recorder.record(torch.tensor(returned, dtype=torch.float32))
     recorder._file.close()
     (line,) = (tmp_path / "rank0.all_reduces").read_text().splitlines()
@@ -173,8 +173,8 @@ def test_an_all_reduce_that_was_cut_off_is_not_recorded(tmp_path):
 
 def test_a_meeting_names_the_ranks_at_each_batch():
     """A meeting prints which ranks are at which batch."""
-    meeting = AllReduce(19, ((0, 18), (0, 18), (1, 0)))
-    assert str(meeting) == "ranks 0, 1: epoch 0 batch 18 + rank 2: epoch 1 batch 0"
+    meeting = AllReduce(19, ((0, 19), (0, 19), (1, 1)))
+    assert str(meeting) == "ranks 0, 1: epoch 0 batch 19 + rank 2: epoch 1 batch 1"
     assert meeting.mixed
     assert meeting.epoch_count == 2
 

@@ -17,10 +17,10 @@ class AllReduce:
 
     Attributes:
         number: Its number in the run, from 1.
-        positions: Epoch and batch of each rank whose gradients were averaged, both from 0.
+        positions: Epoch, from 0, and batch, from 1, of each rank whose gradients were averaged.
 
-    >>> print(AllReduce(19, ((0, 18), (0, 18), (1, 0))))
-    ranks 0, 1: epoch 0 batch 18 + rank 2: epoch 1 batch 0
+    >>> print(AllReduce(19, ((0, 19), (0, 19), (1, 1))))
+    ranks 0, 1: epoch 0 batch 19 + rank 2: epoch 1 batch 1
     """
 
     number: int

@@ -35,8 +35,8 @@ class AllReduceRecorder(Callback):
         trainer.strategy.model.register_comm_hook(self, average_with_positions)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keeps this rank's epoch and batch."""
-        self._position = (trainer.current_epoch, batch_idx)
+        """Keeps this rank's epoch, from 0, and batch, from 1: as verdicts number them."""
+        self._position = (trainer.current_epoch, batch_idx + 1)
 
     def positions(self, like: torch.Tensor) -> torch.Tensor:
         """Returns one (epoch, batch, 1) for each rank, flat; all are zero but this rank's own."""

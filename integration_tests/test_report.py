@@ -1,15 +1,19 @@
 """`countoff report` of traces that real ranks have written."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader, TensorDataset
 
+from countoff.core.cli.__main__ import main
 from countoff.core.trace import facts
 from countoff.core.trace.reader import Reader
-from integration_tests import loops
-from integration_tests.jobs import verdict_lines
+from countoff.torch import attach
+from integration_tests import devices, loops
+from integration_tests.jobs import digits, own_rank, verdict_lines
 
 pytest.importorskip("bokeh", reason="the page needs countoff[report]")
 
@@ -42,6 +46,38 @@ def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: An
     assert re.search(
         "counts begin to differ in train epoch 0: ranks? [01, ]*: 4 batches; ranks? [02, ]*: 5 batches", page
     )
+
+
+def different_batch_sizes() -> None:
+    devices.join()
+    model, optimizer = loops.model_and_optimizer()
+    images, labels = digits()
+    loader = DataLoader(TensorDataset(images[:48], labels[:48]), batch_size=4 if own_rank() == 1 else 8)
+    attach(train=loader, optimizer=optimizer)
+    for batch in loader:
+        loops.train_on(model, optimizer, batch)
+
+
+def test_a_job_whose_plans_differ_shows_the_numbers_of_each_class_of_ranks(
+    run_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_ranks(different_batch_sizes, 3, expect=[1, 1, 1], env={"COUNTOFF_TRACE_DIR": str(tmp_path)})
+    trace, page = page_of(tmp_path)
+    assert trace.verdict.kind == "PlanMismatch"
+    (run,) = trace.runs
+    sizes = {row.name: row.groups for row in facts.plan_differences_of(run)}["batch_size"]
+    assert sizes == (("4", (1,)), ("8", (0, 2)))
+    totals = {each.ranks: each.true for each in facts.totals_of(run)}
+    assert [(ranks, true["global_batch_size"]) for ranks, true in totals.items()] == [((1,), 12), ((0, 2), 24)]
+    assert "The ranks' plans differ:" in page
+    assert "<h4>Totals of rank 1</h4>" in page
+    assert "<h4>Totals of ranks 0, 2</h4>" in page
+    monkeypatch.setitem(sys.modules, "countoff.report", None)
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "the ranks' plans differ in batch_size: 4 on rank 1; 8 on ranks 0, 2" in text
+    assert "totals of rank 1" in text
 
 
 def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -266,6 +267,42 @@ def test_a_span_that_only_some_ranks_have_is_not_odd(tmp_path: Path) -> None:
     assert table.classes == ((0,), (1, 2))
     assert table.rows[1].cells[1] is None
     assert not any(table.rows[1].odd)
+
+
+def different_plans(directory: Path, **begin: Any) -> Run:
+    """A job whose rank 1 has other lengths than rank 0 and rank 2; rank 3 does not know its own."""
+    for rank, batches in enumerate((25, 24, 25, None)):
+        plan = {"batch_size": 8, "max_epochs": 3, **({} if batches is None else {"batches_per_epoch": batches})}
+        writer = RankWriter(directory, rank, 4, begin={"plan": plan, **begin})
+        if batches is not None:
+            writer.line("totals", true={"total_steps": 3 * batches}, reported={"total_steps": 75})
+        writer.save()
+    return read([str(directory)]).runs[0]
+
+
+def test_values_of_the_plan_in_which_ranks_differ_are_told_with_the_totals_of_each_class(tmp_path: Path) -> None:
+    run = different_plans(tmp_path)
+    (row,) = facts.plan_differences_of(run)
+    assert row.sentence == "batches_per_epoch: 24 on rank 1; 25 on ranks 0, 2"
+    assert [(each.ranks, each.rows) for each in facts.totals_of(run)] == [
+        ((1,), [("total_steps", 72.0, 75.0)]),
+        ((0, 2), [("total_steps", 75.0, 75.0)]),
+    ]
+
+
+def test_lengths_may_differ_where_ranks_are_made_even(tmp_path: Path) -> None:
+    assert facts.plan_differences_of(different_plans(tmp_path, settings={"uneven_train": "stop"})) == []
+
+
+def test_a_limit_that_only_one_rank_has_is_a_difference(tmp_path: Path) -> None:
+    for rank in range(2):
+        begin = {"plan": {"max_steps": 9}, "settings": {"lookahead": 2}} if rank else {"plan": {"dp_rank": 0}}
+        RankWriter(tmp_path, rank, 2, begin=begin).save()
+    rows = facts.plan_differences_of(read([str(tmp_path)]).runs[0])
+    assert [row.sentence for row in rows] == [
+        "max_steps: none on rank 0; 9 on rank 1",
+        "lookahead: the default on rank 0; 2 on rank 1",
+    ]
 
 
 def test_stacks_are_grouped_and_the_rare_one_comes_first(tmp_path: Path) -> None:

@@ -5,7 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.trace.format import INCIDENT, LINES, RANKS_FILE, STACKS_FILE, VERDICT_FILE, file_name, parse_name
+from countoff.core.protocol import plan_comparison
+from countoff.core.protocol.records import FitPlan
+from countoff.core.settings import Settings
+from countoff.core.trace.format import (
+    COMPARED_LIMITS,
+    COMPARED_PLAN,
+    COMPARED_SETTINGS,
+    INCIDENT,
+    LINES,
+    RANKS_FILE,
+    STACKS_FILE,
+    VERDICT_FILE,
+    file_name,
+    parse_name,
+)
 
 PAGE = (Path(__file__).parents[1] / "docs" / "seeing.md").read_text()
 ROWS = {row[1]: row[2] for row in re.finditer(r"^\| `(\w\w+)` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)}
@@ -24,6 +38,15 @@ def test_the_page_has_every_key(kind: str) -> None:
 def test_the_page_has_the_files_of_an_incident() -> None:
     for name in (f"{INCIDENT}/", VERDICT_FILE, STACKS_FILE, RANKS_FILE):
         assert f"`{name}`" in PAGE
+
+
+def test_the_values_that_ranks_compare_are_those_of_the_roll_call() -> None:
+    assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(plan_comparison.PROOF_FIELDS)
+    assert {*COMPARED_PLAN, *COMPARED_LIMITS} <= FitPlan().to_json().keys()
+    assert {*COMPARED_SETTINGS} == plan_comparison.even_record(Settings(uneven_train="stop"), 9).keys() - {"length"}
+    for name in COMPARED_LIMITS:
+        unlimited = {name: None}
+        assert plan_comparison.judge_plans({0: unlimited, 1: {name: 1}}) is not None
 
 
 @pytest.mark.parametrize("rank", [0, 99999, 100000])

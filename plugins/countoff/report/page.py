@@ -88,7 +88,6 @@ def _run(run: Run, number: int) -> dict[str, Any]:
     paces = facts.paces_of(run)
     counts = facts.counts_of(run)
     fits = list(run.fits.values())
-    true, reported = facts.totals_of(run)
     return {
         "number": number,
         "run": run,
@@ -96,7 +95,8 @@ def _run(run: Run, number: int) -> dict[str, Any]:
         "hosts": facts.hosts_of(run, paces),
         "counts": counts,
         "stacks": facts.stacks_of(run),
-        "totals": [(name, true.get(name), reported.get(name)) for name in dict.fromkeys([*true, *reported])],
+        "plans": facts.plan_differences_of(run),
+        "totals": facts.totals_of(run),
         "frameworks": sorted({fit.framework for fit in fits if fit.framework}),
         "versions": sorted({(name, str(value)) for fit in fits for name, value in fit.versions.items()}),
         "clock_error": max((fit.clock_error for fit in fits if fit.clock_error is not None), default=None),

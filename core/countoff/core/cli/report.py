@@ -190,11 +190,13 @@ def _counts(run: Run) -> Iterator[Any]:
     columns = [names_of(ranks) for ranks in counts.classes[:_FOLDED]]
     rows = [[str(row.key), *(_cell(*pair) for pair in zip(row.cells, row.odd, strict=True))] for row in counts.rows]
     yield from _table("batches and steps", ["span", *columns], [row[: 1 + _FOLDED] for row in rows])
-    true, reported = facts.totals_of(run)
-    totals = [
-        [name, _number(true.get(name)), _number(reported.get(name))] for name in dict.fromkeys([*true, *reported])
-    ]
-    yield from _table("totals", ["total", "true", "reported"], totals)
+    differences, totals = facts.plan_differences_of(run), facts.totals_of(run)
+    for row in differences:
+        yield f"the ranks' plans differ in {row.sentence}"
+    for each in totals[:_FOLDED]:
+        whose = f" of {names_of(each.ranks)}" if differences or len(totals) > 1 else ""
+        table = [[name, _number(true), _number(reported)] for name, true, reported in each.rows]
+        yield from _table(f"totals{whose}", ["total", "true", "reported"], table)
 
 
 def _cell(counts: facts.Counts | None, odd: bool) -> str:

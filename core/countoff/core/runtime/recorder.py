@@ -275,18 +275,20 @@ class Recorder:
         return {"lr": rates}
 
     def _changed_totals(self) -> list[Line]:
-        """The totals, if they are not those of the line before; on rank 0."""
+        """The totals, if they are not those of the line before; on rank 0, or on every rank where plans differ."""
         totals = self._last_totals
         with contextlib.suppress(Exception):  # the training thread may be changing them
             totals = dict(self._totals()), self._horizon()
-        if self._state.rank != 0 or totals == self._last_totals:
+        end = self._state.end
+        plans_differ = end is not None and end.kind == "PlanMismatch"
+        if not (self._state.rank == 0 or plans_differ) or totals == self._last_totals:
             return []
         self._last_totals = totals
         named = {name.removeprefix("countoff/"): value for name, value in totals[0].items()}
         true = {name: value for name, value in named.items() if not name.startswith(_REPORTED)}
         reported = {name.removeprefix(_REPORTED): value for name, value in named.items() if name.startswith(_REPORTED)}
-        end = {} if totals[1] is None else {"horizon": totals[1]}
-        return [self._line("totals", true=true, reported=reported, **end)]
+        horizon = {} if totals[1] is None else {"horizon": totals[1]}
+        return [self._line("totals", true=true, reported=reported, **horizon)]
 
     def _end(self, how: Literal["finished", "verdict", "failed", "closed"]) -> None:
         if self._is_own:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from countoff.core.trace.format import SILENT_SECONDS
-from countoff.core.trace.model import Fit, Run, Span, Trace
+from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS, SILENT_SECONDS
+from countoff.core.trace.model import Fit, Run, Span, Trace, Value
 from countoff.core.verdict import count_of, listed, names_of
 
 _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
@@ -147,6 +147,43 @@ class CountsTable:
 
     classes: tuple[tuple[int, ...], ...]
     rows: tuple[CountsRow, ...]
+
+
+class PlanRow(NamedTuple):
+    """A value of the plan in which ranks differ.
+
+    Attributes:
+        name: The name of the value, as ``batch_size``.
+        groups: Each value as text, and the ranks that have it; those of the fewest ranks first.
+    """
+
+    name: str
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def sentence(self) -> str:
+        """The values and whose they are."""
+        parts = [f"{value} on {names_of(ranks)}" for value, ranks in self.groups[:4]]
+        return f"{self.name}: {'; '.join(parts)}{'; …' if len(self.groups) > 4 else ''}"
+
+
+class Totals(NamedTuple):
+    """The totals of a class of ranks.
+
+    Attributes:
+        ranks: The ranks that have told them. Where the plans of all ranks agree, rank 0 tells them for all.
+        true: The totals that are true, by metric.
+        reported: Those that the framework reports.
+    """
+
+    ranks: tuple[int, ...]
+    true: Mapping[str, float]
+    reported: Mapping[str, float]
+
+    @property
+    def rows(self) -> list[tuple[str, float | None, float | None]]:
+        """Each metric, its true number and the reported one; None: not known."""
+        return [(name, self.true.get(name), self.reported.get(name)) for name in {**self.true, **self.reported}]
 
 
 @dataclass(frozen=True)
@@ -508,14 +545,47 @@ def _groups(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ..
     return tuple((number, tuple(ranks)) for number, ranks in sorted(groups.items()))
 
 
-def totals_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
-    """The totals of a run that are true, and those that the framework reports, by metric."""
-    true: dict[str, float] = {}
-    reported: dict[str, float] = {}
-    for fit in run.fits.values():
-        true |= fit.true_totals
-        reported |= fit.reported_totals
-    return true, reported
+def plan_differences_of(run: Run) -> list[PlanRow]:
+    """In which values of the plan ranks differ that must not, as far as these are known."""
+    known = {rank: fit for rank, fit in run.fits.items() if fit.plan}
+    found: list[PlanRow] = []
+    for name in (*COMPARED_PLAN, *COMPARED_LIMITS):
+        values = {rank: fit.plan.get(name) for rank, fit in known.items() if not _may_differ(fit, name)}
+        if name not in COMPARED_LIMITS:
+            values = {rank: value for rank, value in values.items() if value is not None}
+        found += _plan_row(name, values, "none")
+    for name in COMPARED_SETTINGS:
+        found += _plan_row(name, {rank: fit.settings.get(name) for rank, fit in known.items()}, "the default")
+    return found
+
+
+def _may_differ(fit: Fit, name: str) -> bool:
+    """Whether ranks may differ in a value of the plan: in a length, where `uneven_train` makes them even."""
+    even = fit.settings.get("uneven_train", "raise") != "raise" and fit.plan.get("why_equal_lengths") is None
+    return even and name in ("batches_per_epoch", "proven_batches_per_epoch")
+
+
+def _plan_row(name: str, values: Mapping[int, Value], absent: str) -> Iterator[PlanRow]:
+    """What there is to say of a value: nothing where all ranks have the same one."""
+    groups: dict[Value, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    if len(groups) > 1:
+        texts = [(absent if value is None else str(value), tuple(ranks)) for value, ranks in groups.items()]
+        yield PlanRow(name, tuple(sorted(texts, key=lambda group: (len(group[1]), group[1]))))
+
+
+def totals_of(run: Run) -> list[Totals]:
+    """The totals that ranks have told, for each class of ranks with equal ones; those of the fewest ranks first."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, fit in run.fits.items():
+        if fit.true_totals or fit.reported_totals:
+            groups.setdefault((*fit.true_totals.items(), None, *fit.reported_totals.items()), []).append(rank)
+    found = [
+        Totals(tuple(ranks), run.fits[ranks[0]].true_totals, run.fits[ranks[0]].reported_totals)
+        for ranks in groups.values()
+    ]
+    return sorted(found, key=lambda each: (len(each.ranks), each.ranks))
 
 
 def stacks_of(run: Run) -> list[tuple[tuple[int, ...], str, tuple[str, ...]]]:

@@ -30,6 +30,20 @@ SILENT_SECONDS = 3 * TICK_SECONDS
 PAUSE_SECONDS = 1.0
 """A pause is longer than that."""
 
+COMPARED_PLAN = (
+    "batches_per_epoch",
+    "proven_batches_per_epoch",
+    "batches_between_evaluations",
+    "batch_size",
+    "gradient_accumulation_steps",
+    "position",
+    "dp_degree",
+)
+COMPARED_LIMITS = ("max_epochs", "max_steps")
+COMPARED_SETTINGS = ("uneven_train", "uneven_eval", "lookahead")
+"""Values of `plan` and of `settings` in which a difference between ranks is a `PlanMismatch`. A limit that a rank does
+not have is a value too; another value that it does not have is not known."""
+
 
 class Keys(NamedTuple):
     """The keys of one kind of line, besides `k` (the kind), `t` (the time) and `g` (the number of the fit, if not 0).
@@ -65,7 +79,7 @@ LINES: dict[str, Keys] = {
     # Rank 0 knows when each rank has closed a span: seconds from the first to the last, and which were the last.
     "roll": Keys(("span", "spread", "last")),
     # The true totals and those that the framework reports, by metric, and the optimizer steps after which the learning
-    # rate's schedule ends; on rank 0, when they are known or change.
+    # rate's schedule ends; when they are known or change. On rank 0, and on every rank after a `PlanMismatch`.
     "totals": Keys(("true", "reported"), ("horizon",)),
     # Where the main thread was, at a stall or a verdict; the innermost frame comes first.
     "stacks": Keys(("state", "frames")),

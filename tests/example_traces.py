@@ -229,3 +229,42 @@ def stalled(directory: Path, *, ranks: int = 4, stuck: int = 3) -> None:
             writer.line("warning", verdict=verdict("Stalled", [], sentence=sentence, rows=[], why="", remedy=""))
         writer.line("stacks", state=where, frames=frames)
         writer.save()
+
+
+def resumed(directory: Path, *, ranks: int = 2, pause: float = 12 * 3_600.0) -> None:
+    """A job that was killed after 18 ticks, and goes on from the checkpoint at the end of its first epoch, at step 120.
+
+    Each process begins a fit, then loads the checkpoint, which begins the fit again.
+
+    Args:
+        directory: Where to write.
+        ranks: Ranks of the job.
+        pause: Seconds from the end of the first process to the begin of the second one.
+    """
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks, begin={"plan": {"position": [0, 0, 0]}})
+        _train(writer, 0, 0, 12)
+        _train(writer, 1, 120, 6, closed=False)
+        writer.save()
+        again = RankWriter(directory, rank, ranks, begin=None)
+        again.time = writer.time + pause
+        first = {"v": 1, "rank": rank, "world": ranks, "host": "node0", "pid": 2000 + rank, "framework": "Lightning"}
+        first |= {"run": {}, "versions": {}, "settings": {}}
+        again.line("begin", **first, plan={"position": [0, 0, 0]})
+        again.line("end", how="finished")
+        again.line("begin", g=1, **first, plan={"position": [1, 0, 120]}, before=120)
+        for epoch in (1, 2):
+            _train(again, epoch, 120, 12, g=1)
+        again.line("totals", g=1, true={"total_steps": 360.0}, reported={}, horizon=240)
+        again.line("end", g=1, how="finished")
+        again.save()
+
+
+def _train(writer: RankWriter, epoch: int, before: int, ticks: int, *, closed: bool = True, **more: Any) -> None:
+    """One epoch of a resumed job, whose learning rate falls to 0 at step 360."""
+    writer.open(f"train epoch {epoch}", **more)
+    for _ in range(ticks):
+        done = writer.steps + 10 + (before if more else 0)
+        writer.tick(5, 10, steps=10, lr=[round(0.1 * (1 - done / 360), 6)], **more)
+    if closed:
+        writer.close(f"train epoch {epoch}", **more)

@@ -168,6 +168,15 @@ def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsy
 
 
 @pytest.mark.usefixtures("without_bokeh")
+def test_the_text_tells_where_a_run_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.resumed(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert "run 1 of 2: 2 ranks, 1 min 30 s\n" in out
+    assert "run 2 of 2: 2 ranks, 2 min, resumes after optimizer step 120\n" in out
+    assert "the schedule would have ended at step 360" in out
+
+
+@pytest.mark.usefixtures("without_bokeh")
 def test_the_text_tells_what_has_ended_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = RankWriter(tmp_path)
     writer.line("end", how="failed", what="RuntimeError: out of memory")

@@ -118,7 +118,7 @@ def test_epochs_and_evaluations_are_slices_with_their_counts(tmp_path: Path) -> 
     assert (first.begin, first.end, first.name, first.category, first.depth) == (0, 70, "train epoch 0", "train", 0)
     assert first.facts == {
         "batches": 120,
-        "steps of the fit": 120,
+        "steps": 120,
         "seconds waiting for the loader": 1.2,
         "unused batches": 0,
         "closed": "exhausted",

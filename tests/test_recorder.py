@@ -48,7 +48,7 @@ def guard(directory: Path, **options: Any) -> Guard:
 def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     """With one rank there is no other thread of countoff's, and the trace is whole."""
     fit, began = guard(tmp_path, tick_batches=8), time.time()
-    fit.fit_start(FitPlan(batch_size=2, position=[0, 1]), {"lightning": "2.5"})
+    fit.fit_start(FitPlan(batch_size=2, position=[0, 1, 40]), {"lightning": "2.5"})
     fit.train_start(0, 1)
     for _ in range(2):
         fit.batch()
@@ -69,7 +69,8 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     assert (begin["rank"], begin["world"], begin["pid"]) == (0, 1, os.getpid())
     assert begin["framework"] == "Lightning"
     assert begin["settings"] == {"tick_batches": 8, "trace_dir": str(tmp_path)}
-    assert begin["plan"] == {"batch_size": 2, "position": [0, 1]}
+    assert begin["plan"] == {"batch_size": 2, "position": [0, 1, 40]}
+    assert begin["before"] == 40
     assert begin["versions"]["lightning"] == "2.5"
     spans = [{name: value for name, value in line.items() if name not in ("k", "t", "g")} for line in lines[1:-1]]
     assert [span for span in spans if "span" in span] == [
@@ -91,6 +92,7 @@ def test_fits_of_one_process_are_told_apart(tmp_path: Path) -> None:
         fit.fit_start(FitPlan())
         fit.fit_end()
         fit.close()
+    assert [line.get("before") for line in of("begin", read(tmp_path))] == [None] * 2
     numbers = [line.get("g", 0) for line in of("begin", read(tmp_path))]
     assert numbers[1] == numbers[0] + 1
     assert [line.get("g", 0) for line in of("end", read(tmp_path))] == numbers

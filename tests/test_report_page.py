@@ -242,6 +242,47 @@ def test_the_page_follows_the_scheme_of_the_system(show: Callable[[Path], Page],
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+_RATES = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'rates')"
+_AXIS_LABELS = """
+const found = [];
+const walk = (node) => {
+  for (const text of node.querySelectorAll?.("text") ?? []) found.push(text.textContent);
+  for (const child of [...(node.shadowRoot?.children ?? []), ...node.children]) walk(child);
+};
+const axis = Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === "axis");
+return axis.above[0].formatter.doFormat(arguments[0], {loc: 0});
+"""
+
+
+def test_a_run_and_its_resume_are_one_training(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Twelve hours lie between the two: the axis leaves them out, and its labels and tooltips tell the real times."""
+    example_traces.resumed(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.texts(".where") == ["2 ranks, 1 host, 2 runs, began 2025-06-15 15:06:40 UTC"]
+    assert page.texts("#timeline .note") == [
+        "2025-06-15 15:08:10 – 2025-06-16 03:08:10: no run. The time axis leaves out 11 h 59 min of it.",
+        "Run 2 resumes after optimizer step 120. Its steps below go on from there; a verdict counts those since the "
+        "resume.",
+    ]
+    labels = page.run("return document.querySelector('#figures').textContent")
+    assert "12 h between runs" in labels
+    start, end = page.range()
+    assert end - start == pytest.approx(1.02 * (90 + 60 + 120))
+    begin = 1000 * BEGAN
+    assert page.run(_AXIS_LABELS, [begin + 60_000, begin + 210_000]) == ["15:07:40", "03:09:10"]
+    lines = page.run(f"return {_RATES}.renderers.filter((r) => r.glyph.type === 'Line').map((r) => r.data_source.data)")
+    (line,) = lines
+    steps, rates = ([*map(float, line[axis].values())] if isinstance(line[axis], dict) else line[axis] for axis in "xy")
+    assert steps == [float(step) for step in range(10, 361, 10)]
+    assert rates == [pytest.approx(0.1 * (1 - step / 360), abs=1e-6) for step in steps]
+    page.hover(0.94, 0.25)
+    (tooltip,) = page.until(lambda: page.run(_TOOLTIPS))
+    assert "train epoch 2" in tooltip
+    assert "03:10:" in tooltip
+    assert "360 steps" in tooltip or "350 steps" in tooltip
+    assert page.texts("#learning-rate .note") == ["Dotted: the schedule would have ended at step 360."]
+
+
 def test_more_ranks_than_lanes_are_drawn_as_classes(show: Callable[[Path], Page], tmp_path: Path) -> None:
     example_traces.healthy(tmp_path / "trace", ranks=260, epochs=1, loader={7: 0.5}, hosts=4)
     page = show(tmp_path / "trace")

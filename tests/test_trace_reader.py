@@ -476,3 +476,47 @@ def test_a_directory_that_is_not_there_is_refused_in_one_line(tmp_path: Path) ->
 def test_the_same_directory_twice_is_read_once(tmp_path: Path) -> None:
     example_traces.healthy(tmp_path, ranks=1, epochs=1)
     assert len(load(tmp_path, tmp_path / ".").runs) == 1
+
+
+def test_a_resumed_fit_goes_on_with_the_steps_before_it(tmp_path: Path) -> None:
+    example_traces.resumed(tmp_path)
+    first, second = read([str(tmp_path)]).runs
+    assert (first.steps_before, second.steps_before) == (0, 120)
+    assert [fit.steps for fit in first.fits.values()] == [180, 180]
+    assert [fit.steps for fit in second.fits.values()] == [360, 360]
+    assert [(span.name, span.steps) for span in second.fits[1].spans] == [
+        ("train epoch 1", 240),
+        ("train epoch 2", 360),
+    ]
+    assert second.fits[0].spans[0].ticks[0].steps == 130
+    assert second.fits[0].horizon == 360
+
+
+def test_a_fit_that_was_begun_again_before_it_trained_is_no_run(tmp_path: Path) -> None:
+    """Its warnings are those of the fit that the process went on with."""
+    warning = example_traces.verdict("VersionMismatch", sentence="they differ.", rows=[])
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        if rank == 0:
+            writer.line("warning", verdict=warning)
+        writer.time += 1
+        writer.line("end", how="finished")
+        writer.line("begin", g=1, v=1, rank=rank, world=2, host="node0", pid=1000 + rank, run={}, before=7)
+        writer.line("open", g=1, span="train epoch 0")
+        writer.save()
+    reader = Reader([str(tmp_path)])
+    for _ in range(2):  # as the live view does
+        (run,) = reader.read().runs
+        assert [warning.kind for warning in run.warnings] == ["VersionMismatch"]
+        assert [(fit.steps_before, len(fit.spans), len(fit.warnings)) for fit in run.fits.values()] == [
+            (7, 1, 1),
+            (7, 1, 0),
+        ]
+
+
+def test_a_fit_without_a_span_is_a_run_where_nothing_of_its_process_follows(tmp_path: Path) -> None:
+    for pid in (1, 2):
+        writer = RankWriter(tmp_path, begin={"pid": pid})
+        writer.line("end", how="finished")
+        writer.save()
+    assert len(read([str(tmp_path)]).runs) == 2

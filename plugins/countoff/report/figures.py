@@ -31,6 +31,7 @@ from bokeh.plotting import figure
 
 from countoff.core.trace.facts import Parting
 from countoff.core.trace.model import Fit, Run
+from countoff.report.gaps import TimeAxis
 from countoff.report.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
 
 _SIDE = 30
@@ -39,13 +40,12 @@ _AXIS_HEIGHT, _LABEL_HEIGHT = 40, 20
 _MOST_RATES, _MOST_POINTS, _MOST_MARKERS = 8, 2_000, 200
 _UNITS = ("seconds", "minsec", "minutes", "hourmin", "hours")
 _CLOCK = dict.fromkeys(_UNITS, "%H:%M:%S") | dict.fromkeys(("microseconds", "milliseconds"), "%H:%M:%S.%3N")
-_TIMES: Any = {"@left": "datetime", "@right": "datetime"}
 _COUNTS = """
-<div class="hover"><b>@label</b>, @span<br>@left{%H:%M:%S} – @right{%H:%M:%S}<br>
+<div class="hover"><b>@label</b>, @span<br>@from{%H:%M:%S} – @until{%H:%M:%S}<br>
 @batches{0,0} batches, @steps{0,0} steps<br>@rate{0.[00]} batches per second{waiting}</div>
 """
 _WAITING = "<br>@share{0%} waiting for the loader"
-_NOTE = '<div class="hover"><b>@label</b><br>@left{%H:%M:%S} – @right{%H:%M:%S}<br>@note</div>'
+_NOTE = '<div class="hover"><b>@label</b><br>@from{%H:%M:%S} – @until{%H:%M:%S}<br>@note</div>'
 _UNCERTAIN: Any = {"fill_alpha": 0.35, "line_alpha": 0.35, "hatch_pattern": "/", "hatch_alpha": 0.8, "hatch_scale": 8}
 _LEAST_SHARE = 0.05
 """A smaller share of waiting for the loader is not drawn."""
@@ -56,14 +56,15 @@ def lane_height(lanes: int) -> int:
     return 30 if lanes <= 16 else 20 if lanes <= 64 else 14
 
 
-def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequence[Parting]) -> Any:
+def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequence[Parting], axis: TimeAxis) -> Any:
     """The lanes below one another, the first on top.
 
     Args:
         lanes: The lanes.
-        begin: Where the time axis begins, in seconds since the epoch.
+        begin: Where the time axis begins, in milliseconds as it places them.
         end: Where it ends.
         partings: Where counts begin to differ; there is a line across all lanes.
+        axis: What places times.
 
     Returns:
         What `Bokeh.embed.embed_item` takes.
@@ -75,33 +76,41 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
     )
     plot.ygrid.ticker = list(range(len(lanes) + 1))
     names = [lane.label for lane in lanes]
-    spans, rests = _draw_spans(plot, lanes, names)
+    draw = _Drawing(plot, axis, names)
+    draw.gaps(len(lanes))
+    spans, rests = _draw_spans(draw, lanes)
     pauses = [
-        plot.quad(source=ColumnDataSource(_columns(blocks) | _notes(blocks, names)), name=f"pause {where}")
+        plot.quad(source=draw.noted(blocks), name=f"pause {where}")
         for where in ("loader", "collective", "code")
         for blocks in [pauses_of(lanes, where)]
     ]
     plot.add_tools(
         HoverTool(
             renderers=spans[:2],
-            tooltips=_COUNTS.replace("{waiting}", _WAITING),
-            formatters=_TIMES,
+            tooltips=draw.tooltip(_COUNTS.replace("{waiting}", _WAITING)),
+            formatters=draw.times,
             attachment="below",
             name="counts",
         ),
         HoverTool(
             renderers=spans[2:],
-            tooltips=_COUNTS.replace("{waiting}", ""),
-            formatters=_TIMES,
+            tooltips=draw.tooltip(_COUNTS.replace("{waiting}", "")),
+            formatters=draw.times,
             attachment="below",
             name="evaluations",
         ),
-        HoverTool(renderers=[*rests, *pauses], tooltips=_NOTE, formatters=_TIMES, attachment="above", name="notes"),
+        HoverTool(
+            renderers=[*rests, *pauses],
+            tooltips=draw.tooltip(_NOTE),
+            formatters=draw.times,
+            attachment="above",
+            name="notes",
+        ),
     )
     lines = [(parting.time, 0, len(lanes)) for parting in partings]
-    _draw_lines(plot, "parting", lines, line_dash="dashed")
+    draw.lines("parting", lines, line_dash="dashed")
     ends = [
-        (1000 * end, index + 0.5)
+        (axis.place(end), index + 0.5)
         for index, lane in enumerate(lanes)
         for fit, end in zip(lane.fits, lane.ends, strict=True)
         if _ends_badly(fit)
@@ -111,7 +120,7 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
     return json_item(plot)
 
 
-def _draw_spans(plot: Any, lanes: Sequence[Lane], names: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def _draw_spans(draw: _Drawing, lanes: Sequence[Lane]) -> tuple[list[Any], list[Any]]:
     """Draws train epochs and evaluations, and how much of them was spent waiting for the loader.
 
     Returns:
@@ -121,11 +130,11 @@ def _draw_spans(plot: Any, lanes: Sequence[Lane], names: Sequence[str]) -> tuple
     measured = [block for block in evaluations if block.measured]
     others = [block for block in evaluations if not block.measured]
     drawn = [
-        plot.quad(source=ColumnDataSource(_columns(blocks) | _counts(blocks, names)), name=name)
+        draw.plot.quad(source=draw.counted(blocks), name=name)
         for name, blocks in (("train", train), ("evaluation", measured), ("evaluation", others))
     ]
     rests = [
-        plot.quad(source=ColumnDataSource(_columns(blocks) | _notes(blocks, names)), name=name, **style)
+        draw.plot.quad(source=draw.noted(blocks), name=name, **style)
         for name, evaluations in (("train", False), ("evaluation", True))
         for certain, style in ((True, {}), (False, _UNCERTAIN))
         for blocks in [rests_of(lanes, certain=certain, evaluations=evaluations)]
@@ -133,65 +142,118 @@ def _draw_spans(plot: Any, lanes: Sequence[Lane], names: Sequence[str]) -> tuple
     ]
     waited = [block for block in (*train, *evaluations) if block.share >= _LEAST_SHARE]
     shares = np.array([block.share for block in waited], dtype="f4")
-    plot.quad(source=ColumnDataSource(_columns(waited, shares)), name="loader")
+    draw.plot.quad(source=ColumnDataSource(draw.columns(waited, shares)), name="loader")
     begins = [(span.begin, at, at + 1) for at, lane in enumerate(lanes) for fit in lane.fits for span in fit.spans]
-    _draw_lines(plot, "seam", begins)
+    draw.lines("seam", begins)
     return drawn, rests
 
 
-def _draw_lines(plot: Any, name: str, lines: Sequence[tuple[float, int, int]], **style: Any) -> None:
-    """Draws vertical lines: each at a time, from the top of one lane to that of another."""
-    data = {
-        "x": np.array([1000 * time for time, _, _ in lines], dtype="f8"),
-        "top": np.array([first for _, first, _ in lines], dtype="f4") + np.float32(0.08),
-        "bottom": np.array([last for _, _, last in lines], dtype="f4") - np.float32(0.08),
-    }
-    plot.segment("x", "top", "x", "bottom", source=ColumnDataSource(data), name=name, line_width=2, **style)
+class _Drawing:
+    """The lanes that are being drawn.
+
+    Args:
+        plot: The picture.
+        axis: What places times.
+        names: The name of each lane.
+    """
+
+    def __init__(self, plot: Any, axis: TimeAxis, names: Sequence[str]) -> None:
+        self.plot = plot
+        self._axis = axis
+        self._names = names
+
+    def tooltip(self, text: str) -> str:
+        """A tooltip, with the columns that have the true times."""
+        return text if self._axis.is_cut else text.replace("@from", "@left").replace("@until", "@right")
+
+    @property
+    def times(self) -> Any:
+        """The columns of a tooltip that have times."""
+        return dict.fromkeys(("@from", "@until") if self._axis.is_cut else ("@left", "@right"), "datetime")
+
+    def counted(self, blocks: Sequence[Block]) -> ColumnDataSource:
+        """Blocks with their counts."""
+        return ColumnDataSource(self.columns(blocks) | _counts(blocks, self._names))
+
+    def noted(self, blocks: Sequence[NotedBlock]) -> ColumnDataSource:
+        """Blocks with their notes."""
+        return ColumnDataSource(self.columns(blocks) | _notes(blocks, self._names))
+
+    def columns(self, blocks: Sequence[Block | NotedBlock], heights: Any = 1.0) -> dict[str, Any]:
+        """Where blocks are: from the bottom of their lanes up, as high as `heights` says."""
+        bottom = np.array([block.lane for block in blocks], dtype="f4") + np.float32(0.92)
+        left, right = [block.left for block in blocks], [block.right for block in blocks]
+        times = {"from": 1000 * np.array(left, "f8"), "until": 1000 * np.array(right, "f8")}
+        return {
+            "left": self._axis.places(left),
+            "right": self._axis.places(right),
+            "bottom": bottom,
+            "top": bottom - np.float32(0.84) * heights,
+            **(times if self._axis.is_cut else {}),
+        }
+
+    def gaps(self, lanes: int) -> None:
+        """Draws the gaps between runs, across all lanes."""
+        if gaps := self._axis.gaps:
+            left, right = [self._axis.place(gap.begin) for gap in gaps], [self._axis.place(gap.end) for gap in gaps]
+            self.plot.quad(left=left, right=right, top=0, bottom=lanes, name="gap", hatch_pattern="/", hatch_scale=8)
+
+    def lines(self, name: str, lines: Sequence[tuple[float, int, int]], **style: Any) -> None:
+        """Draws vertical lines: each at a time, from the top of one lane to that of another."""
+        data = {
+            "x": self._axis.places([time for time, _, _ in lines]),
+            "top": np.array([first for _, first, _ in lines], dtype="f4") + np.float32(0.08),
+            "bottom": np.array([last for _, _, last in lines], dtype="f4") - np.float32(0.08),
+        }
+        self.plot.segment("x", "top", "x", "bottom", source=ColumnDataSource(data), name=name, line_width=2, **style)
 
 
-def axis_figure(begin: float, end: float, partings: Sequence[Parting]) -> Any:
+def axis_figure(begin: float, end: float, partings: Sequence[Parting], axis: TimeAxis) -> Any:
     """The time axis of the lanes: a picture of its own, so that it stays in sight while the lanes scroll.
 
     Args:
-        begin: Where the time axis begins, in seconds since the epoch.
+        begin: Where the time axis begins, in milliseconds as it places them.
         end: Where it ends.
         partings: Where counts begin to differ; the numbers are written below the axis.
+        axis: What places times.
     """
-    height = _AXIS_HEIGHT + (_LABEL_HEIGHT if partings else 0)
+    height = _AXIS_HEIGHT + (_LABEL_HEIGHT if partings or axis.gaps else 0)
     places = {"x_axis_location": "above", "y_axis_location": None, "min_border_bottom": 0}
     plot = _figure(begin, end, name="axis", height=height, y_range=Range1d(start=0, end=1), **places)
     plot.min_border_top = _AXIS_HEIGHT - 2
     plot.ygrid.visible = False
     plot.scatter([], [], name="end")  # Bokeh warns of a picture with nothing in it
+    style: Any = {"text_align": "center", "text_baseline": "middle", "text_font_size": "12px"}
     for parting in partings:
         numbers = " ≠ ".join(f"{number:,}" for number, _ in parting.groups[:3])
-        style: Any = {
-            "text_align": "center",
-            "text_baseline": "middle",
-            "text_font_size": "12px",
-            "text_font_style": "bold",
-        }
-        plot.add_layout(Label(x=1000 * parting.time, y=0.5, text=numbers, name="parting", **style))
+        place = axis.place(parting.time)
+        plot.add_layout(Label(x=place, y=0.5, text=numbers, name="parting", text_font_style="bold", **style))
+    for gap in axis.gaps:
+        middle = (axis.place(gap.begin) + axis.place(gap.end)) / 2
+        plot.add_layout(Label(x=middle, y=0.5, text=gap.words, name="gap", **style))
     plot.xaxis.formatter = DatetimeTickFormatter(**_CLOCK, days="%d %b %H:%M", months="%d %b", years="%Y")
     plot.xaxis.major_label_text_font_size = "12px"
     return json_item(plot)
 
 
 def rates_figure(runs: Sequence[Run]) -> Any | None:
-    """The learning rate by optimizer step, as the lowest rank that knows it recorded it; None if it never changes."""
+    """The learning rate by optimizer step, as the lowest rank that knows it recorded it; None if it never changes.
+
+    A run that resumes goes on with the curve of the run before, where its checkpoint was written.
+    """
     plot = figure(
         name="rates",
         height=260,
         sizing_mode="stretch_width",
         toolbar_location=None,
         tools="",
-        x_axis_label="optimizer steps of the fit",
+        x_axis_label="optimizer steps",
         y_axis_label="learning rate",
         background_fill_alpha=0,
         border_fill_alpha=0,
         min_border_right=_SIDE,
     )
-    lines = [line for run in runs for line in _rate_lines(run)]
+    lines = _rate_lines(runs)
     if len({rate for _, rates in lines for rate in rates}) < 2:
         return None
     for number, (steps, rates) in enumerate(lines):
@@ -214,25 +276,40 @@ def rates_figure(runs: Sequence[Run]) -> Any | None:
 
 def only_rate(runs: Sequence[Run]) -> float | None:
     """The learning rate if it never changes, and None otherwise."""
-    found = {rate for run in runs for _, rates in _rate_lines(run) for rate in rates}
+    found = {rate for _, rates in _rate_lines(runs) for rate in rates}
     return found.pop() if len(found) == 1 else None
 
 
-def _rate_lines(run: Run) -> list[tuple[list[int], list[float]]]:
-    """The steps and the learning rates of each parameter group, from the lowest rank that knows them."""
+def _rate_lines(runs: Sequence[Run]) -> list[tuple[list[int], list[float]]]:
+    """The steps and the learning rates of each parameter group: lines of their own for each training from its start."""
+    trainings: list[dict[int, tuple[float, ...]]] = []
+    for run in runs:
+        before, points = run.steps_before, _rate_points(run)
+        if before and trainings:  # what the run before did after the checkpoint is not part of the training
+            trainings[-1] = {step: rates for step, rates in trainings[-1].items() if step <= before} | points
+        elif points:
+            trainings.append(points)
+    lines: list[tuple[list[int], list[float]]] = []
+    for points in trainings:
+        steps = sorted(points)
+        groups = min(_MOST_RATES, *(len(rates) for rates in points.values())) if points else 0
+        lines += [(steps, [points[step][group] for step in steps]) for group in range(groups)]
+    return lines
+
+
+def _rate_points(run: Run) -> dict[int, tuple[float, ...]]:
+    """The learning rates by step, from the lowest rank that knows them."""
     for fit in run.fits.values():
         ticks = [tick for span in fit.spans if not span.is_evaluation for tick in span.ticks if tick.learning_rates]
         if ticks:
             every = 1 + len(ticks) // _MOST_POINTS
-            points = sorted({tick.steps: tick.learning_rates for tick in [*ticks[::every], ticks[-1]]}.items())
-            groups = min(_MOST_RATES, *(len(rates) for _, rates in points))
-            return [([step for step, _ in points], [rates[group] for _, rates in points]) for group in range(groups)]
-    return []
+            return {tick.steps: tick.learning_rates for tick in [*ticks[::every], ticks[-1]]}
+    return {}
 
 
 def _figure(begin: float, end: float, **options: Any) -> Any:
     plot = figure(
-        x_range=Range1d(start=1000 * begin, end=1000 * end),
+        x_range=Range1d(start=begin, end=end),
         x_axis_type="datetime",
         sizing_mode="stretch_width",
         toolbar_location=None,
@@ -253,17 +330,6 @@ def _figure(begin: float, end: float, **options: Any) -> Any:
     plot.add_tools(wheel, pan)
     plot.toolbar.active_scroll, plot.toolbar.active_drag = wheel, pan
     return plot
-
-
-def _columns(blocks: Sequence[Block | NotedBlock], heights: Any = 1.0) -> dict[str, Any]:
-    """Where blocks are: from the bottom of their lanes up, as high as `heights` says."""
-    bottom = np.array([block.lane for block in blocks], dtype="f4") + np.float32(0.92)
-    return {
-        "left": np.array([1000 * block.left for block in blocks], dtype="f8"),
-        "right": np.array([1000 * block.right for block in blocks], dtype="f8"),
-        "bottom": bottom,
-        "top": bottom - np.float32(0.84) * heights,
-    }
 
 
 def _counts(blocks: Sequence[Block], names: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Block(NamedTuple):
         right: When it ends.
         span: The span.
         batches: Batches of the span until its end.
-        steps: Optimizer steps of the fit until its end.
+        steps: Optimizer steps of the training until its end.
         rate: Batches per second.
         share: The share of the time that the rank waited for its loader.
         measured: Whether this was measured; some frameworks do not tell it of evaluations.
@@ -197,7 +197,7 @@ def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
     """The blocks of a span; not where other spans were open within it."""
     inner = [other for other in fit.spans if other.depth == span.depth + 1 and other.begin >= span.begin]
     measured = not span.is_evaluation or span.loader_seconds > 0
-    before = Tick(span.begin, 0, 0, 0.0, ())
+    before = Tick(span.begin, span.before, 0, 0.0, ())
     for tick in _thinned(span, every):
         pieces = list(_pieces(before.time, tick.time, inner))
         seconds = sum(right - left for left, right in pieces)

@@ -9,6 +9,13 @@
   }
   const {lanes, axis, rates} = plots;
 
+  const cuts = JSON.parse(document.getElementById("chart").dataset.cuts); // gaps between runs that the axis leaves out
+  for (const {formatter} of axis.above) {
+    const real = (place) => cuts.reduce((time, [at, left]) => (place >= at ? time + left : time), place);
+    const format = formatter.doFormat.bind(formatter);
+    formatter.doFormat = (ticks, options) => format(ticks.map(real), options);
+  }
+
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const paint = () => {
     const style = getComputedStyle(document.documentElement);
@@ -21,14 +28,14 @@
           major_tick_line_color: color("line"), minor_tick_line_color: null, axis_label_text_font_style: "normal",
           major_label_text_font: "system-ui, sans-serif", axis_label_text_font: "system-ui, sans-serif"});
       }
-      for (const label of plot.center.filter((each) => each.type === "Label")) label.text_color = color("parting");
+      for (const label of plot.center.filter((each) => each.type === "Label")) label.text_color = color(label.name === "gap" ? "quiet" : "parting");
       for (const line of plot.center.filter((each) => each.type === "Span")) line.line_color = color("parting"); // the end of the schedule
       for (const renderer of plot.renderers) {
         const name = renderer.name.replace(/^pause /, "");
         const group = Number(name.replace(/^rate /, ""));
         const shade = name === "seam" ? color("page") : Number.isNaN(group) ? color(name) : color(["train", "loader", "code", "evaluation", "collective"][group % 5]);
         const seam = ["train", "evaluation", "loader"].includes(renderer.name) ? shade : color("page");
-        renderer.glyph.setv(renderer.glyph.type === "Quad" ? {fill_color: shade, line_color: seam, hatch_color: color("page")} : renderer.glyph.type === "Scatter" ? {line_color: shade, fill_color: shade} : {line_color: shade});
+        renderer.glyph.setv(renderer.glyph.type === "Quad" ? {fill_color: shade, line_color: seam, hatch_color: color(name === "gap" ? "line" : "page")} : renderer.glyph.type === "Scatter" ? {line_color: shade, fill_color: shade} : {line_color: shade});
       }
     }
   };

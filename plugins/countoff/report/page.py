@@ -23,6 +23,7 @@ from countoff.core.trace import facts
 from countoff.core.trace.model import Run, Trace
 from countoff.core.verdict import count_of, names_of, plain
 from countoff.report import figures
+from countoff.report.gaps import TimeAxis, gaps_of
 from countoff.report.lanes import MOST_LANES, lanes_of
 
 _MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
@@ -38,13 +39,15 @@ def render(trace: Trace) -> str:
     runs = trace.runs[-_MOST_RUNS:]
     lanes = lanes_of(trace)
     begin, end = min(run.begin for run in runs), max(run.end for run in runs)
-    margin = max(0.05, 0.01 * (end - begin))
-    limits = begin - margin, end + margin
+    axis = TimeAxis(gaps_of(runs))
+    left, right = axis.place(begin), axis.place(end)
+    margin = max(50.0, 0.01 * (right - left))
+    limits = left - margin, right + margin
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     rates = figures.rates_figure(runs)
     items = {
-        "axis": figures.axis_figure(*limits, partings),
-        "lanes": figures.lanes_figure(lanes, *limits, partings),
+        "axis": figures.axis_figure(*limits, partings, axis),
+        "lanes": figures.lanes_figure(lanes, *limits, partings, axis),
         **({"rates": rates} if rates else {}),
     }
     scripts = [_bokeh(), _own("page.js")]
@@ -70,6 +73,8 @@ def render(trace: Trace) -> str:
         by_class=runs[-1].world_size > MOST_LANES,
         lane_height=figures.lane_height(len(lanes)),
         partings=partings,
+        gaps=axis.gaps,
+        cuts=json.dumps(axis.steps),
         begin=begin,
         has_rates=rates is not None,
         only_rate=figures.only_rate(runs),

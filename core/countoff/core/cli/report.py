@@ -119,7 +119,8 @@ def _facts(trace: Trace) -> Iterator[Any]:
     for number, run in enumerate(trace.runs, 1):
         if len(trace.runs) > 1:
             seconds = facts.duration(run.end - run.begin)
-            yield f"\nrun {number} of {len(trace.runs)}: {count_of(run.world_size, 'rank')}, {seconds}"
+            resumed = f", resumes after optimizer step {run.steps_before:,}" if run.steps_before else ""
+            yield f"\nrun {number} of {len(trace.runs)}: {count_of(run.world_size, 'rank')}, {seconds}{resumed}"
         if run.verdict and run.verdict is not verdict:
             yield run.verdict.render()
         yield from _run_facts(run)

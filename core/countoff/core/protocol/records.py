@@ -46,7 +46,8 @@ class FitPlan:
         max_epochs: Epochs after which the run ends.
         max_steps: Optimizer steps after which the run ends.
         position: Where a resumed run continues, as numbers in an order that the adapter chooses, such as
-            ``[epoch, batch in the epoch, step]``.
+            ``[epoch, batch in the epoch, step]``. Where there are several numbers, the last one is the optimizer steps
+            of the whole run.
         dp_degree: Number of dp_ranks.
         dp_rank: This rank's share of the data, from 0 up to `dp_degree`; each belongs to the same number of ranks.
         loader_position: The dp_rank and the dp_degree by which this rank's loader really shards its data.
@@ -76,6 +77,11 @@ class FitPlan:
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON types."""
         return asdict(self)
+
+    @property
+    def steps_before(self) -> int:
+        """Optimizer steps before the checkpoint from which the run resumes; 0 where its position does not tell them."""
+        return self.position[-1] if self.position is not None and len(self.position) > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ class Recorder:
             host=hosts.own_name(),
             pid=os.getpid(),
             **({"framework": framework} if framework else {}),
+            **({"before": plan.steps_before} if plan.steps_before else {}),
             run=verdict_file.run(),
             versions=self._versions,
             settings=changed(state.settings),

@@ -58,10 +58,11 @@ class Keys(NamedTuple):
 
 
 LINES: dict[str, Keys] = {
-    # A fit begins: what this rank is, and what it was begun with.
+    # A fit begins: what this rank is, and what it was begun with; `before` is the number of optimizer steps before the
+    # checkpoint from which it resumes.
     "begin": Keys(
         ("v", "rank", "world", "host", "pid", "run", "versions", "settings", "plan"),
-        ("framework",),
+        ("framework", "before"),
     ),
     # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong.
     "clock": Keys(("ahead", "error")),

@@ -21,7 +21,7 @@ class Tick(NamedTuple):
     Attributes:
         time: The moment.
         batches: Batches of the span.
-        steps: Optimizer steps of the fit.
+        steps: Optimizer steps of the training.
         loader_seconds: Seconds waited for the loader in this span.
         learning_rates: One for each parameter group; empty if none is known.
     """
@@ -46,7 +46,7 @@ class Span:
         depth: Spans that were open around it.
         before: Batches of this span before a resume, which another run has counted.
         batches: Batches of this span, as far as known.
-        steps: Optimizer steps of the fit until then.
+        steps: Optimizer steps of the training until then.
         loader_seconds: Seconds waited for the loader.
         fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
         unused: Batches that were left in the loader; None if not known.
@@ -139,6 +139,7 @@ class Fit:
         begin: When the fit began; the time of the first line if that is not known.
         last: The time of the last line.
         directory: Where its trace is.
+        number: Number of the fit in its process, from 0; equal on all ranks.
         world_size: Ranks of the job; 0 if that is not known.
         host: The host's name; empty if that is not known.
         pid: Process on that host; 0 if that is not known.
@@ -153,7 +154,8 @@ class Fit:
         dropped_spans: Spans that were left out of `spans` because there are too many.
         dropped_lines: Lines that the rank could not write, because its file system was too slow.
         open: The spans that are open, the innermost last.
-        steps: Optimizer steps.
+        steps_before: Optimizer steps before the checkpoint from which the fit resumes.
+        steps: Optimizer steps of the training: those of the fit, and those before it.
         tick: The last tick.
         pauses: The pauses, only the longest if there are many.
         pause_count: All pauses.
@@ -162,7 +164,8 @@ class Fit:
         rolls: Roll calls; rank 0 records them.
         true_totals: Totals of the run that are true, by the name of the metric.
         reported_totals: The same as the framework reports them.
-        horizon: Steps after which the learning rate schedule would have ended; None if that is not known.
+        horizon: Steps of the training after which the learning-rate schedule would have ended; None if that is not
+            known.
         stacks: The last stacks of the main thread.
         verdict: The verdict that this rank has received.
         ending: How it left; None if it was killed, or still runs.
@@ -172,6 +175,7 @@ class Fit:
     begin: float
     last: float
     directory: str = ""
+    number: int = 0
     world_size: int = 0
     host: str = ""
     pid: int = 0
@@ -186,6 +190,7 @@ class Fit:
     dropped_spans: int = 0
     dropped_lines: int = 0
     open: list[Span] = field(default_factory=list)
+    steps_before: int = 0
     steps: int = 0
     tick: Tick | None = None
     pauses: list[Pause] = field(default_factory=list)
@@ -224,6 +229,11 @@ class Run:
     """
 
     fits: dict[int, Fit] = field(default_factory=dict)
+
+    @property
+    def steps_before(self) -> int:
+        """Optimizer steps before the checkpoint from which the run resumes; 0 if it begins a training."""
+        return max((fit.steps_before for fit in self.fits.values()), default=0)
 
     @property
     def begin(self) -> float:
@@ -290,7 +300,8 @@ class Trace:
 
     Attributes:
         directories: Where it was read.
-        runs: The runs in the order of time: more than one after a restart, or where a process trains twice.
+        runs: The runs in the order of time: more than one after a restart, or where a process trains twice. A fit
+            that was begun again from a checkpoint before it had trained is none.
         skipped: Lines that could not be read.
         problems: Files that could not be read, and why.
         incidents: What directories have of a verdict, beside the files of ranks.

@@ -230,7 +230,7 @@ def _of_span(fit: Fit, span: Span) -> Slice:
     facts: dict[str, Value] = {
         "batches": span.batches,
         "batches before a resume": span.before or None,
-        "steps of the fit": span.steps,
+        "steps": span.steps,
         "seconds waiting for the loader": span.loader_seconds,
         "unused batches": span.unused,
         "repeated samples": span.repeated,

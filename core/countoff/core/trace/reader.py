@@ -97,7 +97,7 @@ class Reader:
         for source in self._sources.values():
             source.settle()
         _share_clocks([process for source in self._sources.values() for process in source.processes])
-        self._trace.runs = _runs([fit for source in self._sources.values() for fit in source.fits])
+        self._trace.runs = _trained(_runs([fit for source in self._sources.values() for fit in source.fits]))
         self._trace.skipped = sum(source.skipped for source in self._sources.values())
         self._trace.incidents = [found for each in self._trace.directories if (found := self._incident(each))]
         return self._trace
@@ -297,7 +297,7 @@ class _Source:
         if fit is None:  # the file that had its begin is lost
             if len(self.fits) >= _FITS:
                 return False
-            fit = self._process.fits[guard] = Fit(self.rank, time, time, self.directory)
+            fit = self._process.fits[guard] = Fit(self.rank, time, time, self.directory, number=guard)
             self.fits.append(fit)
         if abs(time - fit.begin) > _LONGEST_RUN:
             return False
@@ -318,11 +318,12 @@ class _Source:
             self._process = _Process()
             self.processes.append(self._process)
         time -= self._process.applied
-        fit = Fit(self.rank, time, time, self.directory, pid=pid)
+        fit = Fit(self.rank, time, time, self.directory, number=guard, pid=pid)
         fit.world_size = min(_MOST_RANKS, _count(record.get("world")) or 0)
         fit.host, fit.framework = _text(record.get("host")), _text(record.get("framework"))
         fit.run, fit.versions = _values(record.get("run")), _values(record.get("versions"))
         fit.settings, fit.plan = _values(record.get("settings")), _values(record.get("plan"))
+        fit.steps = fit.steps_before = _count(record.get("before")) or 0
         self._process.fits[guard] = fit
         self.fits.append(fit)
         self._rates = None
@@ -339,6 +340,7 @@ class _Source:
         batches, steps, loader = _count(record.get("b")), _count(record.get("s")), _number(record.get("l", 0.0))
         if batches is None or steps is None or loader is None or loader < 0:
             return False
+        steps += fit.steps_before
         rates = _rates(record.get("lr"))
         if not rates and self._rates is not None:  # it changed in a tick that was not due
             rates = _rates((_record(self._rates) or {}).get("lr"))
@@ -397,6 +399,7 @@ def _close(fit: Fit, time: float, record: dict[str, Any]) -> bool:
     if span is None or batches is None or steps is None:
         return False
     del fit.open[fit.open.index(span) :]
+    steps += fit.steps_before
     span.end, span.why = max(span.begin, time), _text(record.get("why"))
     span.batches, span.steps, fit.steps = batches, steps, max(fit.steps, steps)
     span.loader_seconds = max(0.0, _number(record.get("l")) or span.loader_seconds)
@@ -441,7 +444,7 @@ def _totals(fit: Fit, _: float, record: dict[str, Any]) -> bool:
     fit.true_totals = {**fit.true_totals, **_numbers(record.get("true"))}
     fit.reported_totals = {**fit.reported_totals, **_numbers(record.get("reported"))}
     if (horizon := _count(record.get("horizon"))) is not None:
-        fit.horizon = horizon
+        fit.horizon = fit.steps_before + horizon
     return True
 
 
@@ -468,7 +471,8 @@ def _take_last_counts(fit: Fit, rows: Iterable[Mapping[str, Any]]) -> None:
             span = fit.open[-1]
             span.batches = max(span.batches, _count(row.get("batches")) or 0)
             span.fetched = _count(row.get("fetched"))
-            span.steps = fit.steps = max(span.steps, fit.steps, _count(row.get("steps")) or 0)
+            steps = fit.steps_before + (_count(row.get("steps")) or 0)
+            span.steps = fit.steps = max(span.steps, fit.steps, steps)
 
 
 def _dropped(fit: Fit, _: float, record: dict[str, Any]) -> bool:
@@ -537,6 +541,7 @@ class _Gathered:
     def __init__(self, fit: Fit) -> None:
         self.run, self.begin, self.places = Run(), fit.begin, set[str]()
         self._end = fit.begin + _STARTING_SECONDS
+        self._number = fit.number
         self._world_size = 0
         self._launches: dict[str, Mapping[str, Value]] = {}
         self.add(fit)
@@ -559,6 +564,7 @@ class _Gathered:
         return (
             fit.begin <= self._end
             and fit.rank not in self.run.fits
+            and fit.number == self._number
             and (not fit.world_size or not self._world_size or fit.world_size == self._world_size)
             and (not fit.run or self._launches.get(fit.host, fit.run) == fit.run)
         )
@@ -567,8 +573,8 @@ class _Gathered:
 def _runs(fits: list[Fit]) -> list[Run]:
     """Finds out which fits of the ranks belong together.
 
-    A fit joins a run that was still going on, has as many ranks, was launched as it was, and has nothing of its rank
-    yet: one of its own directory rather than another, and the one that began nearest to it in time.
+    A fit joins a run that was still going on, has as many ranks, was launched as it was, has its number, and has
+    nothing of its rank yet: one of its own directory rather than another, and the one that began nearest to it in time.
     """
     found: list[_Gathered] = []
     homes: list[tuple[Fit, _Gathered]] = []
@@ -594,6 +600,29 @@ def _runs(fits: list[Fit]) -> list[Run]:
     for each in found:
         each.run.fits = dict(sorted(each.run.fits.items()))
     return [each.run for each in found]
+
+
+def _trained(runs: Sequence[Run]) -> list[Run]:
+    """The runs without those that ended before their first span, because their processes began the fit again.
+
+    Loading a checkpoint does that. The warnings of such a run are those of the next one.
+    """
+    found: list[Run] = []
+    for run, later in zip(runs, [*runs, Run()][1:], strict=True):
+        if not all(_is_begun_again(fit, later.fits.get(rank)) for rank, fit in run.fits.items()):
+            found.append(run)
+            continue
+        for rank, fit in run.fits.items():
+            warnings = later.fits[rank].warnings
+            warnings[:0] = [warning for warning in fit.warnings if warning not in warnings]
+    return found
+
+
+def _is_begun_again(fit: Fit, later: Fit | None) -> bool:
+    """Whether the process of a fit ended it before its first span, and then began another one."""
+    same = later is not None and (later.pid, later.host, later.directory) == (fit.pid, fit.host, fit.directory)
+    done = fit.ending is not None and fit.ending.how in ("finished", "closed")
+    return same and done and not fit.spans and fit.verdict is None
 
 
 def _open_regular(path: str, flags: int) -> int:

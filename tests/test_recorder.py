@@ -21,6 +21,7 @@ from countoff.core.runtime.recorder import Recorder
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.trace import writer
 from countoff.core.trace.format import VERSION
+from countoff.core.trace.reader import read as read_trace
 from tests.traces import kinds, of, read
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
@@ -74,8 +75,8 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     assert begin["versions"]["lightning"] == "2.5"
     spans = [{name: value for name, value in line.items() if name not in ("k", "t", "g")} for line in lines[1:-1]]
     assert [span for span in spans if "span" in span] == [
-        {"span": "train epoch 0", "at": 1},
-        {"span": "train epoch 0", "why": "stopped", "b": 3, "s": 2, "l": 0.25, "unused": 5, "lr": [0.1, None]},
+        {"span": "train epoch 0", "at": 1, "s": 0, "lr": [0.1, None]},
+        {"span": "train epoch 0", "why": "stopped", "b": 3, "s": 2, "l": 0.25, "unused": 5},
         {"span": "validation", "eval": True},
         {"span": "validation", "why": "exhausted", "b": 1, "s": 2, "l": 0.0},
     ]
@@ -406,10 +407,35 @@ def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:
 def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:
     rates = [0.1]
     recorder = Recorder(state_of(), 0, str(tmp_path), lambda: rates)
-    assert [recorder._changed_rates() for _ in range(2)][1] == {}
+    assert [recorder._changed_rates(recorder._read_rates()) for _ in range(2)][1] == {}
     rates[0] = 0.05
-    assert recorder._changed_rates() in ({"lr": [0.05]}, {})  # the writer may have been first
+    assert recorder._changed_rates(recorder._read_rates()) in ({"lr": [0.05]}, {})  # the writer may have been first
     recorder.close()
+
+
+def test_a_short_epoch_has_its_learning_rates_at_both_ends(tmp_path: Path) -> None:
+    """It ends before the first tick. The rates are those at its start, and not those when the writer comes to it."""
+    rates = [0.1]
+    fit = Guard(Settings(trace_dir=str(tmp_path)), rank=0, world_size=1, learning_rates=lambda: rates)
+    fit.fit_start(FitPlan(position=[0, 0, 40]))
+    for epoch in range(2):
+        fit.train_start(epoch)
+        for _ in range(2):
+            fit.batch()
+            fit.step()
+            rates[0] /= 2
+        fit.train_end("exhausted")
+    fit.fit_end()
+    fit.close()
+    lines = [line for line in read(tmp_path) if line["k"] in ("open", "close")]
+    assert [(line["s"], line.get("lr")) for line in lines if "s" in line] == [(0, [0.1]), (2, [0.025]), (4, [0.00625])]
+    (run,) = read_trace([str(tmp_path)]).runs
+    spans = run.fits[0].spans
+    assert [span.start and (span.start.steps, span.start.learning_rates) for span in spans] == [(40, (0.1,)), None]
+    assert [(tick.steps, tick.learning_rates) for span in spans for tick in span.ticks] == [
+        (42, (0.025,)),
+        (44, (0.00625,)),
+    ]
 
 
 def test_rates_that_cannot_be_read_cost_nothing(tmp_path: Path) -> None:
@@ -417,5 +443,5 @@ def test_rates_that_cannot_be_read_cost_nothing(tmp_path: Path) -> None:
         raise RuntimeError("the optimizers are being replaced")
 
     recorder = Recorder(state_of(), 0, str(tmp_path), broken)
-    assert recorder._changed_rates() == {}
+    assert recorder._changed_rates(recorder._read_rates()) == {}
     recorder.close()

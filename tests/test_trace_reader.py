@@ -520,3 +520,18 @@ def test_a_fit_without_a_span_is_a_run_where_nothing_of_its_process_follows(tmp_
         writer.line("end", how="finished")
         writer.save()
     assert len(read([str(tmp_path)]).runs) == 2
+
+
+def test_the_learning_rates_at_the_start_of_a_span_hold_for_its_ticks(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path)
+    writer.open("train epoch 0", s=0, lr=[0.1])
+    writer.tick(5, 10, steps=10)
+    writer.close("train epoch 0", lr=[0.05])
+    writer.open("validation", eval=True)
+    writer.tick(5, 10)
+    writer.save()
+    train, evaluation = read([str(tmp_path)]).runs[0].fits[0].spans
+    assert train.start is not None
+    assert [tick.learning_rates for tick in (train.start, *train.ticks)] == [(0.1,), (0.1,), (0.05,)]
+    assert evaluation.start is None
+    assert [tick.learning_rates for tick in evaluation.ticks] == [(0.05,)]

@@ -228,5 +228,5 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _ticks(run: Run) -> Iterator[Any]:
-    fit = next((fit for fit in run.fits.values() if fit.tick and fit.tick.learning_rates), None)
-    return (tick for span in (fit.spans if fit else []) for tick in span.ticks)
+    fit = next((fit for fit in run.fits.values() if fit.learning_rates), None)
+    return (tick for span in (fit.spans if fit else []) for tick in (span.start, *span.ticks) if tick)

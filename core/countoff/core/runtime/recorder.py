@@ -128,7 +128,12 @@ class Recorder:
     def opened(self, span: SpanCounters) -> None:
         """A span opens."""
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
-        self._move(span, self._line("open", span=span.name, **more))
+        rates, steps = self._read_rates(), {"s": self._state.steps}
+        self._move(
+            span,
+            self._line("open", span=span.name, **more),
+            lambda: {**steps, **changed} if (changed := self._changed_rates(rates)) else {},
+        )
 
     def closed(self, span: SpanCounters, why: str) -> None:
         """A span closes."""
@@ -138,7 +143,8 @@ class Recorder:
         if span.repeated:
             content["repeated"] = span.repeated
         outer = next((each for each in reversed(self._state.spans) if each is not span), None)
-        self._move(outer, self._line("close", **content), self._changed_rates)
+        rates = self._read_rates()
+        self._move(outer, self._line("close", **content), lambda: self._changed_rates(rates))
 
     def _move(self, innermost: SpanCounters | None, line: Line, more: Callable[[], Line] = dict[str, Any]) -> None:
         """Puts a line of a span's start or end. A tick before it is of the span before, and one after it of the next.
@@ -244,7 +250,7 @@ class Recorder:
         if now >= self._next_tick:
             lines += self._changed_totals()
             if span is not None:
-                lines.append(self._line("tick", **self._counts(span), **self._changed_rates()))
+                lines.append(self._line("tick", **self._counts(span), **self._changed_rates(self._read_rates())))
             self._next_tick = now + TICK_SECONDS
         return lines
 
@@ -265,11 +271,14 @@ class Recorder:
     def _counts(self, span: SpanCounters) -> dict[str, Any]:
         return {"b": span.started, "s": self._state.steps, "l": round(span.loader_seconds, 3)}
 
-    def _changed_rates(self) -> dict[str, Any]:
-        """The learning rates, if they are not those of the line before."""
-        rates = self._last_rates
+    def _read_rates(self) -> list[float | None] | None:
+        """The learning rates in force; None if they are not known."""
         with contextlib.suppress(Exception):  # the training thread may change its optimizers in this moment
-            rates = [_short(rate) for rate in self._rates()] if self._rates is not None else None
+            return [_short(rate) for rate in self._rates()] if self._rates is not None else None
+        return None
+
+    def _changed_rates(self, rates: list[float | None] | None) -> dict[str, Any]:
+        """Learning rates as a line has them, if they are not those of the line before; on the writer's thread."""
         if not rates or rates == self._last_rates:
             return {}
         self._last_rates = rates

@@ -66,8 +66,9 @@ LINES: dict[str, Keys] = {
     ),
     # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong.
     "clock": Keys(("ahead", "error")),
-    # A span opens: `at` is the number of batches before a resume.
-    "open": Keys(("span",), ("eval", "at")),
+    # A span opens: `at` is the number of batches before a resume; the learning rates, where they have changed, and the
+    # optimizer steps of the fit at which they are in force.
+    "open": Keys(("span",), ("eval", "at", "s", "lr")),
     # Batches of the innermost span, optimizer steps of the fit, seconds waited for the loader in the span, and the
     # learning rates where they have changed.
     "tick": Keys(("b", "s", "l"), ("lr",)),

@@ -51,6 +51,7 @@ class Span:
         fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
         unused: Batches that were left in the loader; None if not known.
         repeated: Batches that the loader has repeated; None if not known.
+        start: How far the rank was at its begin, where the learning rates had changed; else None.
         ticks: How far the rank was meanwhile, thinned out where the trace is long.
     """
 
@@ -67,6 +68,7 @@ class Span:
     fetched: int | None = None
     unused: int | None = None
     repeated: int | None = None
+    start: Tick | None = None
     ticks: list[Tick] = field(default_factory=list)
 
 
@@ -157,6 +159,7 @@ class Fit:
         steps_before: Optimizer steps before the checkpoint from which the fit resumes.
         steps: Optimizer steps of the training: those of the fit, and those before it.
         tick: The last tick.
+        learning_rates: The last ones; empty if none are known.
         pauses: The pauses, only the longest if there are many.
         pause_count: All pauses.
         pause_seconds: Seconds of all pauses.
@@ -193,6 +196,7 @@ class Fit:
     steps_before: int = 0
     steps: int = 0
     tick: Tick | None = None
+    learning_rates: tuple[float, ...] = ()
     pauses: list[Pause] = field(default_factory=list)
     pause_count: int = 0
     pause_seconds: float = 0.0
@@ -212,6 +216,7 @@ class Fit:
         for span in self.spans:
             span.begin += seconds
             span.end = None if span.end is None else span.end + seconds
+            span.start = span.start and span.start._replace(time=span.start.time + seconds)
             span.ticks[:] = [tick._replace(time=tick.time + seconds) for tick in span.ticks]
         self.pauses[:] = [pause._replace(begin=pause.begin + seconds) for pause in self.pauses]
         self.rolls[:] = [roll._replace(time=roll.time + seconds) for roll in self.rolls]

@@ -282,7 +282,8 @@ def _write_counters(writer: _Writer, fit: Fit, track: int) -> None:
         ]
         points.append((ticks[-1].time, 0.0))
     _write_counter(writer, track, "batches per second", "batches/s", points)
-    ticks = sorted((tick for span in fit.spans for tick in span.ticks), key=lambda tick: tick.time)
+    ticks = [tick for span in fit.spans for tick in (span.start, *span.ticks) if tick]
+    ticks.sort(key=lambda tick: tick.time)
     groups = min(_RATES, max((len(tick.learning_rates) for tick in ticks), default=0))
     for group in range(groups):
         name = f"learning rate {group}" if groups > 1 else "learning rate"

@@ -304,6 +304,8 @@ class _Source:
         fit.last = max(fit.last, time)
         if kind == "tick":
             return self._tick(fit, time, record, limit)
+        if "lr" in record:
+            self._rates = None  # those of a tick that was not due are older
         sound = handle(fit, time, record)
         if limit and len(fit.spans) > limit:
             _drop_spans(fit, limit)
@@ -345,8 +347,9 @@ class _Source:
         if not rates and self._rates is not None:  # it changed in a tick that was not due
             rates = _rates((_record(self._rates) or {}).get("lr"))
         self._rates = None
-        before = fit.tick.learning_rates if fit.tick else ()
-        fit.tick = tick = Tick(time, batches, steps, loader, before if not rates or rates == before else rates)
+        if rates and rates != fit.learning_rates:
+            fit.learning_rates = rates
+        fit.tick = tick = Tick(time, batches, steps, loader, fit.learning_rates)
         fit.steps = max(fit.steps, steps)
         if not fit.open:
             return True
@@ -376,8 +379,12 @@ def _open(fit: Fit, time: float, record: dict[str, Any]) -> bool:
     name, before = _text(record.get("span")), _count(record.get("at", 0))
     if not name or before is None:
         return False
+    steps, rates = _count(record.get("s")), _rates(record.get("lr"))
     del fit.open[_LISTED:]
     span = Span(name, record.get("eval") is True, time, depth=len(fit.open), before=before, steps=fit.steps)
+    if steps is not None and rates:
+        fit.learning_rates = rates
+        span.start = Tick(time, before, steps + fit.steps_before, 0.0, rates)
     fit.open.append(span)
     fit.spans.append(span)
     return True
@@ -405,8 +412,8 @@ def _close(fit: Fit, time: float, record: dict[str, Any]) -> bool:
     span.loader_seconds = max(0.0, _number(record.get("l")) or span.loader_seconds)
     span.unused = _count(record.get("unused"))
     span.repeated = _count(record.get("repeated"))
-    rates = _rates(record.get("lr")) or (fit.tick.learning_rates if fit.tick else ())
-    fit.tick = Tick(span.end, batches, steps, span.loader_seconds, rates)
+    fit.learning_rates = _rates(record.get("lr")) or fit.learning_rates
+    fit.tick = Tick(span.end, batches, steps, span.loader_seconds, fit.learning_rates)
     span.ticks.append(fit.tick)
     return True
 

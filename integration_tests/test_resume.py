@@ -2,18 +2,24 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("accelerate")
 pytest.importorskip("torchdata")
 
 from countoff._accelerate.resume import _read
+from countoff.core.trace.reader import read
 from countoff.torch import attach
+from integration_tests import devices
 from integration_tests import resume_jobs as jobs
+from integration_tests.jobs import digits, verdict_lines, weights
+from integration_tests.loops import model_and_optimizer
 from integration_tests.resume_jobs import Prepared, Run
+from tests.test_docs import DOCS, blocks
 
 AGAIN = "train epoch 1 begins again with its first batch, and the checkpoint was written after 3 batches of it: "
 NAMED = {
@@ -184,3 +190,42 @@ def test_of_two_checkpoints_that_are_loaded_the_last_one_counts(capsys):
             optimizer.step()
         assert handle.state_dict()["steps"] == 18
     assert capsys.readouterr().err == ""
+
+
+def documented_loop(path, stops_after=None):
+    """Runs the loop of the page until it has taken so many steps. Returns the weights."""
+    devices.join()
+    (text,) = [block for block in blocks(DOCS / "pytorch.md", "python") if "def train(" in block]
+    page = {}
+    exec(compile(text, "pytorch.md", "exec"), page)
+    model, optimizer = model_and_optimizer()
+    taken = []
+
+    def stop(*_):
+        taken.append(1)
+        if len(taken) == stops_after:
+            sys.exit(0)
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 60)
+    optimizer.register_step_post_hook(stop)
+    dataset = TensorDataset(*(part[:80] for part in digits()))
+    page["train"](model, optimizer, scheduler, dataset, epochs=3, save_every=4, path=path)
+    return weights(model), len(taken)
+
+
+@pytest.mark.parametrize(("stops_after", "place"), [(15, [1, 2, 12]), (23, [1, 10, 20])])
+def test_the_loop_of_the_documentation_resumes_in_silence(run_ranks, tmp_path, stops_after, place):
+    """It ends with the weights of a run that was never stopped, and its traces are those of one training."""
+    whole = run_ranks(documented_loop, 2, str(tmp_path / "whole.pt"))
+    env, path = {"COUNTOFF_TRACE_DIR": str(tmp_path / "trace")}, str(tmp_path / "checkpoint.pt")
+    stopped = run_ranks(documented_loop, 2, path, stops_after, env=env)
+    resumed = run_ranks(documented_loop, 2, path, env=env)
+    assert [line for result in (*whole, *stopped, *resumed) for line in verdict_lines(result)] == []
+    assert [result.value for result in whole] == [(whole[0].value[0], 30)] * 2
+    assert [result.value for result in resumed] == [(whole[0].value[0], 30 - place[-1])] * 2
+    first, second = read([str(tmp_path / "trace")]).runs  # `load_state_dict` does not make a third one
+    assert (first.steps_before, second.steps_before) == (0, place[-1])
+    assert [fit.steps for fit in second.fits.values()] == [30, 30]
+    assert second.fits[0].spans[0].start is not None
+    assert second.fits[0].spans[0].start.learning_rates == (pytest.approx(0.1 * (1 - place[-1] / 60)),)
+    assert {str(json.loads(fit.plan["position"])) for fit in second.fits.values()} == {str(place)}

@@ -228,4 +228,4 @@ def test_the_loop_of_the_documentation_resumes_in_silence(run_ranks, tmp_path, s
     assert [fit.steps for fit in second.fits.values()] == [30, 30]
     assert second.fits[0].spans[0].start is not None
     assert second.fits[0].spans[0].start.learning_rates == (pytest.approx(0.1 * (1 - place[-1] / 60)),)
-    assert {str(json.loads(fit.plan["position"])) for fit in second.fits.values()} == {str(place)}
+    assert {fit.plan["position"] for fit in second.fits.values()} == {json.dumps(place)}

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.runtime import collectives
 from countoff.core.runtime import recorder as module
 from countoff.core.runtime.processes import Process
 from countoff.core.runtime.recorder import Recorder
@@ -196,6 +198,41 @@ def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
     assert "test_recorder.py" in "".join(stacks["frames"])
     assert (end["k"], end["how"]) == ("end", "verdict")
     assert json.loads((tmp_path / "incident" / "ranks.json").read_text())["ranks"] == [{"rank": 1, "batches": 7}]
+
+
+@pytest.fixture
+def flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Stands in for NCCL's: it answers once the event is set."""
+    answers = threading.Event()
+    monkeypatch.setattr(collectives, "flight_record", lambda: b"record" if answers.wait(60) else b"")
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.5)
+    yield answers
+    answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "countoff flight record":
+            thread.join(10)
+
+
+def test_a_flight_recorder_that_does_not_answer_costs_its_record_alone(
+    tmp_path: Path, flight_recorder: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    lines = recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=True))
+    assert time.monotonic() - began < 5
+    assert [line["k"] for line in lines] == ["verdict", "stacks", "end"]
+    assert sorted(os.listdir(tmp_path / "incident")) == ["environment.json", "ranks.json", "stacks.txt", "verdict.json"]
+    said = f"the incident in {str(tmp_path)!r} is without NCCL's flight record: NCCL does not answer"
+    assert capsys.readouterr().err.splitlines() == [f"[rank 1] countoff: {said}"]
+    assert (1, str(tmp_path)) not in writer._failed, "the file system is not to blame: later fits have a trace"
+
+
+def test_the_flight_record_is_part_of_the_incident(
+    tmp_path: Path, flight_recorder: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flight_recorder.set()
+    recorded(tmp_path, lambda recorder: recorder.concluded(VERDICT, whole=False))
+    assert (tmp_path / "incident" / "nccl_trace_rank_1").read_bytes() == b"record"
+    assert capsys.readouterr().err == ""
 
 
 def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_directory_that_is_a_file_ends_the_trace(traced: Traced) -> None:
 
 def test_nobody_waits_for_a_file_system_that_does_not_answer(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, write = threading.Event(), os.write
-    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(module, "_MOST_LINES", 50)
     monkeypatch.setattr(module.os, "write", lambda file, text: answers.wait(60) and write(file, text))
     writer = traced.join()
@@ -304,7 +304,7 @@ def test_a_link_is_not_followed(traced: Traced) -> None:
 def test_a_file_system_that_does_not_answer_is_tried_once(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fit would wait for it again, and leave a thread behind."""
     answers, opened = threading.Event(), os.open
-    monkeypatch.setattr(module, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(module.os, "open", lambda *how: answers.wait(60) and opened(*how))
     first = traced.join()
     traced.leave(first)

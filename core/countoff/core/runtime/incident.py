@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -144,24 +145,39 @@ def write(
     _replace(place, format.STACKS_FILE, rank, grouped(found).encode())
 
 
-def write_flight_record(directory: str, rank: int) -> None:
+class FlightRecord:
     """Writes what NCCL's flight recorder holds on this rank, if the job uses NCCL and the recorder is on.
+
+    It does so on a thread of its own: NCCL may be stuck, and then never answers.
 
     Args:
         directory: The directory of the trace.
         rank: This rank.
-
-    Raises:
-        OSError: If it cannot be written.
     """
-    if "torch.distributed" not in sys.modules:
-        return
-    from countoff.core.runtime import collectives  # imports torch: only where the job has
 
-    if record := collectives.flight_record():
-        place = os.path.join(directory, format.INCIDENT)
-        os.makedirs(place, exist_ok=True)
-        _replace(place, format.FLIGHT_RECORDER_FILE.format(rank), rank, record)
+    def __init__(self, directory: str, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._thread = threading.Thread(target=self._write, name="countoff flight record", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end, and starts no thread any more
+            self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; returns whether there is nothing more to wait for."""
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def _write(self) -> None:
+        with contextlib.suppress(Exception):  # evidence only
+            if "torch.distributed" not in sys.modules:
+                return
+            from countoff.core.runtime import collectives  # imports torch: only where the job has
+
+            if record := collectives.flight_record():
+                place = os.path.join(self._directory, format.INCIDENT)
+                os.makedirs(place, exist_ok=True)
+                _replace(place, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -81,6 +81,7 @@ class Recorder:
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
         self._stacks: Records = {}
+        self._flight_record: incident.FlightRecord | None = None
         self._pauses = _Pauses()
         self._cancel: Callable[[], None] | None = shutdown.at_exit(self.close)
         # Last: its thread may look at this recorder before it returns.
@@ -173,6 +174,7 @@ class Recorder:
         """The guard closes. Waits until the trace is written, 1.5 s at most; a second call does nothing."""
         if self._cancel is None:
             return
+        deadline = time.monotonic() + writer.CLOSE_SECONDS
         cancel, self._cancel = self._cancel, None
         cancel()
         state = self._state
@@ -180,6 +182,10 @@ class Recorder:
         ended = state.end is not None and state.settings.on_divergence == "raise"
         self._end("failed" if self._failure else "verdict" if ended else "finished" if self._finished else "closed")
         writer.leave(self, self._writer)
+        record = self._flight_record
+        if record is not None and not record.wait(deadline - time.monotonic()):
+            sentence = f"the incident in {self._directory!r} is without NCCL's flight record: NCCL does not answer"
+            shutdown.print_line(state.rank, sentence)
 
     # Called by other threads.
 
@@ -233,7 +239,7 @@ class Recorder:
                     rows=self._rows,
                     found=found,
                 )
-            incident.write_flight_record(directory, state.rank)  # last: it asks NCCL, which may be stuck
+            self._flight_record = incident.FlightRecord(directory, state.rank)
             return []
 
         self._writer.put(write)

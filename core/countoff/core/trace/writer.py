@@ -27,7 +27,7 @@ _MOST_LINES = 10_000
 """Lines that wait for the file system; more are dropped, and counted."""
 _MOST_BYTES = 64 << 20
 """A file that is larger is renamed."""
-_CLOSE_SECONDS = 1.5
+CLOSE_SECONDS = 1.5
 """After so long the process goes on without the rest of its trace."""
 _lock = threading.Lock()
 _writers: dict[tuple[int, int, str], Writer] = {}
@@ -93,7 +93,7 @@ class Writer:
         """Writes what waits, and ends the thread; a file system that does not answer in time is left alone."""
         self._queue.put(None)
         if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():
                 self._fail("the file system does not answer")
         self._over = True

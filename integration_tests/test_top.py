@@ -56,6 +56,11 @@ class Top:
         """The rows that have come."""
         return [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in self.lines if not line.startswith("#")]
 
+    def wait_for_line(self) -> None:
+        """Waits for its first line: it looks at the directory from here on."""
+        with self._new:
+            assert self._new.wait_for(lambda: self.lines, SECONDS)
+
     def wait_for_row(self, **cells: str) -> dict[str, str]:
         """Waits for a row with these cells."""
         deadline = time.monotonic() + SECONDS
@@ -116,6 +121,7 @@ def test_a_job_that_trains_is_shown_and_its_end_too(run_ranks: Any, directory: P
         assert float(row["age_seconds"]) < SECONDS
         go_on.touch()
 
+    top.wait_for_line()
     results = run_ranks(train_until_seen, 2, go_on, env={"COUNTOFF_TRACE_DIR": str(directory)}, while_running=watch)
     assert [verdict_lines(result) for result in results] == [[], []]
     assert top.wait() == 0

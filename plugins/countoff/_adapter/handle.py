@@ -296,6 +296,7 @@ class Attached:
         self._release.callback(release)
         self._release.callback(on_optimizer_step(self._step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
+        wrong_schedule = self.schedules.begin(self.steps_before)  # before the guard, whose trace tells where it ends
         try:
             self._start_guard(plan, versions)
         except BaseException:
@@ -303,7 +304,7 @@ class Attached:
             raise
         if record:
             self.guard.resumes.restore(record, compare=compare)
-        for notice in (*notices, self.totals.wrong_length(), self.schedules.begin(self.steps_before)):
+        for notice in (*notices, self.totals.wrong_length(), wrong_schedule):
             if notice is not None:
                 self.guard.warn(notice)
 

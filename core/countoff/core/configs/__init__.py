@@ -21,6 +21,10 @@ FORMATS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
     "composer": "composer",
+    "transformers": "transformers",
+    "axolotl": "axolotl",
+    "llamafactory": "llamafactory",
+    "litgpt": "litgpt",
 }
 _ENDINGS = {
     "torchtitan": (".toml",),
@@ -28,6 +32,10 @@ _ENDINGS = {
     "deepspeed": (".json",),
     "accelerate": (".yaml", ".yml"),
     "composer": (".yaml", ".yml"),
+    "transformers": (".yaml", ".yml", ".json"),
+    "axolotl": (".yaml", ".yml"),
+    "llamafactory": (".yaml", ".yml", ".json"),
+    "litgpt": (".yaml", ".yml"),
 }
 # Fields that no other program's file is likely to have, unlike `data` or `optim`. The format with the most wins.
 _DISTINCTIVE_FIELDS = {
@@ -41,7 +49,22 @@ _DISTINCTIVE_FIELDS = {
         *("grad_acc_steps", "dump_dir", "distributed.dp_shard", "distributed.dp_replicate", "distributed.fsdp_type"),
         *("distributed.tp_size", "optim.lr_min_ratio", "optim.warmup", "data.n_views", "data.sources"),
     ),
+    "transformers": (
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "lr_scheduler_type"),
+    ),
+    "axolotl": (
+        *("sequence_len", "sample_packing", "dataset_prepared_path", "saves_per_epoch", "evals_per_epoch"),
+        *("pad_to_sequence_len", "val_set_size", "eval_sample_packing", "train_on_inputs"),
+    ),
+    "llamafactory": ("finetuning_type", "plot_loss", "neat_packing"),
+    "litgpt": (
+        *("train.lr_warmup_steps", "train.lr_warmup_fraction", "train.max_tokens", "train.max_seq_length"),
+        *("train.max_norm", "train.tie_embeddings", "eval.max_new_tokens", "eval.initial_validation"),
+        "eval.final_validation",
+    ),
 }
+# A format whose files also have the fields of another one: one field of its own decides.
+_EXTENDS = {"llamafactory": "transformers"}
 
 
 def read_job(name: str, *, framework: str | None = None) -> Job:
@@ -127,12 +150,26 @@ def _framework_of(data: Mapping[str, Any], name: str) -> str:
         for kind, endings in _ENDINGS.items()
         if name.endswith(endings)
     }
-    best = max(found, key=found.__getitem__)
-    if not found[best]:
-        read = "TorchTitan's .toml, DeepSpeed's .json, and the .yaml of lingua, Accelerate and Composer"
-        known = " | ".join(FORMATS)
+    for kind, base in _EXTENDS.items():
+        if found.get(kind):
+            found.pop(base, None)
+    most = max(found.values())
+    best = [kind for kind, count in found.items() if count == most]
+    if not most:
         raise ConfigError(
-            f"{name} is in no format that countoff knows by its fields; it reads {read}. If it is one of these: give "
-            f"--framework {known}"
+            f"{name} is in no format that countoff knows by its fields; it reads {_known_formats()}. If it is one of "
+            f"these: give --framework {' | '.join(FORMATS)}"
         )
-    return best
+    if len(best) > 1:
+        raise ConfigError(f"{name} has fields of {' and '.join(best)}: give --framework {' | '.join(best)}")
+    return best[0]
+
+
+def _known_formats() -> str:
+    """Returns the endings that are read, each with the formats that have it."""
+    kinds: dict[str, list[str]] = {}
+    for kind, endings in _ENDINGS.items():
+        for ending in endings:
+            if ending != ".yml":  # read wherever .yaml is
+                kinds.setdefault(ending, []).append(kind)
+    return "; ".join(f"{ending} of {', '.join(names)}" for ending, names in kinds.items())

@@ -25,16 +25,18 @@ class Fields:
 
     Args:
         data: The configuration, as nested mappings or objects with attributes.
+        reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
     """
 
-    def __init__(self, data: object) -> None:
+    def __init__(self, data: object, *, reads_exponents: bool = False) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
         self._data = data
+        self._reads_exponents = reads_exponents
 
     def has(self, path: str) -> bool:
         """Whether a field is written in the configuration, with a value other than None."""
@@ -79,19 +81,24 @@ class Fields:
     def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
         """Returns a number; the arguments are those of ``parse_count``.
 
-        A text that Python reads as a number is accepted, with a note.
+        A text that Python reads as a number is accepted, with a note if the framework does not.
 
         Raises:
             ConfigError: If it is not a finite number, or two of the paths disagree.
         """
 
         def check(path: str, value: object) -> float:
-            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-                self.note("exponent", f"{path} is {value}, which YAML reads as text: write {_with_dot(value.strip())}")
+            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
+                if not self._reads_exponents:
+                    better = _with_dot(value.strip())
+                    self.note("exponent", f"{path} is {value}, which YAML reads as text: write {better}")
                 return float(value)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
 
         return self._read(name, paths, default, (), check)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from countoff.core.configs.issues import ConfigIssue, worst_first
@@ -58,7 +59,7 @@ def check_length(plan: RunPlan) -> Iterator[ConfigIssue]:
         text = f"{job.key('epochs')} is {_count(job.epochs, 'epoch')}, and nothing says how long one is: give {missing}"
         yield ConfigIssue("note", "length", text)
     elif job.epochs is not None and job.steps is not None and batches.steps_per_epoch is not None:
-        steps_of_epochs = job.epochs * batches.steps_per_epoch
+        steps_of_epochs = math.ceil(job.epochs * batches.steps_per_epoch)
         if steps_of_epochs == job.steps:
             return
         keys = (job.key("steps"), job.key("epochs"))
@@ -169,12 +170,24 @@ def _check_sequence_length(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
 
 def _check_plan(plan: RunPlan) -> Iterator[ConfigIssue]:
     """Yields what is wrong with, or worth knowing about, the batches and the data of a run."""
+    yield from _check_rounded_batch(plan)
     yield from _check_data_ranks(plan.ranks)
     yield from _check_end_of_data(plan.job, plan.ranks)
     yield from _check_micro_batches(plan)
     yield from _check_uneven_shares(plan)
     yield from _check_repeats(plan.batches)
     yield from (issue for issue in check_length(plan) if issue.is_fault)
+
+
+def _check_rounded_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
+    job, done = plan.job, plan.batches.global_batch_size
+    if job.accumulation_rounded and job.global_batch_size is not None and done not in (None, job.global_batch_size):
+        text = (
+            f"{job.stated('global_batch_size', job.global_batch_size)}, no multiple of "
+            f"{job.stated('batch_size', plan.batch_size or 1, '')} × {_count(plan.ranks.dp_degree, 'data rank')}: "
+            f"{job.framework} rounds down, and a step has {_count(done or 0, 'sample')}"
+        )
+        yield ConfigIssue("silent", "batch", text)
 
 
 def _check_data_ranks(ranks: RankMap) -> Iterator[ConfigIssue]:
@@ -238,7 +251,7 @@ def _sizes(ranks: RankMap) -> dict[str, int]:
     return dict(zip(ranks.names, ranks.sizes, strict=True))
 
 
-def _count(number: int, noun: str) -> str:
+def _count(number: float, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

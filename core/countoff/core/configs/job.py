@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from countoff.core.arithmetic.accelerate import PreparedFacts, prepared_pass
 from countoff.core.arithmetic.batches import check_count, distributed_samples_per_rank
 from countoff.core.arithmetic.samples import strided_pass
 from countoff.core.configs.issues import ConfigIssue
@@ -30,7 +31,6 @@ _MINIMA = {
     "global_batch_size": 1,
     "tokens_per_step": 1,
     "steps": 1,
-    "epochs": 1,
     "dataset_size": 1,
     "world_size": 1,
     "micro_batch_size": 1,
@@ -73,11 +73,19 @@ class Job:
         microbatches_inside: Whether micro-batches are cut out of batch_size samples; if not, each of them has
             batch_size samples.
         steps: Optimizer steps of the run; None if unlimited or unknown.
-        epochs: Passes over the dataset; None if unlimited or unknown.
+        epochs: Passes over the dataset, also a fraction of one, above 0; None if unlimited or unknown.
+        steps_rounding: How the steps of epochs are made whole: those of each epoch ``up``, those of the whole run up
+            (``run_up``, axolotl), or those of each epoch ``down`` (axolotl with sample packing).
         dataset_size: Samples of the dataset; None if unknown or endless.
         drop_last: Whether each dp_rank drops a last batch that is not full.
         strided: Whether dp_rank r reads samples r, r + dp_degree, … and nothing is filled up, so that dp_ranks may have
             different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
+        accelerate_shards: How Accelerate shards the loader: it deals out whole ``batches``, or cuts each batch into
+            ``pieces`` (``split_batches``); None if the framework does not use it.
+        partial_step: What happens to an accumulation that is not complete at the end of an epoch: ``applied``, or
+            ``carried`` into the next one.
+        accumulation_rounded: Whether the framework rounds down where a global batch does not divide, without a word; if
+            not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
@@ -107,10 +115,14 @@ class Job:
     pipeline_microbatches: int = 1
     microbatches_inside: bool = True
     steps: int | None = None
-    epochs: int | None = None
+    epochs: int | float | None = None
+    steps_rounding: Literal["up", "run_up", "down"] = "up"
     dataset_size: int | None = None
     drop_last: bool = False
     strided: bool = False
+    accelerate_shards: Literal["batches", "pieces"] | None = None
+    partial_step: Literal["applied", "carried"] = "applied"
+    accumulation_rounded: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -128,6 +140,8 @@ class Job:
             value: object = getattr(self, name)
             if value is not None:
                 check_count(self.key(name), value, minimum=minimum)
+        if self.epochs is not None and (isinstance(self.epochs, bool) or not 0 < self.epochs < math.inf):
+            raise ValueError(f"{self.key('epochs')} must be a number above 0, got {self.epochs}")
         check_count(self.key("pipeline_microbatches"), self.pipeline_microbatches, minimum=1)
         check_count(self.key("expert_parallel"), self.expert_parallel, minimum=1)
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -241,13 +255,18 @@ class RunPlan:
             # A dataset of unknown size is an endless stream, in which every batch is full.
             drop_last=job.drop_last or job.dataset_size is None,
             gradient_accumulation_steps=accumulation,
-            max_epochs=job.epochs,
+            max_epochs=None if job.epochs is None else math.ceil(job.epochs),
             max_steps=job.steps,
             sequence_length=job.tokens_per_micro_batch if in_tokens else job.sequence_length,
-            partial_step="applied",
+            partial_step=job.partial_step,
             **_dataset_facts(job, batch, ranks.dp_degree),
         )
-        return cls(job, ranks, batch_size, BatchPlan.of(facts, dp_degree=ranks.dp_degree), accumulation)
+        batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
+        steps = _steps_of_epochs(job, batches)
+        if steps is not None and batches.total_steps is not None and steps < batches.total_steps:
+            facts = replace(facts, max_epochs=None, max_steps=steps)
+            batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
+        return cls(job, ranks, batch_size, batches, accumulation)
 
     @property
     def identity(self) -> str:
@@ -276,6 +295,18 @@ class RunPlan:
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
 
 
+def _steps_of_epochs(job: Job, batches: BatchPlan) -> int | None:
+    """Returns the steps of a run that ends within an epoch, or rounds otherwise than per epoch; None for any other."""
+    size, step = job.dataset_size, batches.global_batch_size
+    if job.epochs is None or size is None or step is None or not batches.steps_per_epoch:
+        return None
+    if job.steps_rounding == "run_up":
+        return math.ceil(size * job.epochs / step)
+    if job.steps_rounding == "down":
+        return max(1, int(max(1, size // step) * job.epochs))
+    return None if job.epochs == int(job.epochs) else math.ceil(job.epochs * batches.steps_per_epoch)
+
+
 def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
     """Returns the facts of the dataset and of how it is sharded."""
     size = job.dataset_size
@@ -288,6 +319,21 @@ def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any
             else strided_pass(size, batch_size=batch, drop_last=job.drop_last, dp_degree=dp_degree)
         )
         return {"samples_per_rank": None, "dataset_size": size, "one_pass": one_pass}
+    if job.accelerate_shards is not None:
+        in_pieces = job.accelerate_shards == "pieces"
+        prepared = PreparedFacts(
+            "BatchSamplerShard",
+            samples=size,
+            batch_size=batch if batch is None or not in_pieces else batch * dp_degree,
+            num_processes=dp_degree,
+            drop_last=job.drop_last,
+            split_batches=in_pieces,
+        )
+        return {
+            "samples_per_rank": None,
+            "dataset_size": size,
+            "one_pass": None if batch is None else prepared_pass(prepared, process_index=0),
+        }
     share = distributed_samples_per_rank(size, dp_degree=dp_degree, drop_last=False)
     return {"samples_per_rank": share, "dataset_size": size, "sampling": "distributed"}
 
@@ -324,6 +370,8 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
     size: int = getattr(job, size_name)
     micro_batches, dp_degree = _micro_batches_outside(job), ranks.dp_degree
     divisor = size * micro_batches * dp_degree
+    if job.accumulation_rounded and total >= divisor:
+        return total // divisor
     if total % divisor:
         factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(

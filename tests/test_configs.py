@@ -299,22 +299,6 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         read_job("needy_titan:small")
 
 
-LITGPT = b"""
-checkpoint_dir: checkpoints/tiny-llama
-out_dir: out/finetune/lora
-precision: bf16-true
-devices: 2
-num_nodes: 1
-lora_r: 32
-data:
-  class_path: litgpt.data.Alpaca2k
-  init_args: {val_split_fraction: 0.05}
-train: {global_batch_size: 8, micro_batch_size: 8, lr_warmup_steps: 10, epochs: 4, max_seq_length: 512}
-eval: {interval: 100}
-optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -331,9 +315,8 @@ optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
         (
             "who.yaml",
             b"colour: blue",
-            "is in no format that countoff knows by its fields; it reads TorchTitan's .toml, ",
+            "is in no format that countoff knows by its fields; it reads .toml of torchtitan; .yaml of lingua, ",
         ),
-        ("lora.yaml", LITGPT, "lora.yaml is in no format that countoff knows by its fields"),
         ("titan.yaml", b"training: {steps: 5}", "is in no format that countoff knows by its fields"),
         ("half.toml", b"[training]\nsteps = 1.5", "training.steps must be a whole number of at least 1, got 1.5"),
         (

@@ -52,8 +52,9 @@ from flags, or from both; a flag wins over the file.
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
-CONFIG is a TorchTitan TOML, a lingua, Accelerate or Composer (llm-foundry) YAML, a DeepSpeed JSON, or module:function
-for a Python config of TorchTitan 0.3 and later, which is imported and called.
+CONFIG is a TorchTitan TOML, a lingua, Accelerate, Composer (llm-foundry), axolotl, LLaMA-Factory or litgpt YAML,
+transformers' TrainingArguments as YAML or JSON, a DeepSpeed JSON, or module:function for a Python config of TorchTitan
+0.3 and later, which is imported and called.
 Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """

@@ -13,6 +13,8 @@ from countoff.core.configs.job import Origin
 
 __all__ = ["ConfigError", "Fields", "nearest", "note_unknown_fields"]
 
+# More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
+_LARGEST = 10**18
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -74,7 +76,7 @@ class Fields:
             unset: Values that mean "not set", such as -1 or ``auto``; they give the default.
 
         Raises:
-            ConfigError: If it is not a whole number, is too small, or two of the paths disagree.
+            ConfigError: If it is not a whole number, is too small or over 10^18, or two of the paths disagree.
         """
         return self._read(name, paths, default, unset, lambda path, value: _parse_count(path, value, minimum))
 
@@ -239,6 +241,8 @@ def _parse_count(path: str, value: object, minimum: int) -> int:
         )
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{path} must be a whole number of at least {minimum}, got {_shown(value)}")
+    if value > _LARGEST:
+        raise ConfigError(f"{path} must be at most {_LARGEST:,}, got a number of {len(str(value))} digits")
     return value
 
 

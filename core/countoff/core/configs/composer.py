@@ -113,14 +113,21 @@ def _duration(fields: Fields, path: str) -> tuple[float, str] | None:
         found = _DURATION.fullmatch(f"{text}ep")  # a bare number is in epochs
     if found is None:
         raise ConfigError(f"{path} must be a time with a unit, such as 4800ba, 1ep or 5000000tok, got {text!r}")
-    return float(found[1].replace("_", "")), found[2]
+    amount = float(found[1].replace("_", ""))
+    if amount > 1e18:  # also infinity: 1e999
+        raise ConfigError(f"{path} must be at most 1e18 in its unit, got {text[:60]}")
+    return amount, found[2]
 
 
 def _run_length(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
     """Returns the steps and the epochs of the run; at least one of them is None."""
     duration = _duration(fields, "max_duration")
     for name in ("steps", "epochs"):
-        fields.origins[name] = Origin("max_duration", given=duration is not None)
+        in_other_unit = duration is not None and duration[1] in ("sp", "tok") and name == "steps"
+        shown = fields.text("max_duration") or ""
+        fields.origins[name] = Origin(
+            "max_duration", given=duration is not None, written=shown if in_other_unit else ""
+        )
     if duration is None:
         return None, None
     if duration[1] == "ep":

@@ -48,10 +48,12 @@ class Origin:
     Attributes:
         key: Its name in the configuration or on the command line: ``training.batch_size``, ``--batch-size``.
         given: Whether it is written there; if not, it is the framework's default for that name.
+        written: What is written there, where that is in another unit than the number; else empty.
     """
 
     key: str
     given: bool = True
+    written: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,9 @@ class Job:
         return self.origins[name].key if name in self.origins else name
 
     def stated(self, name: str, value: int, verb: str = "is ") -> str:
-        """Returns a number with its name, for messages; a default, which is not written there, is marked.
+        """Returns a number with its name, for messages.
+
+        A default, which is not written there, is marked, and of a number in another unit both are named.
 
         Args:
             name: Its name here.
@@ -171,6 +175,8 @@ class Job:
             'training.steps is 10,000 by default'
         """
         origin = self.origins.get(name)
+        if origin is not None and origin.written:
+            return f"{origin.key} {origin.written} gives {value:,}"
         default = "" if origin is None or origin.given else " by default"
         return f"{self.key(name)} {verb}{value:,}{default}"
 

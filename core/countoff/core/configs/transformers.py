@@ -166,16 +166,13 @@ def note_checkpoints(fields: Fields) -> None:
     Raises:
         ConfigError: If a field has a wrong type.
     """
-    save = _strategy(fields, "save_strategy", "steps")
-    evaluate = _strategy(fields, "evaluation_strategy" if fields.has("evaluation_strategy") else "eval_strategy", "no")
+    evaluation = "evaluation_strategy" if fields.has("evaluation_strategy") else "eval_strategy"
+    save, evaluate = _strategy(fields, "save_strategy", "steps"), _strategy(fields, evaluation, "no")
     if not fields.flag("load_best_model_at_end", False) or save == "best":
         return
     if evaluate != save:
-        given = [f"save_strategy is {save}", f"eval_strategy is {evaluate}"]
-        names = ("save_strategy", "evaluation_strategy" if fields.has("evaluation_strategy") else "eval_strategy")
-        shown = " and ".join(
-            f"{text}{'' if fields.has(name) else ' by default'}" for text, name in zip(given, names, strict=True)
-        )
+        both = (("save_strategy", save), (evaluation, evaluate))
+        shown = " and ".join(f"{name} is {value}{'' if fields.has(name) else ' by default'}" for name, value in both)
         text = f"load_best_model_at_end needs the same save and eval strategy: {shown}"
         fields.note("checkpoints", f"{text}; the Trainer stops before the first step", "stops")
         return

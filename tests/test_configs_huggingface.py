@@ -674,6 +674,17 @@ def test_a_schedule_of_a_run_of_unknown_length_is_planned_for_the_run() -> None:
         assert job.schedule.planned_for(500).horizon_steps == 500
 
 
+def test_a_warmup_that_is_a_fraction_is_explained_in_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--world-size", "8", "--dataset-size", "10000", "--explain"]
+    assert exit_code(["plan", str(CONFIGS / "transformers" / "zephyr_sft.yaml"), *arguments]) == 0
+    assert "  warmup_steps = 8  (warmup_ratio: written in the configuration)" in capsys.readouterr().out
+
+
+def test_a_finetuning_file_of_litgpt_may_leave_its_checkpoint_to_the_command() -> None:
+    assert litgpt.read({"train": {"epochs": 2}}).epochs == 2
+    assert litgpt.read({"tokenizer_dir": "a", "train": {"max_tokens": 4096, "max_seq_length": 8}}).steps == 1
+
+
 CURVES = [
     "linear",
     "cosine",

@@ -138,10 +138,13 @@ def explain(plan: RunPlan) -> None:
     job = plan.job
     print("\nwhere each number comes from:")
     sizes = dict(zip(plan.ranks.names, plan.ranks.sizes, strict=True))
+    steps, schedule = plan.batches.total_steps, job.schedule
+    if schedule is not None and steps:
+        schedule = schedule.planned_for(steps)
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
-        if value is None and job.schedule is not None:
-            value = getattr(job.schedule, name, None)
+        if value is None and schedule is not None:
+            value = getattr(schedule, name, None)
         if origin.given:
             source = "a flag" if origin.key.startswith("--") else "written in the configuration"
         elif name in sizes and _is_inferred(plan, name):

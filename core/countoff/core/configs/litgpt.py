@@ -58,6 +58,8 @@ _DEFAULTS = {
     "pretrain": {"global_batch_size": 512, "micro_batch_size": 4, "lr_warmup_steps": 2000, "min_lr": 4e-5},
     "finetune": {"global_batch_size": 16, "micro_batch_size": 1, "lr_warmup_steps": 100, "min_lr": 6e-5},
 }
+# Only finetuning has a checkpoint_dir, which may also be an argument of its command.
+_PRETRAIN_ONLY = ("model_name", "model_config", "initial_checkpoint_dir", "tokenizer_dir", "train.max_tokens")
 _PRETRAIN_TOKENS = 3_000_000_000_000
 _FINETUNE_EPOCHS = 5
 
@@ -78,12 +80,12 @@ def read(data: Mapping[str, Any]) -> Job:
     """
     fields = Fields(data, reads_exponents=True)
     note_unknown_fields(fields, _KNOWN, sections=_SECTIONS, data=data, consequence="litgpt stops on it.", level="stops")
-    # Only finetuning starts from a checkpoint_dir; pretraining names a model.
-    pretrain = not fields.has("checkpoint_dir")
+    pretrain = not fields.has("checkpoint_dir") and any(fields.has(name) for name in _PRETRAIN_ONLY)
     defaults = _DEFAULTS["pretrain" if pretrain else "finetune"]
     total = fields.parse_count("global_batch_size", "train.global_batch_size", int(defaults["global_batch_size"])) or 1
     micro = fields.parse_count("batch_size", "train.micro_batch_size", int(defaults["micro_batch_size"])) or 1
-    length = fields.parse_count("sequence_length", "train.max_seq_length", None)
+    # In finetuning it is the most tokens that a sample may have.
+    length = fields.parse_count("sequence_length" if pretrain else "", "train.max_seq_length", None)
     rate = _rate(fields)
     run = _pretrain_length(fields, total, length) if pretrain else _finetune_length(fields)
     return Job(
@@ -95,7 +97,6 @@ def read(data: Mapping[str, Any]) -> Job:
         global_batch_size=total,
         accumulation_rounded=True,
         partial_step="carried",
-        # In finetuning it is the most tokens that a sample may have.
         sequence_length=length if pretrain else None,
         steps=run.steps,
         epochs=run.epochs,

@@ -135,7 +135,8 @@ def read_schedule(fields: Fields, run: Mapping[str, Any], *, thirds: bool = Fals
         warmup_steps, warmup_part = 0, None
     if curve in ("reduce_lr_on_plateau", "greedy") or _deepspeed_data(fields).get("scheduler"):
         return None
-    fields.origins["horizon_steps"] = Origin("warm-up + num_stable_steps + num_decay_steps")
+    if curve == "warmup_stable_decay":
+        fields.origins["horizon_steps"] = Origin("warm-up + num_stable_steps + num_decay_steps")
     schedule = TrainerSchedule(
         cast("Any", curve),
         warmup_steps=warmup_steps,
@@ -263,7 +264,8 @@ def _warmup(fields: Fields) -> tuple[int, float | None]:
     if steps and ratio:
         text = f"warmup_steps is {steps:g} and warmup_ratio is {ratio:g}: warmup_steps decides, and warmup_ratio"
         fields.note("warm-up", f"{text} has no effect")
-    fields.origins["warmup_steps"] = Origin("warmup_ratio" if ratio and not steps else "warmup_steps")
+    written = "warmup_ratio" if ratio and not steps else "warmup_steps"
+    fields.origins["warmup_steps"] = Origin(written, given=bool(ratio or steps))
     if steps:
         # Since transformers 5, a number below 1 is a fraction of the run.
         return (0, steps) if steps < 1 else (int(steps), None)

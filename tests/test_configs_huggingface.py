@@ -227,10 +227,11 @@ def test_the_older_formats_are_still_recognised(tmp_path: Path, name: str) -> No
         "base_model: a\nmerge_method: slerp\nmodels: []",
         "model: a\nmicro_batch_size: 2\ncutoff_len: 2048\nmax_steps: 10",
         "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: 1}",
+        "optimizer: AdamW\nlr: 1.0e-3\nlr_warmup_steps: -1\nlr_scheduler_type: constant",
     ],
 )
 def test_a_file_that_only_resembles_a_format_is_refused(tmp_path: Path, text: str) -> None:
-    """A merge of models, LLaMA-Factory's second format, and Megatron Bridge share a few names with these formats."""
+    """A merge of models, LLaMA-Factory's second format, Megatron Bridge and a part of verl's share a few names."""
     (tmp_path / "other.yaml").write_text(text)
     with pytest.raises(ConfigError, match="is in no format that countoff knows by its fields"):
         read_job(str(tmp_path / "other.yaml"))

@@ -50,7 +50,7 @@ _DISTINCTIVE_FIELDS = {
         *("distributed.tp_size", "optim.lr_min_ratio", "optim.warmup", "data.n_views", "data.sources"),
     ),
     "transformers": (
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "lr_scheduler_type"),
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "load_best_model_at_end"),
     ),
     "axolotl": (
         *("sequence_len", "sample_packing", "dataset_prepared_path", "saves_per_epoch", "evals_per_epoch"),

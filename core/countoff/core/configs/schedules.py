@@ -231,8 +231,8 @@ class TrainerSchedule:
 
     Example:
         >>> schedule = TrainerSchedule("cosine", warmup_steps=0, warmup_part=0.1).planned_for(100)
-        >>> schedule.warmup_steps, schedule.factor(5), schedule.factor(55)
-        (10, 0.5, 0.5000000000000001)
+        >>> schedule.warmup_steps, schedule.factor(5), schedule.factor(10), schedule.factor(100)
+        (10, 0.5, 1.0, 0.0)
     """
 
     curve: Literal[

@@ -276,12 +276,12 @@ def test_the_page_quotes_what_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, output: str
 ) -> None:
     """Each command that docs/command-line.md quotes prints what the page shows, for the files that the page shows."""
-    assert {name for name in re.findall(r"\w+\.(?:toml|yaml)", command) if name != "mine.yaml"} <= set(FILES)
+    assert {name for name in re.findall(r"\w+\.(?:toml|yaml)", command) if name != "lora.yaml"} <= set(FILES)
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
     assert len(QUOTED) == 12
-    (tmp_path / "mine.yaml").write_text("data: {path: books}\nlayers: 32\n")
+    (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
 

@@ -326,7 +326,7 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         ),
         ("zero.toml", b"[training]\nseq_len = 0", "training.seq_len must be a whole number of at least 1, got 0"),
         ("true.toml", b"[training]\nsteps = true", "training.steps must be a whole number of at least 1, got True"),
-        ("endless.yaml", b"max_duration: 1e999ep", "max_duration must be at most 1e18 in its unit, got 1e999ep"),
+        ("endless.yaml", b"max_duration: 1e999ep", "max_duration is too large: 1e999ep"),
         ("scalar.toml", b"training = 3", "training must be a section with fields, got 3"),
         ("curve.toml", b"[training]\n[lr_scheduler]\ndecay_type = 'line'", "one of linear, sqrt, cosine, got 'line'"),
         ("tp.toml", b"[parallelism]\ntensor_parallel_degree = -1", "tensor_parallel_degree must be a whole number"),

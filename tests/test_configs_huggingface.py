@@ -128,7 +128,7 @@ REAL = [
         LITGPT.format("pretrain/tinyllama.yaml"),
         *(64, 10_000_000, 512, 1_048_576, 2_861_022, 2000),
         "silent",
-        "warm-up: train.lr_warmup_steps is 2,000 and train.max_tokens 1,000,000,000 gives 953: the learning rate only "
+        "warm-up: train.lr_warmup_steps is 2,000 and train.max_tokens is 1,000,000,000: the learning rate only "
         "rises, to 0.476 of",
     ),
     Real(

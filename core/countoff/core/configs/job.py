@@ -48,12 +48,12 @@ class Origin:
     Attributes:
         key: Its name in the configuration or on the command line: ``training.batch_size``, ``--batch-size``.
         given: Whether it is written there; if not, it is the framework's default for that name.
-        written: What is written there, where that is in another unit than the number; else empty.
+        written: The number as it is written there, where that is in another unit; None if it is in the unit of ``Job``.
     """
 
     key: str
     given: bool = True
-    written: str = ""
+    written: str | None = None
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,7 @@ class Job:
         return self.origins[name].key if name in self.origins else name
 
     def stated(self, name: str, value: int, verb: str = "is ") -> str:
-        """Returns a number with its name, for messages.
-
-        A default, which is not written there, is marked, and of a number in another unit both are named.
+        """Returns a number with its name, for messages; a default, which is not written there, is marked.
 
         Args:
             name: Its name here.
@@ -175,10 +173,19 @@ class Job:
             'training.steps is 10,000 by default'
         """
         origin = self.origins.get(name)
-        if origin is not None and origin.written:
-            return f"{origin.key} {origin.written} gives {value:,}"
         default = "" if origin is None or origin.given else " by default"
-        return f"{self.key(name)} {verb}{value:,}{default}"
+        return f"{self.key(name)} {verb}{self.written(name, value)}{default}"
+
+    def written(self, name: str, value: int) -> str:
+        """Returns a number as the configuration has it, for messages.
+
+        Example:
+            >>> job = Job(origins={"steps": Origin("--train-samples", written="25,600")})
+            >>> job.written("steps", 100)
+            '25,600'
+        """
+        origin = self.origins.get(name)
+        return f"{value:,}" if origin is None or origin.written is None else origin.written
 
     def rank_map(self, world_size: int) -> RankMap:
         """Returns which rank reads which share of the data.

@@ -126,8 +126,9 @@ def _rate(fields: Fields) -> float | None:
 
 def _pretrain_length(fields: Fields, total: int, length: int | None) -> _Length:
     tokens = fields.parse_count("", "train.max_tokens", None)
-    shown = f"{tokens or _PRETRAIN_TOKENS:,}{'' if tokens else ' by default'}"
-    fields.origins["steps"] = Origin("train.max_tokens", given=tokens is not None, written=shown)
+    fields.origins["steps"] = Origin(
+        "train.max_tokens", given=tokens is not None, written=f"{tokens or _PRETRAIN_TOKENS:,}"
+    )
     written = fields.has("train") and "max_tokens" in fields.section("train")
     if tokens is None and written:
         fields.note("length", "train.max_tokens is empty, and litgpt pretrain needs it: it stops", "stops")

@@ -6,12 +6,13 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "nearest", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "nearest", "note_unknown_fields"]
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
@@ -20,21 +21,36 @@ class ConfigError(ValueError):
     """A configuration that cannot be read. The message is one line and names the field."""
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A value that the configuration does not show, such as a variable that a launch script does not set.
+
+    Attributes:
+        text: What is written in its place.
+    """
+
+    text: str
+
+
 class Fields:
     """The fields of one configuration.
 
     Args:
         data: The configuration, as nested mappings or objects with attributes.
+        reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
+        unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
-    def __init__(self, data: object) -> None:
+    def __init__(self, data: object, *, reads_exponents: bool = False) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
+        self.unknown: dict[str, str] = {}
         self._data = data
+        self._reads_exponents = reads_exponents
 
     def has(self, path: str) -> bool:
         """Whether a field is written in the configuration, with a value other than None."""
@@ -79,19 +95,24 @@ class Fields:
     def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
         """Returns a number; the arguments are those of ``parse_count``.
 
-        A text that Python reads as a number is accepted, with a note.
+        A text that Python reads as a number is accepted, with a note if the framework does not.
 
         Raises:
             ConfigError: If it is not a finite number, or two of the paths disagree.
         """
 
         def check(path: str, value: object) -> float:
-            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-                self.note("exponent", f"{path} is {value}, which YAML reads as text: write {_with_dot(value.strip())}")
+            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
+                if not self._reads_exponents:
+                    better = _with_dot(value.strip())
+                    self.note("exponent", f"{path} is {value}, which YAML reads as text: write {better}")
                 return float(value)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
 
         return self._read(name, paths, default, (), check)
 
@@ -128,6 +149,10 @@ class Fields:
         found = self._find(path)
         return None if found is None else str(found)
 
+    def raw(self, path: str) -> object:
+        """Returns a field as it is; None if it is not written or not known."""
+        return self._find(path)
+
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
@@ -141,6 +166,9 @@ class Fields:
                 found = getattr(found, part, None)
             if found is None:
                 return None
+        if isinstance(found, Unknown):
+            self.unknown[path] = found.text
+            return None
         return found
 
     def _read(
@@ -210,6 +238,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that a name is but for its dashes, underscores, ``model`` or a plural; None if there is none.
+
+    It is strict, for formats of which only some names are known: a name that merely looks like one is left alone.
+
+    Example:
+        >>> misspelt("--micro_batch_size", ["--micro-batch-size"]), misspelt("--eval-batch-size", ["--micro-batch-size"])
+        ('--micro-batch-size', None)
+    """
+    good = list(known)
+    plain = _plain(name)
+    return None if name in good else next((one for one in good if _plain(one) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]|model|s(?=[-_]|$)", "", name.lower())
 
 
 def _note_unknown(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:

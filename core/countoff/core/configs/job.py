@@ -34,6 +34,7 @@ _MINIMA = {
     "dataset_size": 1,
     "world_size": 1,
     "micro_batch_size": 1,
+    "mini_batch_size": 1,
 }
 
 
@@ -48,10 +49,12 @@ class Origin:
     Attributes:
         key: Its name in the configuration or on the command line: ``training.batch_size``, ``--batch-size``.
         given: Whether it is written there; if not, it is the framework's default for that name.
+        written: The number as it is written there, where that is in another unit; None if it is in the unit of ``Job``.
     """
 
     key: str
     given: bool = True
+    written: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,17 @@ class Job:
             different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
+        ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
+            not grow.
+        batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
+            there is one only.
+        mini_batch_size: Samples per optimizer update over all dp_ranks, for a framework that makes several updates in
+            each of its steps; else None.
+        micro_batches_vary: Whether micro-batches are cut by tokens, so that their number of samples varies.
+        update_passes: How often such a framework goes over the samples of a step.
+        samples_per_prompt: Samples that a framework makes of each entry of the dataset.
+        dealt: Whether one loader draws the global batches and deals them out to the dp_ranks, and drops a last one that
+            is not full.
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
@@ -87,6 +101,7 @@ class Job:
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its curve is unknown.
+        unknown: What is written in the place of each number that the configuration does not show, by its name here.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
 
@@ -113,6 +128,13 @@ class Job:
     strided: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
+    ramp: tuple[int, int, int] | None = None
+    batch_stages: tuple[tuple[int, int], ...] = ()
+    mini_batch_size: int | None = None
+    micro_batches_vary: bool = False
+    update_passes: int = 1
+    samples_per_prompt: int = 1
+    dealt: bool = False
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
     data_ends: bool = False
     refilled_dim: str | None = None
@@ -120,6 +142,7 @@ class Job:
     experts_must_divide: bool = False
     learning_rate: float | None = None
     schedule: Schedule | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
 
@@ -158,7 +181,18 @@ class Job:
         """
         origin = self.origins.get(name)
         default = "" if origin is None or origin.given else " by default"
-        return f"{self.key(name)} {verb}{value:,}{default}"
+        return f"{self.key(name)} {verb}{self.written(name, value)}{default}"
+
+    def written(self, name: str, value: int) -> str:
+        """Returns a number as the configuration has it, for messages.
+
+        Example:
+            >>> job = Job(origins={"steps": Origin("--train-samples", written="25,600")})
+            >>> job.written("steps", 100)
+            '25,600'
+        """
+        origin = self.origins.get(name)
+        return f"{value:,}" if origin is None or origin.written is None else origin.written
 
     def rank_map(self, world_size: int) -> RankMap:
         """Returns which rank reads which share of the data.
@@ -187,7 +221,9 @@ class Job:
     def uneven_experts(self, ranks: RankMap) -> str | None:
         """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
         sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        used = [name for name in ("dp_shard", "cp", "tp") if name in sizes]
+        # Megatron-LM shards experts among the ranks of dp and cp; in TorchTitan they may be those of tp, too.
+        wide = ("dp", "cp") if self.framework == "megatron" else ("dp_shard", "cp", "tp")
+        used = [name for name in wide if name in sizes]
         pool = math.prod(sizes[name] for name in used)
         if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
             return None
@@ -281,6 +317,9 @@ def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any
     size = job.dataset_size
     if size is None:
         return {"samples_per_rank": None}
+    size *= job.samples_per_prompt
+    if job.dealt and job.global_batch_size is not None:
+        size -= size % job.global_batch_size
     if job.strided:
         one_pass = (
             None

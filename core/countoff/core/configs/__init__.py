@@ -77,9 +77,10 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer, NeMo, verl); or a launch
-            script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a command line
-            on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and called.
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer, NeMo, verl); or a
+            launch script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a
+            command line on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and
+            called.
         framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.
 
     Raises:
@@ -213,8 +214,8 @@ def _framework_of(data: Mapping[str, Any], name: str) -> str:
         raise ConfigError(f"{name} may be of {' or '.join(equal)}: give --framework")
     if not found[best]:
         read = (
-            "TorchTitan's .toml, DeepSpeed's .json, the .yaml of lingua, Accelerate, Composer, NeMo and verl, and launch "
-            "scripts of Megatron-LM, verl and NeMo"
+            "TorchTitan's .toml, DeepSpeed's .json, the .yaml of lingua, Accelerate, Composer, NeMo and verl, and "
+            "launch scripts of Megatron-LM, verl and NeMo"
         )
         known = " | ".join(FORMATS)
         raise ConfigError(

@@ -241,12 +241,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Returns the known name that a name is but for its dashes, underscores, ``model`` or a plural; None if there is none.
+    """Returns the known name that differs only by dashes, underscores, ``model`` or a plural; None if there is none.
 
     It is strict, for formats of which only some names are known: a name that merely looks like one is left alone.
 
     Example:
-        >>> misspelt("--micro_batch_size", ["--micro-batch-size"]), misspelt("--eval-batch-size", ["--micro-batch-size"])
+        >>> misspelt("--micro_batch_sizes", ["--micro-batch-size"]), misspelt("--eval-iters", ["--train-iters"])
         ('--micro-batch-size', None)
     """
     good = list(known)

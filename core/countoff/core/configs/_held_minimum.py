@@ -31,6 +31,15 @@ def check_held_minimum(
     """
     warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
     stated_warmup, stated_run = job.stated("warmup_steps", warmup), job.stated("steps", steps)
+    if isinstance(schedule, NemoCosine) and schedule.constant_steps and _has_no_decay(schedule):
+        constant = job.stated("constant_steps", schedule.constant_steps)
+        longer = job.stated("horizon_steps", horizon) if schedule.own_horizon else stated_run
+        text = (
+            f"{stated_warmup}, {constant}, and {longer}: no step is left for the decay, and after its warm-up the "
+            f"learning rate is at its minimum; make {job.key('constant_steps')} smaller"
+        )
+        yield ConfigIssue("silent", "warm-up", text)
+        return
     if _has_no_decay(schedule):
         stops = isinstance(schedule, MegatronSchedule)
         what = "Megatron-LM stops on an assertion" if stops else "no step is left for the decay"
@@ -41,8 +50,8 @@ def check_held_minimum(
     if warmup >= steps > 1:
         highest = schedule.factor(steps - 1)
         text = (
-            f"{stated_warmup} and {stated_run}: the learning rate only rises, to {highest:.4g} of the configured one, and "
-            f"never decays; make the warm-up shorter than the run"
+            f"{stated_warmup} and {stated_run}: the learning rate only rises, to {highest:.4g} of the configured one, "
+            f"and never decays; make the warm-up shorter than the run"
         )
         yield ConfigIssue("silent", "warm-up", text)
     elif isinstance(schedule, MegatronSchedule) and job.batch_stages and job.origins["steps"].key == "--train-iters":
@@ -61,9 +70,7 @@ def _own_horizon(schedule: MegatronSchedule | NemoCosine) -> bool:
     return schedule.own_decay if isinstance(schedule, MegatronSchedule) else schedule.own_horizon
 
 
-def _check_end(
-    job: Job, schedule: MegatronSchedule | NemoCosine, steps: int, stated_run: str
-) -> Iterator[ConfigIssue]:
+def _check_end(job: Job, schedule: MegatronSchedule | NemoCosine, steps: int, stated_run: str) -> Iterator[ConfigIssue]:
     """Yields the issue of a decay that ends before or after the run."""
     horizon, lowest = schedule.horizon_steps, schedule.min_factor
     lengths = f"{job.stated('horizon_steps', horizon)} and {stated_run}"
@@ -86,8 +93,8 @@ def _check_end(
 def _check_stages(job: Job, schedule: MegatronSchedule, plan: RunPlan | None) -> Iterator[ConfigIssue]:
     """Yields the issue of a decay that is counted in smaller batches than those that the run has.
 
-    Megatron-LM sets its global batch to micro-batch-size × data ranks where only ``--step-batch-size-schedule`` is given, and
-    multiplies the iterations of the decay by that (``validate_args``, ``get_optimizer_param_scheduler``).
+    Where only ``--step-batch-size-schedule`` is given, Megatron-LM sets its global batch to the micro-batch size times the
+    data ranks, and multiplies the iterations of the decay by that (``validate_args``, ``get_optimizer_param_scheduler``).
     """
     if plan is None or plan.batch_size is None or schedule.style == "constant":
         return

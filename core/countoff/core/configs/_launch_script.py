@@ -10,9 +10,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from countoff.core.configs._fields import ConfigError, Unknown
+from countoff.core.configs._fields import Unknown
 from countoff.core.configs._shell import Command, is_unknown, read_commands, unknown_parts
 from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job, Origin
@@ -39,7 +39,7 @@ class Launch:
 
     Attributes:
         program: The file or module that is started; empty if its name is not known.
-        flags: The arguments that begin with ``--``, as they are written: a value, the list of several, or True for none.
+        flags: The arguments that begin with ``--``, as written: a value, the list of several, or True for none.
         fields: The arguments ``name=value``, as nested sections.
         size: The ranks that the launcher starts; None if that is not known.
         line: Where the command begins, counted from 1.
@@ -95,13 +95,15 @@ def read_launches(text: str) -> list[Launch]:
     found: list[Launch] = []
     for command in read_commands(text):
         launch = _launch(command)
-        if launch is not None and not any(_same(launch, other) for other in found):
+        if launch is None:
+            continue
+        same = [number for number, one in enumerate(found) if (one.flags, one.fields) == (launch.flags, launch.fields)]
+        if not same:
             found.append(launch)
+        elif found[same[0]].size != launch.size:
+            # The same program on one machine or on many, as the script decides when it runs.
+            found[same[0]] = replace(launch, size=None)
     return found
-
-
-def _same(launch: Launch, other: Launch) -> bool:
-    return (launch.flags, launch.fields, launch.size) == (other.flags, other.fields, other.size)
 
 
 def _launch(command: Command) -> Launch | None:
@@ -116,7 +118,9 @@ def _launch(command: Command) -> Launch | None:
         before, program, arguments = words[:start], words[start], words[start + 1 :]
     flags = _flags([word for word in arguments if not _is_override(word)] if start is not None else list(arguments))
     fields = _fields(arguments)
-    return Launch(program, flags, fields, _size(before), command.line)
+    return Launch(
+        program.rpartition("/")[2] if program.endswith(".py") else program, flags, fields, _size(before), command.line
+    )
 
 
 def _program_index(words: Sequence[str]) -> int | None:
@@ -181,22 +185,22 @@ def _typed(word: str) -> object:
 def _fields(words: Sequence[str]) -> dict[str, Any]:
     """Returns the arguments ``a.b=value`` as nested sections.
 
-    Raises:
-        ConfigError: If one of them needs another one to be a section.
+    A choice of a file for a whole section, such as ``optim=adam``, gives way to fields of that section.
     """
     data: dict[str, Any] = {}
     for word in words:
         found = _OVERRIDE.fullmatch(word) if _is_override(word) else None
-        if found is None or is_unknown(found[2]):
+        if found is None or found[3] is None or is_unknown(found[2]):
             continue
         *sections, name = found[2].split(".")
-        place: Any = data
+        place = data
         for section in sections:
-            place = place.setdefault(section, {}) if isinstance(place, dict) else None
-        if not isinstance(place, dict):
-            raise ConfigError(f"{found[2]} is written, and a part of its name is written as a value, too")
+            if not isinstance(place.get(section), dict):
+                place[section] = {}
+            place = cast("dict[str, Any]", place[section])
         value = found[3]
-        place[name] = _WORDS[value.lower()] if value.lower() in _WORDS else _typed(value.strip("'\""))
+        if not isinstance(place.get(name), dict):
+            place[name] = _WORDS[value.lower()] if value.lower() in _WORDS else _typed(value.strip("'\""))
     return data
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff.core.configs._fields import ConfigError
+from countoff.core.configs._fields import ConfigError, Unknown
 
 __all__ = ["with_references"]
 
@@ -22,8 +22,8 @@ def with_references(data: Mapping[str, Any], *, relative: bool = False) -> Mappi
     Args:
         data: The parsed file.
         relative: Whether a reference may begin with dots: ``${.a}`` is a field beside it, ``${..a}`` one beside its
-            section. Then a reference to a field that is not in the file stays as it is, because such a file is often
-            completed by others, and so does a text with a function, such as ``${multiply:…}``.
+            section. Then a reference to a field that is not in the file is ``Unknown``, because such a file is often
+            completed by others, and so is a function, such as ``${multiply:…}``.
 
     Raises:
         ConfigError: If the references go round in a circle, or, if not relative, one leads to no field of the file.
@@ -53,7 +53,8 @@ class _Filling:
             return [self.filled(one, place, depth + 1) for one in cast("list[object]", value)]
         found = (_ANY if self.relative else _ABSOLUTE).fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
-            return value
+            is_function = self.relative and isinstance(value, str) and value.startswith("${") and value.endswith("}")
+            return Unknown(value) if is_function else value
         path = tuple(found[found.lastindex or 1].split("."))
         if self.relative and found[1]:
             path = (*place[: max(len(place) - len(found[1]), 0)], *path)
@@ -61,7 +62,7 @@ class _Filling:
         for part in path:
             target = cast("Mapping[str, object]", target).get(part) if isinstance(target, Mapping) else None
         if target is None and self.relative:
-            return value
+            return Unknown(found[0])
         if target is None:
             raise ConfigError(f"${{{found[1]}}} refers to a field that is not in the file")
         return self.filled(target, path, depth + 1)

@@ -52,14 +52,14 @@ class Command(NamedTuple):
 
 
 def read_commands(text: str) -> list[Command]:
-    """Returns the commands that a script may run, in order; those of a branch that it surely does not take are left out.
+    r"""Returns the commands that a script may run, in order, without those of a branch that it surely does not take.
 
     Raises:
         ConfigError: If the script is not well-formed, or its values grow beyond any real script.
 
     Example:
-        >>> read_commands('N=4; ARGS=(--nodes $N)\\ntorchrun ${ARGS[@]} a.py "$1"')[0].words
-        ('torchrun', '--nodes', '4', 'a.py', '\\x00$1\\x00')
+        >>> read_commands('N=4; ARGS=(--nodes $N)\ntorchrun ${ARGS[@]} a.py "$1"')[0].words
+        ('torchrun', '--nodes', '4', 'a.py', '\x00$1\x00')
     """
     if MARK in text:
         raise ConfigError("it is not text")
@@ -324,7 +324,7 @@ class _Node:
         kind: ``command``, ``if``, ``case``, ``loop``, ``function`` or ``group``.
         line: Where it begins.
         tokens: The words of a command, the subject of a case, the name of a function.
-        branches: The lists of commands: of an if, conditions and bodies in turns; of a case, a loop or a function, bodies.
+        branches: The lists of commands: of an if, conditions and bodies in turns; of any other compound, bodies.
         patterns: The patterns of each branch of a case.
         joiner: The operator before it.
     """
@@ -361,7 +361,10 @@ class _Parser:
             token = self.tokens[self.at]
             if (token.operator or token.keyword) in ends:
                 break
-            if token.keyword in ("then", "elif", "else", "fi", "do", "done", "esac", "}") or token.operator in (")", ";;"):
+            if token.keyword in ("then", "elif", "else", "fi", "do", "done", "esac", "}") or token.operator in (
+                ")",
+                ";;",
+            ):
                 break
             if token.operator and token.operator != "(":
                 if token.operator != "\n":

@@ -222,8 +222,8 @@ def _check_updates(plan: RunPlan) -> Iterator[ConfigIssue]:
         yield ConfigIssue("silent", "batch", text)
     elif whole % mini and whole > mini:
         text = (
-            f"{job.key('global_batch_size')} {whole:,} is no multiple of {name} {mini:,}: the last update of a step has "
-            f"{whole % mini:,} samples, and counts as much as the others"
+            f"{job.key('global_batch_size')} {whole:,} is no multiple of {name} {mini:,}: the last update of a step "
+            f"has {whole % mini:,} samples, and counts as much as the others"
         )
         yield ConfigIssue("note", "batch", text)
     if job.micro_batch_size is not None and per_rank % job.micro_batch_size:

@@ -83,6 +83,7 @@ class Job:
             different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
+        run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
         ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
             not grow.
         batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
@@ -128,6 +129,7 @@ class Job:
     strided: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
+    run_samples: int | None = None
     ramp: tuple[int, int, int] | None = None
     batch_stages: tuple[tuple[int, int], ...] = ()
     mini_batch_size: int | None = None
@@ -156,6 +158,13 @@ class Job:
         for name, size in zip(self.names, self.sizes, strict=True):
             if size != INFERRED:
                 check_count(self.key(name), size, minimum=1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates in each step: 1, except in a framework that cuts a step into mini-batches."""
+        if self.mini_batch_size is None or self.global_batch_size is None:
+            return 1
+        return -(-self.global_batch_size // self.mini_batch_size) * self.update_passes
 
     def key(self, name: str) -> str:
         """Returns the configuration's own name of a number, for messages.

@@ -1,10 +1,11 @@
 """Megatron-LM's arguments: the flags of its ``pretrain_*.py``, as a launch script or a command line has them.
 
-The sizes of the model divide the ranks, and what is left over reads different data. A batch is cut into micro-batches of
-every data rank. The learning rate counts samples: those of the steps taken, also where its flags count iterations.
-Source: Megatron-LM d98e8a64 and core_v0.9.0, ``validate_args`` in ``megatron/training/arguments.py``, ``SchedulerConfig`` in
-``megatron/training/config/training_config.py``, ``update_train_iters`` and ``get_optimizer_param_scheduler`` in
-``megatron/training/training.py``, and ``megatron/core/num_microbatches_calculator.py``.
+The sizes of the model divide the ranks, and what is left over reads different data. A batch is cut into micro-batches
+of every data rank. The learning rate counts samples: those of the steps taken, also where its flags count iterations.
+Source: Megatron-LM d98e8a64 and core_v0.9.0, ``validate_args`` in ``megatron/training/arguments.py``,
+``SchedulerConfig`` in ``megatron/training/config/training_config.py``, ``update_train_iters`` and
+``get_optimizer_param_scheduler`` in ``megatron/training/training.py``, and
+``megatron/core/num_microbatches_calculator.py``.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=fields.parse_count("sequence_length", "--seq-length", None),
         global_batch_size=batch,
         steps=_steps(fields, length, batch, ramp),
+        run_samples=length.amount if length.unit == "samples" and ramp is None else None,
         ramp=ramp,
         batch_stages=stages,
         expert_parallel=_experts(fields, degrees["tp"]),
@@ -118,7 +120,9 @@ def _steps(fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, 
         return None
     if ramp is None:
         if length.amount < batch:
-            text = f"--train-samples {length.amount:,} is less than one global batch of {batch:,}: there is no iteration"
+            text = (
+                f"--train-samples {length.amount:,} is less than one global batch of {batch:,}: there is no iteration"
+            )
             fields.note("length", text, "stops")
         return length.amount // batch or None
     if ramp[2] // ramp[0] > _LONGEST_RAMP:
@@ -145,8 +149,8 @@ def _ramp(fields: Fields, batch: int | None) -> tuple[int, int, int] | None:
         return None
     if batch < start or (batch - start) % increment:
         text = (
-            f"--rampup-batch-size goes from {start} in increments of {increment} and does not reach --global-batch-size "
-            f"{batch}: Megatron-LM stops on an assertion"
+            f"--rampup-batch-size goes from {start} in increments of {increment} and does not reach "
+            f"--global-batch-size {batch}: Megatron-LM stops on an assertion"
         )
         fields.note("batch", text, "stops")
         return None

@@ -1,7 +1,7 @@
 """NeMo's YAML files, of NeMo 1 and of the later scripts that are configured in the same way.
 
-A model with ``model.global_batch_size`` is Megatron's: its sizes divide the ranks, and a batch is cut into micro-batches of
-every data rank. Any other model is Lightning's: every rank is a data rank with batches of its own.
+A model with ``model.global_batch_size`` is Megatron's: its sizes divide the ranks, and a batch is cut into
+micro-batches of every data rank. Any other model is Lightning's: every rank is a data rank with batches of its own.
 Source: NeMo v1.23.0, ``examples/nlp/language_modeling/conf``, ``MegatronBaseModel._get_max_steps`` and
 ``MegatronGPTModel._validate_trainer`` in ``nemo/collections/nlp/models/language_modeling``, ``prepare_lr_scheduler`` in
 ``nemo/core/optim/lr_scheduler.py``.
@@ -64,7 +64,7 @@ def read(data: Mapping[str, Any]) -> Job:
         ramp=_ramp(fields, batch),
         world_size=_world_size(fields),
         learning_rate=fields.number("learning_rate", "model.optim.lr", None),
-        schedule=_schedule(fields, steps),
+        schedule=_schedule(fields, steps, is_megatron),
         unknown={name: fields.unknown[one.key] for name, one in fields.origins.items() if one.key in fields.unknown},
         origins=fields.origins,
         issues=tuple(fields.issues),
@@ -98,8 +98,8 @@ def _accumulation(fields: Fields, is_megatron: bool) -> int | None:
         return batches
     if batches > 1:
         text = (
-            f"trainer.accumulate_grad_batches is {batches}, and must be 1 for a Megatron model, which accumulates up to "
-            f"{_written(fields, _BATCH)} by itself: NeMo stops"
+            f"trainer.accumulate_grad_batches is {batches}, and must be 1 for a Megatron model, which accumulates up "
+            f"to {_written(fields, _BATCH)} by itself: NeMo stops"
         )
         fields.note("batch", text, "stops")
     del fields.origins["gradient_accumulation_steps"]
@@ -126,20 +126,26 @@ def _ramp(fields: Fields, batch: int | None) -> tuple[int, int, int] | None:
     return (start, increment, samples) if batch > start else None
 
 
-def _schedule(fields: Fields, steps: int | None) -> Schedule | None:
-    """Returns the schedule of the names whose curve is known here, if it has an end or a warm-up."""
+def _schedule(fields: Fields, steps: int | None, is_megatron: bool) -> Schedule | None:
+    """Returns the schedule of the names whose curve is known here, if it has an end or a warm-up.
+
+    Only a Megatron model keeps a ``max_steps`` of its own where the trainer has one (``ModelPT.setup_optimization``).
+    """
     section = "model.optim.sched"
     name = fields.text(f"{section}.name")
     if name not in ("CosineAnnealing", "WarmupPolicy"):
         return None
-    own = fields.raw(f"{section}.max_steps")
+    is_own = is_megatron or steps is None
+    own = fields.raw(f"{section}.max_steps") if is_own else None
     if type(own) is int and own == -1:
         text = f"{section}.max_steps is -1: NeMo makes no schedule, and the learning rate stays as it is; leave it out"
         fields.note("horizon", text, "silent")
         return None
-    horizon = fields.parse_count("horizon_steps", f"{section}.max_steps", steps, unset=("???",))
+    horizon = steps
+    if is_own and fields.has(f"{section}.max_steps"):
+        horizon = fields.parse_count("horizon_steps", f"{section}.max_steps", steps, unset=("???",))
     warmup, part = _part(fields, "warmup_steps", f"{section}.warmup", horizon)
-    constant, _ = _part(fields, "", f"{section}.constant", horizon)
+    constant, _ = _part(fields, "constant_steps", f"{section}.constant", horizon)
     rate = fields.number("learning_rate", "model.optim.lr", None)
     lowest = fields.number("", f"{section}.min_lr", 0.0) or 0.0
     if horizon is None or warmup is None or constant is None:
@@ -152,7 +158,7 @@ def _schedule(fields: Fields, steps: int | None) -> Schedule | None:
         text = f"{section}.min_lr {lowest:g} is above model.optim.lr {rate:g}: NeMo stops"
         fields.note("horizon", text, "stops")
         return None
-    return NemoCosine(warmup, horizon, constant, lowest / rate, fields.has(f"{section}.max_steps"), part)
+    return NemoCosine(warmup, horizon, constant, lowest / rate, own is not None and own != "???", part)
 
 
 def _part(fields: Fields, name: str, stem: str, horizon: int | None) -> tuple[int | None, float | None]:

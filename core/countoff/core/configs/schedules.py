@@ -211,9 +211,9 @@ class WarmupDecay:
 class MegatronSchedule:
     """The schedules of Megatron-LM, which count samples where the run is given in samples, else iterations.
 
-    Source: Megatron-LM d98e8a64, ``OptimizerParamScheduler.get_lr`` in ``megatron/core/optimizer_param_scheduler.py``, and
-    ``get_optimizer_param_scheduler`` in ``megatron/training/training.py``: the rate of a step is that of the samples
-    before it; the decay is by default as long as the run, and a fraction is one of the decay.
+    Source: Megatron-LM d98e8a64, ``OptimizerParamScheduler.get_lr`` in
+    ``megatron/core/optimizer_param_scheduler.py``, and ``get_optimizer_param_scheduler`` in
+    ``megatron/training/training.py``: the rate of a step is that of the samples before it; the decay is by default as long as the run, and a fraction is one of the decay.
 
     Attributes:
         style: The curve after the warm-up.

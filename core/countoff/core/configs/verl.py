@@ -1,7 +1,7 @@
 """verl's YAML files and overrides: reinforcement learning (``main_ppo``) and supervised fine-tuning (``sft_trainer``).
 
-A step of reinforcement learning reads ``data.train_batch_size`` prompts, makes ``rollout.n`` samples of each, and updates
-the actor once per mini-batch and pass. The schedule ticks once per step, not once per update, and verl plans it for the
+A step of reinforcement learning reads ``data.train_batch_size`` prompts, makes ``rollout.n`` samples of each, and
+updates the actor once per mini-batch and pass. The schedule ticks once per step, not once per update, and verl plans it for the
 steps of the run, whatever ``optim.total_training_steps`` says.
 Source: verl b178a3cd, ``ActorRolloutRefWorker.__init__`` and ``update_actor`` in ``verl/workers/fsdp_workers.py``,
 ``DataParallelPPOActor.update_policy`` in ``verl/workers/actor/dp_actor.py``, ``validate_config`` in
@@ -12,6 +12,7 @@ defaults in ``verl/trainer/config``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,10 +72,13 @@ def _world_size(fields: Fields, default_per_node: int) -> int | None:
 
 
 def _reinforcement(fields: Fields) -> dict[str, Any]:
-    prompts = fields.parse_count("global_batch_size", "data.train_batch_size", 1024)
+    # With 0, as its fully asynchronous trainer has it, the prompts come one by one.
+    prompts = fields.parse_count("global_batch_size", "data.train_batch_size", 1024, minimum=0)
     mini = fields.parse_count("mini_batch_size", f"{_ACTOR}.ppo_mini_batch_size", 256)
     samples = fields.parse_count("samples_per_prompt", f"{_ROLLOUT}.n", 1) or 1
-    known = not {"data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n"} & set(fields.unknown)
+    known = bool(prompts) and not {"data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n"} & set(
+        fields.unknown
+    )
     if samples > 1:
         for name in ("global_batch_size", "mini_batch_size"):
             origin = fields.origins[name]
@@ -83,6 +87,8 @@ def _reinforcement(fields: Fields) -> dict[str, Any]:
     steps = fields.parse_count("steps", "trainer.total_training_steps", None, unset=_UNSET)
     epochs = fields.parse_count("epochs", "trainer.total_epochs", 30)
     _note_overruled(fields, steps)
+    world_size = _world_size(fields, 8)
+    _check_rollout(fields, world_size)
     return {
         **_mesh(fields),
         "global_batch_size": (prompts or 1) * samples if known else None,
@@ -95,10 +101,21 @@ def _reinforcement(fields: Fields) -> dict[str, Any]:
         "drop_last": True,
         "steps": steps,
         "epochs": epochs if steps is None or fields.has("trainer.total_epochs") else None,
-        "world_size": _world_size(fields, 8),
+        "world_size": world_size,
         "learning_rate": fields.number("learning_rate", f"{_ACTOR}.optim.lr", None),
         "schedule": _schedule(fields, f"{_ACTOR}.optim", steps, None),
     }
+
+
+def _check_rollout(fields: Fields, world_size: int | None) -> None:
+    """Adds the issue of rollout workers whose sizes do not divide the ranks (``_build_rollout``)."""
+    names = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    sizes = {name: fields.parse_count("", f"{_ROLLOUT}.{name}", 1) or 1 for name in names}
+    width = math.prod(sizes.values())
+    if world_size is not None and world_size % width:
+        product = " × ".join(f"{_ROLLOUT}.{name} {size}" for name, size in sizes.items() if size > 1)
+        key = fields.origins["world_size"].key
+        fields.note("dims", f"{key} = {world_size} ranks do not divide by {product}: verl stops", "stops")
 
 
 def _micro_batch(fields: Fields, path: str) -> int | None:
@@ -200,8 +217,8 @@ def _plans_epochs(fields: Fields, steps: int | None) -> bool:
     if steps is None or not (fields.has("model.partial_pretrain") or fields.has("optim.lr_scheduler")):
         return False
     text = (
-        f"trainer.total_training_steps ends the run after {steps:,} steps, and fsdp_sft_trainer plans the learning rate "
-        f"for all steps of trainer.total_epochs: it does not reach its end"
+        f"trainer.total_training_steps ends the run after {steps:,} steps, and fsdp_sft_trainer plans the learning "
+        f"rate for all steps of trainer.total_epochs: it does not reach its end"
     )
     fields.note("horizon", text)
     return True

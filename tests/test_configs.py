@@ -327,7 +327,11 @@ optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
         ("bad.json", b"{'a': 1}", "is not valid JSON: "),
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
-        ("config.txt", b"a = 1", "must end in .toml, .json, .yaml, .yml, or be module:function"),
+        (
+            "config.ini",
+            b"a = 1",
+            "must end in .toml, .json, .yaml, .yml, .sh, .bash, .slurm, .sbatch, .args, .txt, or be module:",
+        ),
         (
             "who.yaml",
             b"colour: blue",

@@ -123,7 +123,12 @@ def _job(chosen: argparse.Namespace) -> Job:
     changes["sizes"] = _sizes(chosen, job, origins)
     _refuse_unknown(job, origins)
     batch = changes.get("global_batch_size")
-    if isinstance(batch, int) and job.run_samples is not None and isinstance(job.schedule, MegatronSchedule):
+    if (
+        isinstance(batch, int)
+        and job.run_samples is not None
+        and job.ramp is None
+        and isinstance(job.schedule, MegatronSchedule)
+    ):
         # A run in samples has fewer steps with a larger batch.
         changes.setdefault("steps", max(job.run_samples // batch, 1))
         changes["schedule"] = dataclasses.replace(job.schedule, units_per_step=batch)

@@ -149,6 +149,12 @@ class Fields:
         found = self._find(path)
         return None if found is None else str(found)
 
+    @property
+    def unknown_numbers(self) -> dict[str, str]:
+        """What is written in the place of each unknown value, by its name in a ``Job``, or else by its path."""
+        names = {origin.key: name for name, origin in self.origins.items()}
+        return {names.get(path, path): text for path, text in self.unknown.items()}
+
     def raw(self, path: str) -> object:
         """Returns a field as it is; None if it is not written or not known."""
         return self._find(path)

@@ -93,8 +93,9 @@ def _check_end(job: Job, schedule: MegatronSchedule | NemoCosine, steps: int, st
 def _check_stages(job: Job, schedule: MegatronSchedule, plan: RunPlan | None) -> Iterator[ConfigIssue]:
     """Yields the issue of a decay that is counted in smaller batches than those that the run has.
 
-    Where only ``--step-batch-size-schedule`` is given, Megatron-LM sets its global batch to the micro-batch size times the
-    data ranks, and multiplies the iterations of the decay by that (``validate_args``, ``get_optimizer_param_scheduler``).
+    Where only ``--step-batch-size-schedule`` is given, Megatron-LM sets its global batch to the micro-batch size times
+    the data ranks, and multiplies the iterations of the decay by that (``validate_args``,
+    ``get_optimizer_param_scheduler``).
     """
     if plan is None or plan.batch_size is None or schedule.style == "constant":
         return

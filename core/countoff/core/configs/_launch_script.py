@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -71,7 +71,7 @@ def with_ranks(job: Job, launch: Launch) -> Job:
         origins["world_size"] = Origin(launch.size.key)
     notes = [
         ConfigIssue(
-            "note", "unknown-value", f"{origins[name].key} is {text}, which only the machine of the job knows: not read"
+            "note", "unknown-value", f"{job.key(name)} is {text}, which only the machine of the job knows: not read"
         )
         for name, text in job.unknown.items()
     ]
@@ -93,7 +93,7 @@ def read_launches(text: str) -> list[Launch]:
         ('pretrain_gpt.py', {'--lr': 0.0001, '--bf16': True}, 8)
     """
     found: list[Launch] = []
-    for command in read_commands(text):
+    for command in _joined(read_commands(text)):
         launch = _launch(command)
         if launch is None:
             continue
@@ -103,6 +103,17 @@ def read_launches(text: str) -> list[Launch]:
         elif found[same[0]].size != launch.size:
             # The same program on one machine or on many, as the script decides when it runs.
             found[same[0]] = replace(launch, size=None)
+    return found
+
+
+def _joined(commands: Iterable[Command]) -> list[Command]:
+    """Returns the commands, with lines that are arguments alone joined to one."""
+    found: list[Command] = []
+    for command in commands:
+        if found and all(one.words[0].startswith("--") for one in (found[-1], command)):
+            found[-1] = found[-1]._replace(words=(*found[-1].words, *command.words))
+        else:
+            found.append(command)
     return found
 
 
@@ -212,7 +223,7 @@ def _size(words: Sequence[str]) -> Size | None:
         total = flags.get("num_processes")
         return Size(total, "--num_processes") if isinstance(total, int) and total >= 1 else None
     if "torchrun" in names or "torch.distributed.run" in words or "torch.distributed.launch" in words:
-        per_node, nodes = flags.get("nproc_per_node", 1), flags.get("nnodes", 1)
+        per_node, nodes = flags.get("nproc_per_node"), flags.get("nnodes", 1)
         key = "--nproc_per_node × --nnodes" if "nnodes" in flags else "--nproc_per_node"
     elif "deepspeed" in names:
         per_node, nodes, key = flags.get("num_gpus"), flags.get("num_nodes", 1), "--num_gpus × --num_nodes"

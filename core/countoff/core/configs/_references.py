@@ -54,7 +54,7 @@ class _Filling:
         found = (_ANY if self.relative else _ABSOLUTE).fullmatch(value.strip()) if isinstance(value, str) else None
         if found is None:
             is_function = self.relative and isinstance(value, str) and value.startswith("${") and value.endswith("}")
-            return Unknown(value) if is_function else value
+            return Unknown(str(value)) if is_function else value
         path = tuple(found[found.lastindex or 1].split("."))
         if self.relative and found[1]:
             path = (*place[: max(len(place) - len(found[1]), 0)], *path)

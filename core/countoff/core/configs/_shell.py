@@ -253,12 +253,12 @@ class _Lexer:
     def _double_quoted(self) -> list[_Piece]:
         opened = self.line
         self.at += 1
-        pieces = [_Piece("literal", "", True)]
+        pieces: list[_Piece] = []
         while self.at < len(self.text):
             character = self.text[self.at]
             if character == '"':
                 self.at += 1
-                return pieces
+                return pieces or [_Piece("literal", "", True)]
             if character == "\\" and self.text[self.at + 1 : self.at + 2] in ("$", "`", '"', "\\", "\n"):
                 escaped = self.text[self.at + 1]
                 self.line += escaped == "\n"

@@ -6,6 +6,7 @@ Every batch is an optimizer step; micro-batches are cut out of it. Durations hav
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -94,7 +95,10 @@ def _duration(fields: Fields, path: str) -> tuple[float, str] | None:
         found = _DURATION.fullmatch(f"{text}ep")  # a bare number is in epochs
     if found is None:
         raise ConfigError(f"{path} must be a time with a unit, such as 4800ba, 1ep or 5000000tok, got {text!r}")
-    return float(found[1].replace("_", "")), found[2]
+    amount = float(found[1].replace("_", ""))
+    if not math.isfinite(amount):
+        raise ConfigError(f"{path} is too large: {text[:40]}…")
+    return amount, found[2]
 
 
 def _run_length(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:

@@ -102,7 +102,8 @@ class Job:
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its curve is unknown.
-        unknown: What is written in the place of each number that the configuration does not show, by its name here.
+        unknown: What is written in the place of each number that the configuration does not show, by its name here, or
+            by the configuration's own if it has none here.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
 

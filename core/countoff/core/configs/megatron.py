@@ -85,13 +85,13 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=fields.parse_count("sequence_length", "--seq-length", None),
         global_batch_size=batch,
         steps=_steps(fields, length, batch, ramp),
-        run_samples=length.amount if length.unit == "samples" and ramp is None else None,
+        run_samples=length.amount if length.unit == "samples" else None,
         ramp=ramp,
         batch_stages=stages,
         expert_parallel=_experts(fields, degrees["tp"]),
         learning_rate=fields.number("learning_rate", "--lr", None),
-        schedule=_schedule(fields, length, batch),
-        unknown={name: fields.unknown[one.key] for name, one in fields.origins.items() if one.key in fields.unknown},
+        schedule=_schedule(fields, length, batch, ramp),
+        unknown=fields.unknown_numbers,
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
@@ -125,14 +125,22 @@ def _steps(fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, 
             )
             fields.note("length", text, "stops")
         return length.amount // batch or None
-    if ramp[2] // ramp[0] > _LONGEST_RAMP:
+    if _too_long(ramp):
         return None
-    growing = Ramp(start=ramp[0], increment=ramp[1], samples=ramp[2], global_batch_size=batch)
+    growing = _growing(ramp, batch)
     steps = done = 0
     while done <= ramp[2] and done <= length.amount:
         done += growing.batch_after(done)
         steps += 1
     return steps + max(length.amount - done, 0) // batch
+
+
+def _too_long(ramp: tuple[int, int, int]) -> bool:
+    return ramp[2] // ramp[0] > _LONGEST_RAMP
+
+
+def _growing(ramp: tuple[int, int, int], batch: int) -> Ramp:
+    return Ramp(start=ramp[0], increment=ramp[1], samples=ramp[2], global_batch_size=batch)
 
 
 def _ramp(fields: Fields, batch: int | None) -> tuple[int, int, int] | None:
@@ -227,7 +235,9 @@ def _experts(fields: Fields, tensor_parallel: int) -> int:
     return experts if width == tensor_parallel else 1
 
 
-def _schedule(fields: Fields, length: _Length, batch: int | None) -> MegatronSchedule | None:
+def _schedule(
+    fields: Fields, length: _Length, batch: int | None, ramp: tuple[int, int, int] | None
+) -> MegatronSchedule | None:
     """Returns the schedule; None if its decay or its warm-up is not known."""
     style = fields.choice("--lr-decay-style", _STYLES, "linear")
     rate = fields.number("learning_rate", "--lr", None)
@@ -266,6 +276,7 @@ def _schedule(fields: Fields, length: _Length, batch: int | None) -> MegatronSch
         min_factor=lowest / rate,
         init_factor=first / rate,
         units_per_step=per_step,
+        growth=tuple(_growing(ramp, per_step).pieces()) if ramp and unit == "samples" and not _too_long(ramp) else (),
         own_decay=fields.has(f"--lr-decay-{unit}"),
         warmup_fraction=fraction,
         wsd_decay=wsd or 0,

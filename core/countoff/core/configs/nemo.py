@@ -65,7 +65,7 @@ def read(data: Mapping[str, Any]) -> Job:
         world_size=_world_size(fields),
         learning_rate=fields.number("learning_rate", "model.optim.lr", None),
         schedule=_schedule(fields, steps, is_megatron),
-        unknown={name: fields.unknown[one.key] for name, one in fields.origins.items() if one.key in fields.unknown},
+        unknown=fields.unknown_numbers,
         origins=fields.origins,
         issues=tuple(fields.issues),
     )

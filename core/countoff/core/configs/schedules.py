@@ -213,7 +213,8 @@ class MegatronSchedule:
 
     Source: Megatron-LM d98e8a64, ``OptimizerParamScheduler.get_lr`` in
     ``megatron/core/optimizer_param_scheduler.py``, and ``get_optimizer_param_scheduler`` in
-    ``megatron/training/training.py``: the rate of a step is that of the samples before it; the decay is by default as long as the run, and a fraction is one of the decay.
+    ``megatron/training/training.py``: the rate of a step is that of the samples before it; the decay is by default as
+    long as the run, and a fraction is one of the decay.
 
     Attributes:
         style: The curve after the warm-up.
@@ -226,6 +227,7 @@ class MegatronSchedule:
         warmup_fraction: The warm-up as a fraction of the decay; None if it is configured as a number.
         wsd_decay: Samples or iterations of the last part of ``WSD``, in which it decays.
         wsd_style: The curve of that part.
+        growth: The global batches before the full one, each with its number of steps.
 
     Example:
         >>> schedule = MegatronSchedule("cosine", warmup=100, decay=1100, min_factor=0.1, units_per_step=10)
@@ -243,20 +245,41 @@ class MegatronSchedule:
     warmup_fraction: float | None = None
     wsd_decay: int = 0
     wsd_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    growth: tuple[tuple[int, int], ...] = ()
 
     @property
     def warmup_steps(self) -> int:
         """Steps until the full learning rate, as configured."""
-        return math.ceil(self.warmup / self.units_per_step)
+        return self.steps_until(self.warmup)
 
     @property
     def horizon_steps(self) -> int:
         """Steps after which the decay has ended."""
-        return -(-self.decay // self.units_per_step)
+        return self.steps_until(self.decay)
+
+    def steps_until(self, units: float) -> int:
+        """Returns the steps after which so many samples, or iterations, are done."""
+        steps = 0
+        for batch, count in self.growth:
+            if units <= batch * count:
+                return steps + math.ceil(units / batch)
+            steps += count
+            units -= batch * count
+        return steps + math.ceil(units / self.units_per_step)
+
+    def _done(self, step: int) -> int:
+        """Returns the samples, or iterations, before a step."""
+        done = 0
+        for batch, count in self.growth:
+            if step <= count:
+                return done + step * batch
+            done += count * batch
+            step -= count
+        return done + step * self.units_per_step
 
     def factor(self, step: int) -> float:
         """Returns the factor of a step, counted from 0."""
-        done = step * self.units_per_step
+        done = self._done(step)
         if self.warmup > 0 and done <= self.warmup:
             return self.init_factor + (1 - self.init_factor) * done / self.warmup
         if self.style == "constant":
@@ -271,8 +294,8 @@ class MegatronSchedule:
 
     def planned_for(self, steps: int) -> MegatronSchedule:
         """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
-        if self.own_decay or self.decay // self.units_per_step == steps:
-            return self
+        if self.own_decay or steps in (self.horizon_steps, self.horizon_steps - 1):
+            return self  # the last batch of a run in samples is left out if it is not full
         decay = steps * self.units_per_step
         warmup = self.warmup if self.warmup_fraction is None else self.warmup_fraction * decay
         return replace(self, decay=decay, warmup=warmup)

@@ -1,8 +1,8 @@
 """verl's YAML files and overrides: reinforcement learning (``main_ppo``) and supervised fine-tuning (``sft_trainer``).
 
 A step of reinforcement learning reads ``data.train_batch_size`` prompts, makes ``rollout.n`` samples of each, and
-updates the actor once per mini-batch and pass. The schedule ticks once per step, not once per update, and verl plans it for the
-steps of the run, whatever ``optim.total_training_steps`` says.
+updates the actor once per mini-batch and pass. The schedule ticks once per step, not once per update, and verl plans
+it for the steps of the run, whatever ``optim.total_training_steps`` says.
 Source: verl b178a3cd, ``ActorRolloutRefWorker.__init__`` and ``update_actor`` in ``verl/workers/fsdp_workers.py``,
 ``DataParallelPPOActor.update_policy`` in ``verl/workers/actor/dp_actor.py``, ``validate_config`` in
 ``verl/utils/config.py``, ``RayPPOTrainer._create_dataloader`` in ``verl/trainer/ppo/ray_trainer.py``,
@@ -48,8 +48,13 @@ def read(data: Mapping[str, Any]) -> Job:
     fields = Fields(with_references(data, relative=True), reads_exponents=True)
     _note_misspelt(fields)
     job = _reinforcement(fields) if fields.has("actor_rollout_ref") else _fine_tuning(fields)
-    unknown = {name: fields.unknown[one.key] for name, one in fields.origins.items() if one.key in fields.unknown}
-    return Job(**job, framework="verl", unknown=unknown, origins=fields.origins, issues=tuple(fields.issues))
+    return Job(
+        **job,
+        framework="verl",
+        unknown=fields.unknown_numbers,
+        origins=fields.origins,
+        issues=tuple(fields.issues),
+    )
 
 
 def _note_misspelt(fields: Fields) -> None:

@@ -192,8 +192,9 @@ def _check_growing_batch(plan: RunPlan) -> Iterator[ConfigIssue]:
     for size in sizes:
         if size % divisor:
             text = (
-                f"the global batch grows, and its size {size:,} is no multiple of {job.key('batch_size')} {plan.batch_size} "
-                f"× {_count(plan.ranks.dp_degree, 'data rank')} = {divisor:,} samples: {job.framework} stops there"
+                f"the global batch grows, and its size {size:,} is no multiple of {job.key('batch_size')} "
+                f"{plan.batch_size} × {_count(plan.ranks.dp_degree, 'data rank')} = {divisor:,} samples: "
+                f"{job.framework} stops there"
             )
             yield ConfigIssue("stops", "batch", text)
             return

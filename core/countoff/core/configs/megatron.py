@@ -269,17 +269,19 @@ def _schedule(
         _keep_written(fields, "warmup_steps", warmup or 0)
     if unit == "samples":
         _keep_written(fields, "horizon_steps", decay)
+    # Megatron-LM turns iterations into samples. Only this curve, without a warm-up, depends on that.
+    times = batch if unit == "iters" and style == "inverse-square-root" and batch is not None else 1
     return MegatronSchedule(
         cast("Any", style),
-        warmup=(warmup or 0) if fraction is None else fraction * decay,
-        decay=decay,
+        warmup=((warmup or 0) if fraction is None else fraction * decay) * times,
+        decay=decay * times,
         min_factor=lowest / rate,
         init_factor=first / rate,
-        units_per_step=per_step,
+        units_per_step=per_step * times,
         growth=tuple(_growing(ramp, per_step).pieces()) if ramp and unit == "samples" and not _too_long(ramp) else (),
         own_decay=fields.has(f"--lr-decay-{unit}"),
         warmup_fraction=fraction,
-        wsd_decay=wsd or 0,
+        wsd_decay=(wsd or 0) * times,
         wsd_style=cast("Any", curve),
     )
 

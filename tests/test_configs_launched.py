@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from countoff.core.cli import __main__ as cli
-from countoff.core.configs import read_job
+from countoff.core.configs import ConfigError, read_job
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import RunPlan
 
@@ -525,3 +525,39 @@ def test_a_run_in_samples_has_fewer_steps_with_a_larger_batch(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         cli.main(["plan", str(CONFIGS / "megatron" / "mamba_800m.sh"), "--global-batch-size", "64"])
     assert "steps                                  1,144,409\n" in capsys.readouterr().out
+
+
+def test_only_a_megatron_model_keeps_the_length_of_its_own_schedule(tmp_path: Path) -> None:
+    """NeMo gives any other model the steps of the trainer, if it has them."""
+    text = (CONFIGS / "nemo" / "citrinet_512.wrong.yaml").read_text()
+    (tmp_path / "asr.yaml").write_text(text.replace("  max_steps: -1\n  num_nodes", "  max_steps: 5000\n  num_nodes"))
+    job = read_job(str(tmp_path / "asr.yaml"))
+    assert job.schedule is not None
+    assert (job.steps, job.schedule.horizon_steps) == (5000, 5000)
+    assert check_job(job, world_size=1) == []
+
+
+def test_another_trainers_file_is_not_taken_for_one_of_nemo_or_verl(tmp_path: Path) -> None:
+    """Lightning's own command line has a trainer and a model as well."""
+    lightning = (
+        "trainer: {devices: 8, num_nodes: 2, max_steps: 100}\nmodel: {class_path: a.Model}\ndata: {batch_size: 4}\n"
+    )
+    (tmp_path / "lightning.yaml").write_text(lightning)
+    with pytest.raises(ConfigError, match="is in no format that countoff knows by its fields"):
+        read_job(str(tmp_path / "lightning.yaml"))
+
+
+def test_a_file_that_may_be_of_two_formats_is_refused_with_both(tmp_path: Path) -> None:
+    (tmp_path / "both.yaml").write_text("exp_manager: {}\nactor_rollout_ref: {}\n")
+    with pytest.raises(ConfigError, match=r"both\.yaml may be of nemo or verl: give --framework"):
+        read_job(str(tmp_path / "both.yaml"))
+    assert read_job(str(tmp_path / "both.yaml"), framework="verl").framework == "verl"
+
+
+def test_a_reference_to_no_field_leaves_its_number_unknown(tmp_path: Path) -> None:
+    text = (CONFIGS / "nemo" / "megatron_gpt.yaml").read_text()
+    (tmp_path / "nemo.yaml").write_text(text.replace("encoder_seq_length: 512", "encoder_seq_length: ${data.length}"))
+    job = read_job(str(tmp_path / "nemo.yaml"))
+    assert (job.sequence_length, job.unknown) == (None, {"sequence_length": "${data.length}"})
+    text = "model.encoder_seq_length is ${data.length}, which is known only when the job runs: not read"
+    assert [issue.line for issue in job.issues] == [f"note    unknown-value: {text}"]

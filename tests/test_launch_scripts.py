@@ -211,19 +211,19 @@ def test_an_unknown_size_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert check([], script, monkeypatch) == 2
     assert (
         capsys.readouterr().err
-        == "countoff: --tensor-model-parallel-size is $TP, which only the machine of the job knows: give --tp\n"
+        == "countoff: --tensor-model-parallel-size is $TP, which is known only when the job runs: give --tp\n"
     )
     assert check(["--tp", "2"], script, monkeypatch) == 0
     assert check(["--tp", "2"], script.replace("16", "$GBS"), monkeypatch) == 2
     assert (
-        "--global-batch-size is $GBS, which only the machine of the job knows: give --global" in capsys.readouterr().err
+        "--global-batch-size is $GBS, which is known only when the job runs: give --global" in capsys.readouterr().err
     )
 
 
 def test_an_unknown_number_is_a_note(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON} --lr-warmup-iters $WARMUP"
     assert check([], script, monkeypatch) == 0
-    assert "note    unknown-value: --lr-warmup-iters is $WARMUP, which only the machine" in capsys.readouterr().out
+    assert "note    unknown-value: --lr-warmup-iters is $WARMUP, which is known only when" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def _refuse_unknown(job: Job, origins: Mapping[str, Origin]) -> None:
     for name, text in job.unknown.items():
         if name in flags and origins[name] == job.origins[name]:
             key = job.key(name)
-            raise ValueError(f"{key} is {text}, which only the machine of the job knows: give {_flag(flags[name])}")
+            raise ValueError(f"{key} is {text}, which is known only when the job runs: give {_flag(flags[name])}")
 
 
 def _job_of_flags_alone() -> Job:

@@ -6,11 +6,13 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from countoff.core.configs._fields import ConfigError, Fields, nearest
 from countoff.core.configs._launch_script import Launch, read_launches, with_ranks
+from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
@@ -104,11 +106,18 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
 
 
 def _named_in_errors(name: str, read: Callable[[], Job]) -> Job:
-    """Returns what ``read`` returns; an error of it names the configuration."""
+    """Returns what ``read`` returns, with a note for each value that is not known; an error names the configuration."""
     try:
-        return read()
+        job = read()
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+    notes = [
+        ConfigIssue(
+            "note", "unknown-value", f"{job.key(name)} is {text}, which is known only when the job runs: not read"
+        )
+        for name, text in job.unknown.items()
+    ]
+    return replace(job, issues=(*job.issues, *notes)) if notes else job
 
 
 def _standard_input() -> str:

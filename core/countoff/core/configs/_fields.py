@@ -53,8 +53,8 @@ class Fields:
         self._reads_exponents = reads_exponents
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with a value other than None."""
-        return self._find(path) is not None
+        """Whether a field is written in the configuration, with a value other than None, known or not."""
+        return self._written(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Returns a section; an empty one if it is not there.
@@ -164,6 +164,14 @@ class Fields:
         self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
+        """Returns the value of a field; None if it is not written, or not known."""
+        found = self._written(path)
+        if isinstance(found, Unknown):
+            self.unknown[path] = found.text
+            return None
+        return found
+
+    def _written(self, path: str) -> object:
         found: object = self._data
         for part in path.split("."):
             if isinstance(found, Mapping):
@@ -172,9 +180,6 @@ class Fields:
                 found = getattr(found, part, None)
             if found is None:
                 return None
-        if isinstance(found, Unknown):
-            self.unknown[path] = found.text
-            return None
         return found
 
     def _read(

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 
 from countoff.core.configs._fields import Unknown
 from countoff.core.configs._shell import Command, is_unknown, read_commands, unknown_parts
-from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job, Origin
 
 __all__ = ["Launch", "read_launches", "with_ranks"]
@@ -58,24 +57,15 @@ class Launch:
 
 
 def with_ranks(job: Job, launch: Launch) -> Job:
-    """Returns the job of a launch with the ranks that its launcher starts, and with notes on what is not known.
+    """Returns the job of a launch with the ranks that its launcher starts.
 
     Args:
         job: The job as its arguments describe it.
         launch: The launch.
     """
-    origins = dict(job.origins)
-    world_size = job.world_size
-    if world_size is None and launch.size is not None:
-        world_size = launch.size.ranks
-        origins["world_size"] = Origin(launch.size.key)
-    notes = [
-        ConfigIssue(
-            "note", "unknown-value", f"{job.key(name)} is {text}, which only the machine of the job knows: not read"
-        )
-        for name, text in job.unknown.items()
-    ]
-    return replace(job, world_size=world_size, origins=origins, issues=(*job.issues, *notes))
+    if job.world_size is not None or launch.size is None:
+        return job
+    return replace(job, world_size=launch.size.ranks, origins={**job.origins, "world_size": Origin(launch.size.key)})
 
 
 def read_launches(text: str) -> list[Launch]:

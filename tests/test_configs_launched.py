@@ -9,6 +9,7 @@ from countoff.core.cli import __main__ as cli
 from countoff.core.configs import ConfigError, read_job
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import RunPlan
+from countoff.core.configs.schedules import MegatronSchedule
 
 CONFIGS = Path(__file__).parent / "golden" / "configs"
 # The ranks and data ranks, the samples per step and micro-batch, the steps, and the factor of the last step.
@@ -499,12 +500,12 @@ def test_a_sound_verl_run_has_no_issue(tmp_path: Path, changes: dict[str, str]) 
 
 
 def test_prompts_of_a_dataset_give_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """1,000 prompts are 9 whole batches of 104, each of 4 samples; every step has two updates in each of two passes."""
+    """1,039 prompts are 9 whole batches of 104, each of 4 samples; every step has two updates in each of two passes."""
     fields = "data.train_batch_size=104 actor_rollout_ref.rollout.n=4 trainer.total_epochs=2 trainer.n_gpus_per_node=8"
     updates = f"{ACTOR}.ppo_mini_batch_size=52 {ACTOR}.ppo_epochs=2"
     (tmp_path / "grpo.sh").write_text(f"python -m verl.trainer.main_ppo {fields} {updates}")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["plan", str(tmp_path / "grpo.sh"), "--dataset-size", "1000"])
+        cli.main(["plan", str(tmp_path / "grpo.sh"), "--dataset-size", "1039"])
     assert ended.value.code == 0
     rows = dict(
         line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith("8 ranks")
@@ -519,6 +520,13 @@ def test_a_ramp_of_the_script_is_in_the_plan(capsys: pytest.CaptureFixture[str])
     rows = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (rows["steps of the ramp"], rows["steps"]) == ("19,802", "515,987")
     assert int(rows["samples of the run"].replace(",", "")) <= 768_000_000
+
+
+def test_a_ramp_has_more_steps_in_the_same_samples() -> None:
+    schedule = MegatronSchedule("linear", warmup=100, decay=1600, units_per_step=64, growth=((16, 10), (32, 5)))
+    assert (schedule.warmup_steps, schedule.horizon_steps) == (7, 10 + 5 + 20)
+    assert [schedule.factor(step) for step in (0, 5, 7, 35)] == [0.0, 0.8, pytest.approx(1488 / 1500), 0.0]
+    assert schedule.factor(16) == pytest.approx((1600 - 160 - 160 - 64) / 1500)
 
 
 def test_a_run_in_samples_has_fewer_steps_with_a_larger_batch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,8 +123,10 @@ def _named_in_errors(name: str, read: Callable[[], Job]) -> Job:
 def _standard_input() -> str:
     try:
         return sys.stdin.read(_MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError):
+    except UnicodeDecodeError:
         raise ConfigError("it is not text") from None
+    except (AttributeError, OSError, ValueError):  # a closed one, or none at all
+        raise ConfigError("it cannot be read") from None
 
 
 def _read_launch(text: str, framework: str | None) -> Job:

@@ -77,6 +77,7 @@ def read(data: Mapping[str, Any]) -> Job:
         schedule=_schedule(fields, steps),
         origins=fields.origins,
         issues=tuple(fields.issues),
+        unknown=fields.unknown_numbers,
     )
 
 

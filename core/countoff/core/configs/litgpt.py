@@ -105,6 +105,7 @@ def read(data: Mapping[str, Any]) -> Job:
         schedule=_schedule(fields, run, rate, defaults, pretrain=pretrain),
         origins=fields.origins,
         issues=tuple(fields.issues),
+        unknown=fields.unknown_numbers,
     )
 
 

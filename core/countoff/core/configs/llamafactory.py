@@ -59,6 +59,7 @@ def read(data: Mapping[str, Any]) -> Job:
         schedule=read_schedule(fields, run, thirds=True),
         origins=fields.origins,
         issues=tuple(fields.issues),
+        unknown=fields.unknown_numbers,
         **run,
     )
 

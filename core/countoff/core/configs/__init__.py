@@ -71,7 +71,7 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer); or
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed, a Trainer, LLaMA-Factory) or YAML (all others); or
             ``module:function``, a Python config of TorchTitan, which is imported and called.
         framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.core.configs._fields import ConfigError, Fields, nearest
+from countoff.core._nearest import nearest
+from countoff.core.configs._fields import ConfigError, Fields
 from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]

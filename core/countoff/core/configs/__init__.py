@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.core.configs._fields import ConfigError, Fields, nearest
+from countoff.core._nearest import nearest
+from countoff.core.configs._fields import ConfigError, Fields
 from countoff.core.configs._launch_script import Launch, read_launches, with_ranks
 from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job
@@ -102,7 +103,7 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer, NeMo, verl); or a
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed, a Trainer, LLaMA-Factory) or YAML (all others); or a
             launch script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a
             command line on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and
             called.

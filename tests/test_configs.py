@@ -299,22 +299,6 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         read_job("needy_titan:small")
 
 
-LITGPT = b"""
-checkpoint_dir: checkpoints/tiny-llama
-out_dir: out/finetune/lora
-precision: bf16-true
-devices: 2
-num_nodes: 1
-lora_r: 32
-data:
-  class_path: litgpt.data.Alpaca2k
-  init_args: {val_split_fraction: 0.05}
-train: {global_batch_size: 8, micro_batch_size: 8, lr_warmup_steps: 10, epochs: 4, max_seq_length: 512}
-eval: {interval: 100}
-optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -327,13 +311,16 @@ optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
         ("bad.json", b"{'a': 1}", "is not valid JSON: "),
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
-        ("config.txt", b"a = 1", "must end in .toml, .json, .yaml, .yml, or be module:function"),
+        (
+            "config.ini",
+            b"a = 1",
+            "must end in .toml, .json, .yaml, .yml, .sh, .bash, .slurm, .sbatch, .args, .txt, or be module:",
+        ),
         (
             "who.yaml",
             b"colour: blue",
-            "is in no format that countoff knows by its fields; it reads TorchTitan's .toml, ",
+            "is in no format that countoff knows by its fields; it reads .toml of torchtitan; .yaml of lingua, ",
         ),
-        ("lora.yaml", LITGPT, "lora.yaml is in no format that countoff knows by its fields"),
         ("titan.yaml", b"training: {steps: 5}", "is in no format that countoff knows by its fields"),
         ("half.toml", b"[training]\nsteps = 1.5", "training.steps must be a whole number of at least 1, got 1.5"),
         (
@@ -343,6 +330,7 @@ optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.0002}}
         ),
         ("zero.toml", b"[training]\nseq_len = 0", "training.seq_len must be a whole number of at least 1, got 0"),
         ("true.toml", b"[training]\nsteps = true", "training.steps must be a whole number of at least 1, got True"),
+        ("endless.yaml", b"max_duration: 1e999ep", "max_duration is too large: 1e999ep"),
         ("scalar.toml", b"training = 3", "training must be a section with fields, got 3"),
         ("curve.toml", b"[training]\n[lr_scheduler]\ndecay_type = 'line'", "one of linear, sqrt, cosine, got 'line'"),
         ("tp.toml", b"[parallelism]\ntensor_parallel_degree = -1", "tensor_parallel_degree must be a whole number"),

@@ -140,7 +140,8 @@ def test_what_is_not_known_stays_unknown() -> None:
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"steps": True}, "steps must be"),
         ({"pipeline_microbatches": 0}, "pipeline_microbatches must be"),
-        ({"epochs": 1.0}, "epochs must be"),
+        ({"epochs": 0}, "epochs must be a number above 0, got 0"),
+        ({"epochs": True}, "epochs must be"),
     ],
 )
 def test_a_number_outside_its_domain_is_refused(numbers: dict[str, object], message: str) -> None:

@@ -57,6 +57,7 @@ def rows(plan: RunPlan, options: Options) -> dict[str, object]:
         "tokens per sample": None if in_tokens else job.sequence_length,
         "pipeline micro-batches": _pipeline(plan),
         "batches per step": plan.gradient_accumulation_steps,
+        "optimizer updates per step": None if job.updates_per_step == 1 else job.updates_per_step,
         "samples per step": None if in_tokens else batches.global_batch_size,
         "tokens per step": batches.tokens_per_step,
         "batches per epoch and data rank": batches.batches_per_epoch,
@@ -109,6 +110,7 @@ def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
         "pipeline_microbatches": job.pipeline_microbatches,
         "pipeline_microbatches_inside_batch": job.microbatches_inside,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "updates_per_step": job.updates_per_step,
         "global_batch_size": None if in_tokens else batches.global_batch_size,
         "tokens_per_step": batches.tokens_per_step,
         "batches_per_epoch": batches.batches_per_epoch,
@@ -142,10 +144,13 @@ def explain(plan: RunPlan) -> None:
     job = plan.job
     print("\nwhere each number comes from:")
     sizes = dict(zip(plan.ranks.names, plan.ranks.sizes, strict=True))
+    steps, schedule = plan.batches.total_steps, job.schedule
+    if schedule is not None and steps:
+        schedule = schedule.planned_for(steps)
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
-        if value is None and job.schedule is not None:
-            value = getattr(job.schedule, name, None)
+        if value is None and schedule is not None:
+            value = getattr(schedule, name, None)
         if origin.given:
             source = "a flag" if origin.key.startswith("--") else "written in the configuration"
         elif name in sizes and _is_inferred(plan, name):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from countoff.core._nearest import nearest
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "note_unknown_fields"]
 
+# More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
+_LARGEST = 10**18
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -20,25 +23,40 @@ class ConfigError(ValueError):
     """A configuration that cannot be read. The message is one line and names the field."""
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A value that the configuration does not show, such as a variable that a launch script does not set.
+
+    Attributes:
+        text: What is written in its place.
+    """
+
+    text: str
+
+
 class Fields:
     """The fields of one configuration.
 
     Args:
         data: The configuration, as nested mappings or objects with attributes.
+        reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
+        unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
-    def __init__(self, data: object) -> None:
+    def __init__(self, data: object, *, reads_exponents: bool = False) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
+        self.unknown: dict[str, str] = {}
         self._data = data
+        self._reads_exponents = reads_exponents
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with a value other than None."""
-        return self._find(path) is not None
+        """Whether a field is written in the configuration, with a value other than None, known or not."""
+        return self._written(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Returns a section; an empty one if it is not there.
@@ -72,26 +90,31 @@ class Fields:
             unset: Values that mean "not set", such as -1 or ``auto``; they give the default.
 
         Raises:
-            ConfigError: If it is not a whole number, is too small, or two of the paths disagree.
+            ConfigError: If it is not a whole number, is too small or over 10^18, or two of the paths disagree.
         """
         return self._read(name, paths, default, unset, lambda path, value: _parse_count(path, value, minimum))
 
     def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
         """Returns a number; the arguments are those of ``parse_count``.
 
-        A text that Python reads as a number is accepted, with a note.
+        A text that Python reads as a number is accepted, with a note if the framework does not.
 
         Raises:
             ConfigError: If it is not a finite number, or two of the paths disagree.
         """
 
         def check(path: str, value: object) -> float:
-            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-                self.note("exponent", f"{path} is {value}, which YAML reads as text: write {_with_dot(value.strip())}")
+            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
+                if not self._reads_exponents:
+                    better = _with_dot(value.strip())
+                    self.note("exponent", f"{path} is {value}, which YAML reads as text: write {better}")
                 return float(value)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
 
         return self._read(name, paths, default, (), check)
 
@@ -128,11 +151,29 @@ class Fields:
         found = self._find(path)
         return None if found is None else str(found)
 
+    @property
+    def unknown_numbers(self) -> dict[str, str]:
+        """What is written in the place of each unknown value, by its name in a ``Job``, or else by its path."""
+        names = {origin.key: name for name, origin in self.origins.items()}
+        return {names.get(path, path): text for path, text in self.unknown.items()}
+
+    def raw(self, path: str) -> object:
+        """Returns a field as it is; None if it is not written or not known."""
+        return self._find(path)
+
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
+        """Returns the value of a field; None if it is not written, or not known."""
+        found = self._written(path)
+        if isinstance(found, Unknown):
+            self.unknown[path] = found.text
+            return None
+        return found
+
+    def _written(self, path: str) -> object:
         found: object = self._data
         for part in path.split("."):
             if isinstance(found, Mapping):
@@ -201,6 +242,24 @@ def note_unknown_fields(
                     _note_unknown(fields, f"{name}.{field}", hint, consequence, level)
 
 
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that differs only by dashes, underscores, ``model`` or a plural; None if there is none.
+
+    It is strict, for formats of which only some names are known: a name that merely looks like one is left alone.
+
+    Example:
+        >>> misspelt("--micro_batch_sizes", ["--micro-batch-size"]), misspelt("--eval-iters", ["--train-iters"])
+        ('--micro-batch-size', None)
+    """
+    good = list(known)
+    plain = _plain(name)
+    return None if name in good else next((one for one in good if _plain(one) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]|model|s(?=[-_]|$)", "", name.lower())
+
+
 def _note_unknown(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:
     if hint:
         fields.note("unknown-field", f"there is no {name}{hint} {consequence}", level)
@@ -221,6 +280,8 @@ def _parse_count(path: str, value: object, minimum: int) -> int:
         )
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{path} must be a whole number of at least {minimum}, got {_shown(value)}")
+    if value > _LARGEST:
+        raise ConfigError(f"{path} must be at most {_LARGEST:,}, got a number of {len(str(value))} digits")
     return value
 
 

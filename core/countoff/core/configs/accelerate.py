@@ -23,7 +23,10 @@ _FIELDS = (
     *("tpu_use_cluster", "tpu_use_sudo", "tpu_vm", "tpu_env", "command_file", "dynamo_backend", "deepspeed_hostfile"),
     *("gradient_accumulation_steps", "use_fp8", "command", "main_process_ip", "num_cpu_threads_per_process"),
 )
-_PARALLELISM = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_comm_strategy", "sp_backend")
+_PARALLELISM = (
+    *("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "cp_backend", "cp_comm_strategy"),
+    *("sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"),
+)
 _DIMS = {"dp_replicate": "dp_replicate_size", "dp_shard": "dp_shard_size", "cp": "cp_size", "sp": "sp_size"}
 
 

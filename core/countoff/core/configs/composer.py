@@ -6,18 +6,19 @@ Every batch is an optimizer step; micro-batches are cut out of it. Durations hav
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.configs._fields import ConfigError, Fields, note_unknown_fields
+from countoff.core.configs._references import with_references
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import WarmupDecay
 
 __all__ = ["read"]
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
 _CURVES = {
     "cosine_with_warmup": "cosine",
@@ -49,7 +50,7 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = cast("Mapping[str, Any]", _with_references(data, data, 0))
+    filled = with_references(data)
     fields = Fields(filled)
     note_unknown_fields(
         fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
@@ -84,25 +85,6 @@ def read(data: Mapping[str, Any]) -> Job:
     )
 
 
-def _with_references(value: object, root: Mapping[str, Any], depth: int) -> object:
-    """Returns a value in which every text that is ``${a.b}`` is replaced by that field of the file."""
-    if depth > 20:
-        raise ConfigError("the file's ${…} refer to each other in a circle, or it is nested too deeply")
-    if isinstance(value, Mapping):
-        return {key: _with_references(one, root, depth + 1) for key, one in cast("Mapping[str, object]", value).items()}
-    if isinstance(value, list):
-        return [_with_references(one, root, depth + 1) for one in cast("list[object]", value)]
-    found = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    target: object = root
-    for part in found[1].split("."):
-        target = cast("Mapping[str, object]", target).get(part) if isinstance(target, Mapping) else None
-    if target is None:
-        raise ConfigError(f"${{{found[1]}}} refers to a field that is not in the file")
-    return _with_references(target, root, depth + 1)
-
-
 def _duration(fields: Fields, path: str) -> tuple[float, str] | None:
     """Returns a duration as number and unit; None if it is not written."""
     text = fields.text(path)
@@ -113,14 +95,21 @@ def _duration(fields: Fields, path: str) -> tuple[float, str] | None:
         found = _DURATION.fullmatch(f"{text}ep")  # a bare number is in epochs
     if found is None:
         raise ConfigError(f"{path} must be a time with a unit, such as 4800ba, 1ep or 5000000tok, got {text!r}")
-    return float(found[1].replace("_", "")), found[2]
+    amount = float(found[1].replace("_", ""))
+    if not math.isfinite(amount):
+        raise ConfigError(f"{path} is too large: {text[:40]}…")
+    return amount, found[2]
 
 
 def _run_length(fields: Fields, batch: int | None, length: int | None) -> tuple[int | None, int | None]:
     """Returns the steps and the epochs of the run; at least one of them is None."""
     duration = _duration(fields, "max_duration")
     for name in ("steps", "epochs"):
-        fields.origins[name] = Origin("max_duration", given=duration is not None)
+        in_other_unit = duration is not None and duration[1] in ("sp", "tok") and name == "steps"
+        shown = fields.text("max_duration") or ""
+        fields.origins[name] = Origin(
+            "max_duration", given=duration is not None, written=shown if in_other_unit else None
+        )
     if duration is None:
         return None, None
     if duration[1] == "ep":

@@ -37,7 +37,9 @@ def read(data: Mapping[str, Any]) -> Job:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
     fields = Fields(data)
-    note_unknown_fields(fields, {}, sections=_FIELDS, data=data, consequence="DeepSpeed ignores it.")
+    # JSON has no comments: by custom, they are fields whose names begin with an underscore.
+    named = {name: value for name, value in data.items() if not str(name).startswith("_")}
+    note_unknown_fields(fields, {}, sections=_FIELDS, data=named, consequence="DeepSpeed ignores it.")
     return Job(
         framework="deepspeed",
         names=ORDERS["deepspeed"].names,

@@ -17,6 +17,8 @@ CODES = (
     *("dims", "batch", "dp-rank", "chunks", "warm-up", "horizon", "uneven", "override"),
     *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
     *("exponent", "first-step", "data-ranks", "length", "repeats", "dropped"),
+    *("checkpoints", "learning-rate", "deepspeed"),
+    *("unknown-value",),
 )
 """The short names of all kinds of issues."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from countoff.core.arithmetic.accelerate import PreparedFacts, prepared_pass
 from countoff.core.arithmetic.batches import check_count, distributed_samples_per_rank
 from countoff.core.arithmetic.samples import strided_pass
 from countoff.core.configs.issues import ConfigIssue
@@ -30,10 +31,10 @@ _MINIMA = {
     "global_batch_size": 1,
     "tokens_per_step": 1,
     "steps": 1,
-    "epochs": 1,
     "dataset_size": 1,
     "world_size": 1,
     "micro_batch_size": 1,
+    "mini_batch_size": 1,
 }
 
 
@@ -48,10 +49,12 @@ class Origin:
     Attributes:
         key: Its name in the configuration or on the command line: ``training.batch_size``, ``--batch-size``.
         given: Whether it is written there; if not, it is the framework's default for that name.
+        written: The number as it is written there, where that is in another unit; None if it is in the unit of ``Job``.
     """
 
     key: str
     given: bool = True
+    written: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,33 @@ class Job:
         microbatches_inside: Whether micro-batches are cut out of batch_size samples; if not, each of them has
             batch_size samples.
         steps: Optimizer steps of the run; None if unlimited or unknown.
-        epochs: Passes over the dataset; None if unlimited or unknown.
+        epochs: Passes over the dataset, also a fraction of one, above 0; None if unlimited or unknown.
+        steps_rounding: How the steps of epochs are made whole: those of each epoch ``up``, those of the whole run up
+            (``run_up``, axolotl), or those of each epoch ``down`` (axolotl with sample packing).
         dataset_size: Samples of the dataset; None if unknown or endless.
         drop_last: Whether each dp_rank drops a last batch that is not full.
         strided: Whether dp_rank r reads samples r, r + dp_degree, … and nothing is filled up, so that dp_ranks may have
             different numbers of samples; if not, the dataset is sharded as by torch's DistributedSampler.
+        accelerate_shards: How Accelerate shards the loader: it deals out whole ``batches``, or cuts each batch into
+            ``pieces`` (``split_batches``); None if the framework does not use it.
+        partial_step: What happens to an accumulation that is not complete at the end of an epoch: ``applied``, or
+            ``carried`` into the next one.
+        accumulation_rounded: Whether the framework rounds down where a global batch does not divide, without a word; if
+            not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
+        run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
+        ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
+            not grow.
+        batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
+            there is one only.
+        mini_batch_size: Samples per optimizer update over all dp_ranks, for a framework that makes several updates in
+            each of its steps; else None.
+        micro_batches_vary: Whether micro-batches are cut by tokens, so that their number of samples varies.
+        update_passes: How often such a framework goes over the samples of a step.
+        samples_per_prompt: Samples that a framework makes of each entry of the dataset.
+        dealt: Whether one loader draws the global batches and deals them out to the dp_ranks, and drops a last one that
+            is not full.
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
@@ -87,6 +110,8 @@ class Job:
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its curve is unknown.
+        unknown: What is written in the place of each number that the configuration does not show, by its name here, or
+            by the configuration's own if it has none here.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
 
@@ -107,12 +132,24 @@ class Job:
     pipeline_microbatches: int = 1
     microbatches_inside: bool = True
     steps: int | None = None
-    epochs: int | None = None
+    epochs: int | float | None = None
+    steps_rounding: Literal["up", "run_up", "down"] = "up"
     dataset_size: int | None = None
     drop_last: bool = False
     strided: bool = False
+    accelerate_shards: Literal["batches", "pieces"] | None = None
+    partial_step: Literal["applied", "carried"] = "applied"
+    accumulation_rounded: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
+    run_samples: int | None = None
+    ramp: tuple[int, int, int] | None = None
+    batch_stages: tuple[tuple[int, int], ...] = ()
+    mini_batch_size: int | None = None
+    micro_batches_vary: bool = False
+    update_passes: int = 1
+    samples_per_prompt: int = 1
+    dealt: bool = False
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
     data_ends: bool = False
     refilled_dim: str | None = None
@@ -120,6 +157,7 @@ class Job:
     experts_must_divide: bool = False
     learning_rate: float | None = None
     schedule: Schedule | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
 
@@ -128,11 +166,20 @@ class Job:
             value: object = getattr(self, name)
             if value is not None:
                 check_count(self.key(name), value, minimum=minimum)
+        if self.epochs is not None and (isinstance(self.epochs, bool) or not 0 < self.epochs < math.inf):
+            raise ValueError(f"{self.key('epochs')} must be a number above 0, got {self.epochs}")
         check_count(self.key("pipeline_microbatches"), self.pipeline_microbatches, minimum=1)
         check_count(self.key("expert_parallel"), self.expert_parallel, minimum=1)
         for name, size in zip(self.names, self.sizes, strict=True):
             if size != INFERRED:
                 check_count(self.key(name), size, minimum=1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates in each step: 1, except in a framework that cuts a step into mini-batches."""
+        if self.mini_batch_size is None or self.global_batch_size is None:
+            return 1
+        return -(-self.global_batch_size // self.mini_batch_size) * self.update_passes
 
     def key(self, name: str) -> str:
         """Returns the configuration's own name of a number, for messages.
@@ -158,7 +205,18 @@ class Job:
         """
         origin = self.origins.get(name)
         default = "" if origin is None or origin.given else " by default"
-        return f"{self.key(name)} {verb}{value:,}{default}"
+        return f"{self.key(name)} {verb}{self.written(name, value)}{default}"
+
+    def written(self, name: str, value: int) -> str:
+        """Returns a number as the configuration has it, for messages.
+
+        Example:
+            >>> job = Job(origins={"steps": Origin("--train-samples", written="25,600")})
+            >>> job.written("steps", 100)
+            '25,600'
+        """
+        origin = self.origins.get(name)
+        return f"{value:,}" if origin is None or origin.written is None else origin.written
 
     def rank_map(self, world_size: int) -> RankMap:
         """Returns which rank reads which share of the data.
@@ -187,7 +245,9 @@ class Job:
     def uneven_experts(self, ranks: RankMap) -> str | None:
         """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
         sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        used = [name for name in ("dp_shard", "cp", "tp") if name in sizes]
+        # Megatron-LM shards experts among the ranks of dp and cp; in TorchTitan they may be those of tp, too.
+        wide = ("dp", "cp") if self.framework == "megatron" else ("dp_shard", "cp", "tp")
+        used = [name for name in wide if name in sizes]
         pool = math.prod(sizes[name] for name in used)
         if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
             return None
@@ -241,13 +301,18 @@ class RunPlan:
             # A dataset of unknown size is an endless stream, in which every batch is full.
             drop_last=job.drop_last or job.dataset_size is None,
             gradient_accumulation_steps=accumulation,
-            max_epochs=job.epochs,
+            max_epochs=None if job.epochs is None else math.ceil(job.epochs),
             max_steps=job.steps,
             sequence_length=job.tokens_per_micro_batch if in_tokens else job.sequence_length,
-            partial_step="applied",
+            partial_step=job.partial_step,
             **_dataset_facts(job, batch, ranks.dp_degree),
         )
-        return cls(job, ranks, batch_size, BatchPlan.of(facts, dp_degree=ranks.dp_degree), accumulation)
+        batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
+        steps = _steps_of_epochs(job, batches)
+        if steps is not None and batches.total_steps is not None and steps < batches.total_steps:
+            facts = replace(facts, max_epochs=None, max_steps=steps)
+            batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
+        return cls(job, ranks, batch_size, batches, accumulation)
 
     @property
     def identity(self) -> str:
@@ -276,11 +341,26 @@ class RunPlan:
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
 
 
+def _steps_of_epochs(job: Job, batches: BatchPlan) -> int | None:
+    """Returns the steps of a run that ends within an epoch, or rounds otherwise than per epoch; None for any other."""
+    size, step = job.dataset_size, batches.global_batch_size
+    if job.epochs is None or size is None or step is None or not batches.steps_per_epoch:
+        return None
+    if job.steps_rounding == "run_up":
+        return math.ceil(size * job.epochs / step)
+    if job.steps_rounding == "down":
+        return max(1, int(max(1, size // step) * job.epochs))
+    return None if job.epochs == int(job.epochs) else math.ceil(job.epochs * batches.steps_per_epoch)
+
+
 def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any]:
     """Returns the facts of the dataset and of how it is sharded."""
     size = job.dataset_size
     if size is None:
         return {"samples_per_rank": None}
+    size *= job.samples_per_prompt
+    if job.dealt and job.global_batch_size is not None:
+        size -= size % job.global_batch_size
     if job.strided:
         one_pass = (
             None
@@ -288,6 +368,21 @@ def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any
             else strided_pass(size, batch_size=batch, drop_last=job.drop_last, dp_degree=dp_degree)
         )
         return {"samples_per_rank": None, "dataset_size": size, "one_pass": one_pass}
+    if job.accelerate_shards is not None:
+        in_pieces = job.accelerate_shards == "pieces"
+        prepared = PreparedFacts(
+            "BatchSamplerShard",
+            samples=size,
+            batch_size=batch if batch is None or not in_pieces else batch * dp_degree,
+            num_processes=dp_degree,
+            drop_last=job.drop_last,
+            split_batches=in_pieces,
+        )
+        return {
+            "samples_per_rank": None,
+            "dataset_size": size,
+            "one_pass": None if batch is None else prepared_pass(prepared, process_index=0),
+        }
     share = distributed_samples_per_rank(size, dp_degree=dp_degree, drop_last=False)
     return {"samples_per_rank": share, "dataset_size": size, "sampling": "distributed"}
 
@@ -324,6 +419,8 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
     size: int = getattr(job, size_name)
     micro_batches, dp_degree = _micro_batches_outside(job), ranks.dp_degree
     divisor = size * micro_batches * dp_degree
+    if job.accumulation_rounded and total >= divisor:
+        return total // divisor
     if total % divisor:
         factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from countoff.core.configs._held_minimum import check_held_minimum
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Job, RunPlan
-from countoff.core.configs.schedules import LinguaSchedule, Schedule, TorchTitanSchedule, peak_factor
+from countoff.core.configs.schedules import (
+    LinguaSchedule,
+    MegatronSchedule,
+    NemoCosine,
+    Schedule,
+    TorchTitanSchedule,
+    TrainerSchedule,
+    WarmupDecay,
+    peak_factor,
+)
 
 __all__ = ["check_schedule"]
 
@@ -23,21 +33,27 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
     if job.schedule is None or steps == 0:
         return
     if steps is None:
-        if job.schedule.warmup_steps >= job.schedule.horizon_steps:
+        horizon = job.schedule.horizon_steps
+        if horizon and job.schedule.warmup_steps >= horizon:
             yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, job.schedule))
         return
     schedule = job.schedule.planned_for(steps)
+    if isinstance(schedule, (MegatronSchedule, NemoCosine)):
+        yield from check_held_minimum(job, schedule, steps, plan)
+        return
     yield from _check_warmup(job, schedule, steps)
     yield from _check_horizon(job, schedule, steps, plan)
     if isinstance(schedule, LinguaSchedule):
         yield from _check_first_step(schedule)
+    if isinstance(schedule, TrainerSchedule) and schedule.warmup_steps < steps:
+        yield from _check_phases(job, schedule, steps)
 
 
 def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIssue]:
     warmup, horizon = schedule.warmup_steps, schedule.horizon_steps
     if isinstance(schedule, LinguaSchedule) and warmup == steps and schedule.scheduler in ("linear", "cosine"):
         text = (
-            f"{job.stated('warmup_steps', warmup)} and {job.stated(_length(job), steps)}: lingua divides by zero after "
+            f"{job.stated('warmup_steps', warmup)} and {_stated_length(job, steps)}: lingua divides by zero after "
             f"the last step, before it writes the last checkpoint"
         )
         yield ConfigIssue("stops", "warm-up", text)
@@ -60,7 +76,9 @@ def _warmup_longer_than_schedule(job: Job, schedule: Schedule) -> str:
 
 def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
     key, warmup = job.key("warmup_steps"), schedule.warmup_steps
-    lengths = f"{job.stated('warmup_steps', warmup)} and {job.stated(_length(job), steps)}"
+    part = _warmup_part(schedule)
+    smaller = f"below {steps:,}" if part is None else f"below {part:g}"
+    lengths = f"{_stated_warmup(job, schedule)} and {_stated_length(job, steps)}"
     if isinstance(schedule, TorchTitanSchedule):
         cut = min(warmup, schedule.horizon_steps)
         return (
@@ -70,7 +88,7 @@ def _warmup_as_long_as_run(job: Job, schedule: Schedule, steps: int) -> str:
     peak = peak_factor(schedule, steps=steps)
     return (
         f"{lengths}: the learning rate only rises, to {peak:.4g} of the configured one, and never decays; set {key} "
-        f"below {steps:,}"
+        f"{smaller}"
     )
 
 
@@ -109,8 +127,23 @@ def _horizon_before_end(job: Job, schedule: Schedule, steps: int) -> ConfigIssue
         text = f"the last {steps - horizon:,} steps have a learning rate of 0 and train nothing"
     else:
         text = f"the schedule ends {steps - horizon:,} steps early; the last step has {last:.4g} of the configured rate"
-    lengths = f"{job.stated('horizon_steps', horizon)} and {job.stated(_length(job), steps)}"
-    return ConfigIssue(level, "horizon", f"{lengths}: {text}; set {key} to {steps:,} or leave it out")
+    lengths = f"{job.stated('horizon_steps', horizon)} and {_stated_length(job, steps)}"
+    remedy = f"set {key} to {steps:,} or leave it out"
+    if isinstance(schedule, TrainerSchedule):
+        remedy = f"set num_stable_steps to {schedule.phases[0] + steps - horizon:,}"
+    return ConfigIssue(level, "horizon", f"{lengths}: {text}; {remedy}")
+
+
+def _check_phases(job: Job, schedule: TrainerSchedule, steps: int) -> Iterator[ConfigIssue]:
+    """Yields the issue of a decay that begins before the warm-up has ended."""
+    stable, decay = schedule.phases
+    if schedule.curve == "warmup_stable_decay" and stable < 0:
+        text = (
+            f"num_decay_steps is {decay:,} and the warm-up has {schedule.warmup_steps:,} of the {steps:,} steps of the "
+            f"run: the decay is {-stable:,} steps too long, and begins below the full learning rate; set "
+            f"num_decay_steps to at most {steps - schedule.warmup_steps:,}"
+        )
+        yield ConfigIssue("silent", "horizon", text)
 
 
 def _first_step_below_zero(schedule: Schedule, horizon: int, steps: int) -> int:
@@ -148,6 +181,26 @@ def _check_first_step(schedule: LinguaSchedule) -> Iterator[ConfigIssue]:
     after = "; after its last step the cosine is back at 1.0, which a run that is extended starts with"
     text = f"the first step of lingua has a learning rate of 0{after if schedule.scheduler == 'cosine' else ''}"
     yield ConfigIssue("note", "first-step", text)
+
+
+def _warmup_part(schedule: Schedule) -> float | None:
+    """The fraction of the run as which the warm-up is configured; None if it is configured in steps."""
+    return schedule.warmup_part if isinstance(schedule, (TrainerSchedule, WarmupDecay)) else None
+
+
+def _stated_warmup(job: Job, schedule: Schedule) -> str:
+    """The warm-up with its name; the steps that it gives, where it is a fraction of the run."""
+    part = _warmup_part(schedule)
+    if part is None:
+        return job.stated("warmup_steps", schedule.warmup_steps)
+    return f"{job.key('warmup_steps')} {part:g} gives {schedule.warmup_steps:,} steps"
+
+
+def _stated_length(job: Job, steps: int) -> str:
+    """The number that ends the run, with its name; the steps that it gives, where it counts epochs."""
+    if job.steps == steps or job.epochs is None:
+        return job.stated("steps", steps)
+    return f"{job.key('epochs')} {job.epochs:g} gives {steps:,} steps"
 
 
 def _length(job: Job) -> str:

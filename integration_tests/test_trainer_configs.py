@@ -1,0 +1,160 @@
+"""What countoff reads out of a Trainer's arguments, against the real transformers: names, defaults, schedules."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from accelerate.utils.deepspeed import HfDeepSpeedConfig
+from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+from transformers.optimization import get_scheduler
+
+from countoff.core.configs import transformers as reader
+from countoff.core.configs._training_arguments import TRAINING_ARGUMENTS
+from countoff.core.configs.checks import check_job
+
+RATE = 1e-3
+RUN = 60
+# The arguments of each schedule, in all combinations.
+SCHEDULES: dict[str, dict[str, list[Any]]] = {
+    "linear": {},
+    "cosine": {"num_cycles": [None, 0.5, 1.25]},
+    "cosine_with_restarts": {"num_cycles": [None, 3]},
+    "polynomial": {"power": [None, 2.0], "lr_end": [None, 1e-4]},
+    "constant": {},
+    "constant_with_warmup": {},
+    # transformers 4 does not pass the time scale on.
+    "inverse_sqrt": {"timescale": [None, *([25] if int(transformers.__version__.partition(".")[0]) > 4 else [])]},
+    "cosine_with_min_lr": {"min_lr": [1e-4, 0.0]},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": [0.2], "warmup_lr_rate": [None, 0.05]},
+    "warmup_stable_decay": {
+        "num_stable_steps": [None, 20],
+        "num_decay_steps": [25],
+        "warmup_type": [None, "cosine", "1-sqrt"],
+        "decay_type": [None, "linear", "1-sqrt"],
+        "min_lr_ratio": [None, 0.1],
+    },
+}
+CASES = [
+    (name, {key: value for key, value in zip(options, values, strict=True) if value is not None}, warmup)
+    for name, options in SCHEDULES.items()
+    for values in itertools.product(*options.values())
+    for warmup in ({"warmup_steps": 0}, {"warmup_steps": 1}, {"warmup_steps": 13}, {"warmup_ratio": 0.11})
+]
+
+
+def real_factors(name: str, options: dict[str, Any], warmup: int) -> list[float]:
+    """The factor of each step, as transformers' own scheduler sets it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+    scheduler = get_scheduler(name, optimizer, warmup, RUN, scheduler_specific_kwargs=dict(options))
+    factors: list[float] = []
+    for _ in range(RUN):
+        factors.append(optimizer.param_groups[0]["lr"] / RATE)
+        optimizer.step()
+        scheduler.step()
+    return factors
+
+
+@pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps are specified:UserWarning")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_that_of_transformers(name: str) -> None:
+    """At each step, each schedule has the learning rate that the real scheduler sets."""
+    cases = [(options, warmup) for case, options, warmup in CASES if case == name]
+    assert len(cases) >= 4
+    for options, warmup in cases:
+        data = {"lr_scheduler_type": name, "lr_scheduler_kwargs": options, "learning_rate": RATE, **warmup}
+        schedule = reader.read({"max_steps": RUN, **data}).schedule
+        assert schedule is not None
+        steps = math.ceil(warmup["warmup_ratio"] * RUN) if "warmup_ratio" in warmup else int(warmup["warmup_steps"])
+        assert name == "constant" or schedule.warmup_steps == steps
+        factors = [schedule.factor(step) for step in range(RUN)]
+        assert factors == pytest.approx(real_factors(name, options, steps), abs=1e-12), (options, warmup)
+        later = reader.read({"num_train_epochs": 1, **data}).schedule
+        assert later is not None
+        assert later.planned_for(RUN) == schedule
+
+
+def test_every_scheduler_of_transformers_is_known() -> None:
+    """Each value of lr_scheduler_type is one that the reader accepts."""
+    for kind in transformers.SchedulerType:
+        assert reader.read({"lr_scheduler_type": kind.value}).framework == "transformers"
+
+
+def test_every_argument_of_transformers_is_known() -> None:
+    """The list of names has each field of the installed TrainingArguments."""
+    fields = dataclasses.fields(transformers.Seq2SeqTrainingArguments)
+    assert len(fields) > 100
+    assert {field.name for field in fields} <= TRAINING_ARGUMENTS
+
+
+def test_the_defaults_are_those_of_transformers() -> None:
+    """What is not written in a file is what TrainingArguments has by default."""
+    job = reader.read({})
+    defaults = {field.name: field.default for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert job.batch_size == defaults["per_device_train_batch_size"]
+    assert job.gradient_accumulation_steps == defaults["gradient_accumulation_steps"]
+    assert job.epochs == defaults["num_train_epochs"]
+    assert job.learning_rate == defaults["learning_rate"]
+    assert job.drop_last == defaults["dataloader_drop_last"]
+    assert getattr(defaults["lr_scheduler_type"], "value", defaults["lr_scheduler_type"]) == "linear"
+    assert not any(job.origins[name].given for name in ("batch_size", "gradient_accumulation_steps", "epochs"))
+
+
+def refused(tmp_path: Path, arguments: dict[str, Any]) -> bool:
+    """Whether transformers itself refuses the arguments."""
+    try:
+        transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **arguments)
+    except ValueError:
+        return True
+    return False
+
+
+CHECKPOINTS = [
+    {"eval_strategy": evaluation, "save_strategy": save, "eval_steps": 2, "save_steps": save_steps}
+    for evaluation in ("no", "steps", "epoch")
+    for save in ("no", "steps", "epoch", "best")
+    for save_steps in (2, 3, 4)
+]
+
+
+@pytest.mark.parametrize("arguments", CHECKPOINTS, ids=lambda one: "-".join(str(value) for value in one.values()))
+def test_a_best_model_is_a_fault_where_transformers_refuses_it(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    """countoff reports load_best_model_at_end for the same arguments for which TrainingArguments raises."""
+    both = {"load_best_model_at_end": True, "metric_for_best_model": "loss", **arguments}
+    faults = [issue for issue in check_job(reader.read(both), world_size=1) if issue.is_fault]
+    assert bool(faults) == refused(tmp_path, both)
+    assert all(issue.code == "checkpoints" for issue in faults)
+
+
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": [2, 8, "auto"],
+    "gradient_accumulation_steps": [1, 4],
+    "gradient_clipping": [1.0, 0.5],
+}
+
+
+def test_deepspeeds_numbers_are_a_fault_where_transformers_counts_a_mismatch(tmp_path: Path) -> None:
+    """countoff names the same numbers of DeepSpeed's file as transformers' own comparison."""
+
+    # Without DeepSpeed itself, transformers' class lacks the base that accelerate has for it.
+    class Compared(HfTrainerDeepSpeedConfig, HfDeepSpeedConfig):
+        def __init__(self, fields: dict[str, Any]) -> None:
+            self.config, self.mismatches, self._dtype = fields, [], None
+
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    for values in itertools.product(*DEEPSPEED.values()):
+        theirs = dict(zip(DEEPSPEED, values, strict=True))
+        config = Compared(dict(theirs))
+        config.trainer_config_process(arguments)
+        found = [issue.text for issue in reader.read({"deepspeed": theirs}).issues if issue.code == "deepspeed"]
+        assert len(found) == len(config.mismatches), (theirs, found, config.mismatches)
+        for text, mismatch in zip(found, config.mismatches, strict=True):
+            name = mismatch.removeprefix("- ds ").partition("=")[0]
+            assert f"deepspeed has {name} " in text

@@ -263,7 +263,7 @@ def test_an_unknown_code_is_refused_with_the_nearest(run: Run, question: str) ->
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
-FILES = dict(re.findall(r"`(\w+\.\w+)`[^\n]*\n\n```(?:toml|yaml)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+FILES = dict(re.findall(r"`(\w+\.\w+)`[^\n]*\n\n```(?:toml|yaml|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 QUOTED = [
     (command, output)
     for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -276,11 +276,16 @@ def test_the_page_quotes_what_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, output: str
 ) -> None:
     """Each command that docs/command-line.md quotes prints what the page shows, for the files that the page shows."""
-    assert {name for name in re.findall(r"\w+\.(?:toml|yaml)", command) if name != "lora.yaml"} <= set(FILES)
+    assert {name for name in re.findall(r"\w+\.(?:toml|yaml|sh)", command) if name != "lora.yaml"} <= set(FILES)
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
-    assert len(QUOTED) == 12
+    assert {name for name in re.findall(r"\w+\.(?:toml|yaml|sh)", command) if name != "lora.yaml"} <= set(FILES)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(dedent(text))
+    monkeypatch.chdir(tmp_path)
+    assert len(QUOTED) == 14
+    (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()

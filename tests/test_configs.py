@@ -311,7 +311,11 @@ def test_a_module_with_a_missing_import_names_it(titan: str, tmp_path: Path) -> 
         ("bad.json", b"{'a': 1}", "is not valid JSON: "),
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
-        ("config.txt", b"a = 1", "must end in .toml, .json, .yaml, .yml, or be module:function"),
+        (
+            "config.ini",
+            b"a = 1",
+            "must end in .toml, .json, .yaml, .yml, .sh, .bash, .slurm, .sbatch, .args, .txt, or be module:",
+        ),
         (
             "who.yaml",
             b"colour: blue",

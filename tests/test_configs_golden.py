@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from countoff.core.configs import read_job, torchtitan_python
+from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import Job, JobError, RunPlan
 from countoff.core.configs.schedules import TorchTitanSchedule, peak_factor
 from countoff.core.ranks import RankMap, dp_rank_faults
@@ -232,3 +233,66 @@ def test_the_right_formula_has_no_fault_in_any_row() -> None:
     for row, ranks in each_formula():
         assert ranks.check_dp_ranks(right_formula(ranks)) is None, row
         assert ranks.check_dp_ranks([ranks.dp_rank(rank) for rank in range(ranks.world_size)]) is None, row
+
+
+def test_every_row_of_megatrons_scheduler_is_reproduced(tmp_path: Path) -> None:
+    """Iterations and samples give the same factors; where the class refuses its arguments, the check says so."""
+    refused = 0
+    for row in golden("megatron_schedules", rows=121):
+        batch = int(row["batch"])
+        for unit, times in (("iters", 1), ("samples", batch)):
+            lengths = {
+                f"--train-{unit}": int(row["steps"]) * times,
+                f"--lr-warmup-{unit}": int(row["warmup_iters"]) * times,
+                f"--lr-decay-{unit}": int(row["decay_iters"]) * times,
+            }
+            flags = {
+                **lengths,
+                **{
+                    "--global-batch-size": batch,
+                    "--micro-batch-size": 1,
+                    "--lr": 1e-3,
+                    "--lr-decay-style": row["style"],
+                },
+                "--min-lr": float(row["min_factor"]) * 1e-3,
+                "--lr-warmup-init": float(row["init_factor"]) * 1e-3,
+            }
+            if row["style"] == "WSD":
+                flags |= {
+                    f"--lr-wsd-decay-{unit}": int(row["wsd_decay_iters"]) * times,
+                    "--lr-wsd-decay-style": row["wsd_style"],
+                }
+            (tmp_path / "train.args").write_text(" ".join(f"{name} {value}" for name, value in flags.items()))
+            job = read_job(str(tmp_path / "train.args"))
+            if row["error"]:
+                refused += 1
+                issues = [issue for issue in check_job(job, world_size=1) if issue.code == "warm-up"]
+                assert [issue.level for issue in issues] == ["stops"], row
+                continue
+            assert job.schedule is not None
+            factor = job.schedule.planned_for(int(row["steps"])).factor(int(row["step"]))
+            assert math.isclose(factor, float(row["factor"]), abs_tol=1e-9), (row, unit)
+    assert refused == 4
+
+
+def test_every_row_of_nemos_cosine_is_reproduced(tmp_path: Path) -> None:
+    for row in golden("nemo_cosine", rows=72):
+        text = f"""
+exp_manager: {{}}
+trainer: {{devices: 1, max_steps: {row["steps"]}}}
+model:
+  global_batch_size: 8
+  micro_batch_size: 8
+  optim:
+    lr: 1.0e-3
+    sched:
+      name: CosineAnnealing
+      warmup_steps: {row["warmup_steps"]}
+      constant_steps: {row["constant_steps"]}
+      max_steps: {row["max_steps"]}
+      min_lr: {float(row["min_factor"]) * 1e-3!r}
+"""
+        job = read_text(text, tmp_path / "nemo.yaml")
+        assert job.schedule is not None
+        factor = job.schedule.planned_for(int(row["steps"])).factor(int(row["step"]))
+        assert math.isclose(factor, float(row["factor"]), abs_tol=1e-9), (row, factor)

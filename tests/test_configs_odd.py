@@ -17,9 +17,13 @@ from countoff.core.configs import (
     lingua,
     litgpt,
     llamafactory,
+    megatron,
+    nemo,
     torchtitan_toml,
     transformers,
+    verl,
 )
+from countoff.core.configs._fields import Unknown
 from countoff.core.configs.checks import check_job
 from countoff.core.configs.job import Job, JobError, RunPlan
 
@@ -56,6 +60,22 @@ FIELDS: dict[ModuleType, str] = {
     litgpt: """train.global_batch_size train.micro_batch_size train.lr_warmup_steps train.lr_warmup_fraction
         train.epochs train.max_tokens train.max_steps train.max_seq_length train.min_lr optimizer
         optimizer.init_args.lr devices num_nodes checkpoint_dir train""",
+    megatron: " ".join(megatron.FLAGS),
+    nemo: """trainer.devices trainer.num_nodes trainer.max_steps trainer.max_epochs trainer.accumulate_grad_batches
+        model.micro_batch_size model.global_batch_size model.rampup_batch_size model.encoder_seq_length
+        model.tensor_model_parallel_size model.pipeline_model_parallel_size model.context_parallel_size
+        model.train_ds.batch_size model.optim.lr model.optim.sched.name model.optim.sched.warmup_steps
+        model.optim.sched.warmup_ratio model.optim.sched.constant_steps model.optim.sched.constant_ratio
+        model.optim.sched.min_lr model.optim.sched.max_steps""",
+    verl: """data.train_batch_size data.micro_batch_size_per_gpu data.use_dynamic_bsz ulysses_sequence_parallel_size
+        actor_rollout_ref.rollout.n actor_rollout_ref.rollout.tensor_model_parallel_size trainer.total_epochs
+        actor_rollout_ref.actor.ppo_mini_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        actor_rollout_ref.actor.ppo_epochs actor_rollout_ref.actor.use_dynamic_bsz actor_rollout_ref.actor.strategy
+        actor_rollout_ref.actor.megatron.tensor_model_parallel_size trainer.total_training_steps trainer.nnodes
+        actor_rollout_ref.actor.optim.lr actor_rollout_ref.actor.optim.lr_warmup_steps trainer.n_gpus_per_node
+        actor_rollout_ref.actor.optim.lr_warmup_steps_ratio actor_rollout_ref.actor.optim.lr_scheduler_type
+        actor_rollout_ref.actor.optim.min_lr_ratio actor_rollout_ref.actor.optim.total_training_steps
+        optim.lr optim.lr_warmup_steps_ratio optim.lr_scheduler model.partial_pretrain""",
 }
 numbers = st.sampled_from([1, 2, 3, 4, 8, 64, 100])
 WORDS = [
@@ -76,6 +96,13 @@ WORDS = [
     "sqrt",
     "cosine_with_warmup",
     "WarmupDecayLR",
+    "CosineAnnealing",
+    "WSD",
+    "megatron",
+    "0:16 1K:32",
+    "${.a}",
+    "${multiply:2,3}",
+    "???",
     "full_shard",
     "no_shard",
     "warmup_stable_decay",
@@ -90,6 +117,8 @@ WORDS = [
 odd = (
     st.sampled_from([0, -1, 0.5, 1.5, 10**12, 10**400, float("inf"), float("nan"), True, None, "", *WORDS])
     | st.builds(list[int])
+    | st.lists(st.sampled_from([0, 1, 8, 10**15, "8", None, 1.5]), min_size=3, max_size=3)
+    | st.just(Unknown("$1"))
     | st.builds(dict[str, int])
 )
 

@@ -52,9 +52,10 @@ from flags, or from both; a flag wins over the file.
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
-CONFIG is a TorchTitan TOML, a lingua, Accelerate, Composer (llm-foundry), axolotl, LLaMA-Factory or litgpt YAML,
-transformers' TrainingArguments as YAML or JSON, a DeepSpeed JSON, or module:function for a Python config of TorchTitan
-0.3 and later, which is imported and called.
+CONFIG is a TorchTitan TOML, a lingua, Accelerate, Composer (llm-foundry), axolotl, LLaMA-Factory, litgpt, NeMo or verl
+YAML, transformers' TrainingArguments as YAML or JSON, a DeepSpeed JSON, or module:function for a Python config of
+TorchTitan 0.3 and later, which is imported and called; or a launch script (.sh) of Megatron-LM, verl, NeMo or a
+Trainer, which is read and not run; or - for a command line on standard input.
 Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
@@ -63,6 +64,8 @@ Prints what is wrong with a configuration on a number of ranks: one line per iss
 
     countoff check train.toml --world-size 64
     countoff check llama.yaml --world-size 16 --ignore dp-rank
+    countoff check pretrain_gpt.sh
+    echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
 
 Each line starts with a level and a code:
     silent  the run goes on and is wrong
@@ -258,7 +261,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework",
         metavar="NAME",
-        help="torchtitan, lingua, deepspeed, accelerate or composer, if the fields of the file do not show which",
+        help="torchtitan, lingua, deepspeed, accelerate, composer, megatron, nemo or verl, if the file does not show",
     )
     parser.add_argument(
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"
@@ -290,7 +293,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, or module:function")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or - for a command line")
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
@@ -311,7 +314,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a file, or module:function")
+    parser.add_argument("config", metavar="CONFIG", help="a file, module:function, or - for a command line")
     _config_arguments(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"

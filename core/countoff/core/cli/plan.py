@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.cli import show
@@ -14,6 +14,7 @@ from countoff.core.configs import read_job
 from countoff.core.configs.checks import check_job, check_length
 from countoff.core.configs.issues import CODES, worst_first
 from countoff.core.configs.job import Job, Origin, RunPlan
+from countoff.core.configs.schedules import MegatronSchedule
 from countoff.core.ranks import INFERRED
 
 __all__ = ["check", "plan"]
@@ -32,8 +33,8 @@ _SWITCHES = ("drop_last", "strided")
 # The frameworks' names for the dims of the flags.
 _DIMS = {
     "dp_replicate": ("dp_replicate", "data_parallel_replicate"),
-    "dp_shard": ("dp_shard", "data_parallel_shard", "data_parallel", "data"),
-    "cp": ("cp",),
+    "dp_shard": ("dp_shard", "data_parallel_shard", "data_parallel", "data", "dp"),
+    "cp": ("cp", "sp"),
     "tp": ("tp", "tensor_parallel", "model"),
     "pp": ("pp", "pipe"),
 }
@@ -50,7 +51,7 @@ def plan(chosen: argparse.Namespace) -> int:
     """
     job = _job(chosen)
     plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
-    options = show.Options(_learning_rate(chosen), _ramp(chosen), _resume_samples(chosen))
+    options = show.Options(_learning_rate(chosen), _ramp(chosen, job), _resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
         shown = [show.as_json(one, options, found) for one, found in zip(plans, issues, strict=True)]
@@ -120,7 +121,33 @@ def _job(chosen: argparse.Namespace) -> Job:
         changes[other] = None
         origins.pop(other, None)
     changes["sizes"] = _sizes(chosen, job, origins)
+    _refuse_unknown(job, origins)
+    batch = changes.get("global_batch_size")
+    if (
+        isinstance(batch, int)
+        and job.run_samples is not None
+        and job.ramp is None
+        and isinstance(job.schedule, MegatronSchedule)
+    ):
+        # A run in samples has fewer steps with a larger batch.
+        changes.setdefault("steps", max(job.run_samples // batch, 1))
+        changes["schedule"] = dataclasses.replace(job.schedule, units_per_step=batch)
     return dataclasses.replace(job, origins=origins, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def _refuse_unknown(job: Job, origins: Mapping[str, Origin]) -> None:
+    """Refuses a number on which all others depend, if the configuration does not show it and no flag gives it.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    flags = {name: flag for flag, names in _DIMS.items() for name in names if name in job.names}
+    if job.batch_size is not None:
+        flags["global_batch_size"] = "global_batch_size"
+    for name, text in job.unknown.items():
+        if name in flags and origins[name] == job.origins[name]:
+            key = job.key(name)
+            raise ValueError(f"{key} is {text}, which is known only when the job runs: give {_flag(flags[name])}")
 
 
 def _job_of_flags_alone() -> Job:
@@ -178,9 +205,9 @@ def _learning_rate(chosen: argparse.Namespace) -> tuple[float, int] | None:
     return rate, _parse_count("lr_batch", chosen.lr_batch)
 
 
-def _ramp(chosen: argparse.Namespace) -> tuple[int, int, int] | None:
+def _ramp(chosen: argparse.Namespace, job: Job) -> tuple[int, int, int] | None:
     if chosen.ramp is None:
-        return None
+        return job.ramp
     parts = [_parse_count("ramp", part) for part in chosen.ramp.split(",")]
     if len(parts) != 3:
         raise ValueError(f"--ramp must be START,STEP,SAMPLES, got {chosen.ramp}")

@@ -6,10 +6,13 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from countoff.core.configs._fields import ConfigError, Fields, nearest
+from countoff.core.configs._launch_script import Launch, read_launches, with_ranks
+from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
@@ -25,6 +28,9 @@ FORMATS = {
     "axolotl": "axolotl",
     "llamafactory": "llamafactory",
     "litgpt": "litgpt",
+    "megatron": "megatron",
+    "nemo": "nemo",
+    "verl": "verl",
 }
 _ENDINGS = {
     "torchtitan": (".toml",),
@@ -36,6 +42,19 @@ _ENDINGS = {
     "axolotl": (".yaml", ".yml"),
     "llamafactory": (".yaml", ".yml", ".json"),
     "litgpt": (".yaml", ".yml"),
+    "megatron": (),
+    "nemo": (".yaml", ".yml"),
+    "verl": (".yaml", ".yml"),
+}
+_MOST_CHARACTERS = 1_000_000
+# Launch scripts and files of arguments.
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+# The formats that a command line has, and how its arguments are given to their readers.
+_LAUNCHED: dict[str, Callable[[Launch], Mapping[str, Any]]] = {
+    "megatron": lambda launch: launch.flags,
+    "transformers": lambda launch: launch.named_flags,
+    "nemo": lambda launch: launch.fields,
+    "verl": lambda launch: launch.fields,
 }
 # Fields that no other program's file is likely to have, unlike `data` or `optim`. The format with the most wins.
 _DISTINCTIVE_FIELDS = {
@@ -45,6 +64,18 @@ _DISTINCTIVE_FIELDS = {
     ),
     "deepspeed": ("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"),
     "torchtitan": ("training", "parallelism", "lr_scheduler"),
+    "megatron": (
+        *("--micro-batch-size", "--train-iters", "--train-samples", "--tensor-model-parallel-size"),
+        *("--pipeline-model-parallel-size", "--lr-decay-style", "--lr-decay-iters", "--lr-decay-samples"),
+    ),
+    "nemo": (
+        *("exp_manager", "model.optim.sched", "model.micro_batch_size", "model.global_batch_size"),
+        *("model.tensor_model_parallel_size", "trainer.accumulate_grad_batches"),
+    ),
+    "verl": (
+        *("actor_rollout_ref", "algorithm.adv_estimator", "data.train_batch_size", "data.micro_batch_size_per_gpu"),
+        *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs", "model.partial_pretrain"),
+    ),
     "lingua": (
         *("grad_acc_steps", "dump_dir", "distributed.dp_shard", "distributed.dp_replicate", "distributed.fsdp_type"),
         *("distributed.tp_size", "optim.lr_min_ratio", "optim.warmup", "data.n_views", "data.sources"),
@@ -71,8 +102,10 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer); or
-            ``module:function``, a Python config of TorchTitan, which is imported and called.
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer, NeMo, verl); or a
+            launch script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a
+            command line on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and
+            called.
         framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.
 
     Raises:
@@ -84,6 +117,11 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
         from countoff.core.configs import torchtitan_python
 
         return _named_in_errors(name, lambda: torchtitan_python.read(torchtitan_python.load(name)))
+    if name == "-":
+        return _named_in_errors("standard input", lambda: _read_launch(_standard_input(), framework))
+    if Path(name).suffix in _SCRIPTS:
+        text = _text_of(Path(name))
+        return _named_in_errors(name, lambda: _read_launch(text, framework))
     data = _parse_file(Path(name))
     kind = framework or _framework_of(data, name)
     reader = importlib.import_module(f"countoff.core.configs.{FORMATS[kind]}")
@@ -91,14 +129,71 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
 
 
 def _named_in_errors(name: str, read: Callable[[], Job]) -> Job:
-    """Returns what ``read`` returns; an error of it names the configuration."""
+    """Returns what ``read`` returns, with a note for each value that is not known; an error names the configuration."""
     try:
-        return read()
+        job = read()
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
+    notes = [
+        ConfigIssue(
+            "note", "unknown-value", f"{job.key(name)} is {text}, which is known only when the job runs: not read"
+        )
+        for name, text in job.unknown.items()
+    ]
+    return replace(job, issues=(*job.issues, *notes)) if notes else job
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read(_MOST_CHARACTERS + 1)
+    except UnicodeDecodeError:
+        raise ConfigError("it is not text") from None
+    except (AttributeError, OSError, ValueError):  # a closed one, or none at all
+        raise ConfigError("it cannot be read") from None
+
+
+def _read_launch(text: str, framework: str | None) -> Job:
+    """Returns the run that a launch script starts.
+
+    Raises:
+        ConfigError: If it starts no training of a known framework, or more than one.
+    """
+    found = [(launch, kind) for launch in read_launches(text) for kind in _launched_kinds(launch, framework)]
+    if not found:
+        known = " | ".join(kind for kind in _LAUNCHED if kind in FORMATS)
+        raise ConfigError(f"it starts no training that countoff knows by its arguments ({known})")
+    if len(found) > 1:
+        programs = ", ".join(f"{launch.program or kind} in line {launch.line}" for launch, kind in found)
+        raise ConfigError(f"it starts more than one training: {programs}; give one of the commands to countoff check -")
+    (launch, kind), *_ = found
+    reader = importlib.import_module(f"countoff.core.configs.{FORMATS[kind]}")
+    return with_ranks(cast("Job", reader.read(_LAUNCHED[kind](launch))), launch)
+
+
+def _launched_kinds(launch: Launch, framework: str | None) -> list[str]:
+    """Returns the format that a command line has by its arguments; several if they are equally many, or none."""
+    if framework is not None:
+        return [framework] if framework in _LAUNCHED and _LAUNCHED[framework](launch) else []
+    found: dict[str, int] = {}
+    for kind, arguments in _LAUNCHED.items():
+        if kind in FORMATS:
+            fields = Fields(arguments(launch))
+            found[kind] = sum(fields.has(field) for field in _DISTINCTIVE_FIELDS[kind])
+    most = max(found.values())
+    best = [kind for kind, count in found.items() if count == most] if most else []
+    if len(best) > 1:
+        raise ConfigError(f"it has arguments of {' and '.join(best)}: give --framework {' | '.join(best)}")
+    return best
 
 
 def _parse_file(path: Path) -> Mapping[str, Any]:
+    data = _parse_text(path, _text_of(path))
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
+    return cast("Mapping[str, Any]", data)
+
+
+def _text_of(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig") if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
@@ -108,16 +203,13 @@ def _parse_file(path: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
     if not text.strip():
         raise ConfigError(f"{path} is empty")
-    data = _parse_text(path, text)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
-    return cast("Mapping[str, Any]", data)
+    return text
 
 
 def _parse_text(path: Path, text: str) -> object:
     parsers = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
     if path.suffix not in parsers:
-        raise ConfigError(f"{path} must end in {', '.join(parsers)}, or be module:function")
+        raise ConfigError(f"{path} must end in {', '.join((*parsers, *_SCRIPTS))}, or be module:function")
     try:
         return parsers[path.suffix](text)
     except (ValueError, RecursionError) as error:
@@ -172,4 +264,5 @@ def _known_formats() -> str:
         for ending in endings:
             if ending != ".yml":  # read wherever .yaml is
                 kinds.setdefault(ending, []).append(kind)
+    kinds[".sh"] = [kind for kind in _LAUNCHED if kind in FORMATS]
     return "; ".join(f"{ending} of {', '.join(names)}" for ending, names in kinds.items())

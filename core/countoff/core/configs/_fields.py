@@ -6,12 +6,13 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "nearest", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "nearest", "note_unknown_fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
@@ -20,6 +21,17 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 class ConfigError(ValueError):
     """A configuration that cannot be read. The message is one line and names the field."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that the configuration does not show, such as a variable that a launch script does not set.
+
+    Attributes:
+        text: What is written in its place.
+    """
+
+    text: str
 
 
 class Fields:
@@ -32,17 +44,19 @@ class Fields:
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
         issues: What is wrong with the fields, or worth knowing about them.
+        unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
     def __init__(self, data: object, *, reads_exponents: bool = False) -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
+        self.unknown: dict[str, str] = {}
         self._data = data
         self._reads_exponents = reads_exponents
 
     def has(self, path: str) -> bool:
-        """Whether a field is written in the configuration, with a value other than None."""
-        return self._find(path) is not None
+        """Whether a field is written in the configuration, with a value other than None, known or not."""
+        return self._written(path) is not None
 
     def section(self, path: str) -> Mapping[str, Any]:
         """Returns a section; an empty one if it is not there.
@@ -137,11 +151,29 @@ class Fields:
         found = self._find(path)
         return None if found is None else str(found)
 
+    @property
+    def unknown_numbers(self) -> dict[str, str]:
+        """What is written in the place of each unknown value, by its name in a ``Job``, or else by its path."""
+        names = {origin.key: name for name, origin in self.origins.items()}
+        return {names.get(path, path): text for path, text in self.unknown.items()}
+
+    def raw(self, path: str) -> object:
+        """Returns a field as it is; None if it is not written or not known."""
+        return self._find(path)
+
     def note(self, code: str, text: str, level: Level = "note") -> None:
         """Adds an issue."""
         self.issues.append(ConfigIssue(level, code, text))
 
     def _find(self, path: str) -> object:
+        """Returns the value of a field; None if it is not written, or not known."""
+        found = self._written(path)
+        if isinstance(found, Unknown):
+            self.unknown[path] = found.text
+            return None
+        return found
+
+    def _written(self, path: str) -> object:
         found: object = self._data
         for part in path.split("."):
             if isinstance(found, Mapping):
@@ -219,6 +251,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that differs only by dashes, underscores, ``model`` or a plural; None if there is none.
+
+    It is strict, for formats of which only some names are known: a name that merely looks like one is left alone.
+
+    Example:
+        >>> misspelt("--micro_batch_sizes", ["--micro-batch-size"]), misspelt("--eval-iters", ["--train-iters"])
+        ('--micro-batch-size', None)
+    """
+    good = list(known)
+    plain = _plain(name)
+    return None if name in good else next((one for one in good if _plain(one) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]|model|s(?=[-_]|$)", "", name.lower())
 
 
 def _note_unknown(fields: Fields, name: str, hint: str, consequence: str, level: Level) -> None:

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.configs._fields import ConfigError, Fields, note_unknown_fields
+from countoff.core.configs._references import with_references
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import WarmupDecay
 
 __all__ = ["read"]
 
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
 _CURVES = {
     "cosine_with_warmup": "cosine",
@@ -50,7 +50,7 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = cast("Mapping[str, Any]", _with_references(data, data, 0))
+    filled = with_references(data)
     fields = Fields(filled)
     note_unknown_fields(
         fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
@@ -83,25 +83,6 @@ def read(data: Mapping[str, Any]) -> Job:
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
-
-
-def _with_references(value: object, root: Mapping[str, Any], depth: int) -> object:
-    """Returns a value in which every text that is ``${a.b}`` is replaced by that field of the file."""
-    if depth > 20:
-        raise ConfigError("the file's ${…} refer to each other in a circle, or it is nested too deeply")
-    if isinstance(value, Mapping):
-        return {key: _with_references(one, root, depth + 1) for key, one in cast("Mapping[str, object]", value).items()}
-    if isinstance(value, list):
-        return [_with_references(one, root, depth + 1) for one in cast("list[object]", value)]
-    found = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    target: object = root
-    for part in found[1].split("."):
-        target = cast("Mapping[str, object]", target).get(part) if isinstance(target, Mapping) else None
-    if target is None:
-        raise ConfigError(f"${{{found[1]}}} refers to a field that is not in the file")
-    return _with_references(target, root, depth + 1)
 
 
 def _duration(fields: Fields, path: str) -> tuple[float, str] | None:

@@ -18,6 +18,7 @@ CODES = (
     *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
     *("exponent", "first-step", "data-ranks", "length", "repeats", "dropped"),
     *("checkpoints", "learning-rate", "deepspeed"),
+    *("unknown-value",),
 )
 """The short names of all kinds of issues."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")

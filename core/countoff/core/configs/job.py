@@ -34,6 +34,7 @@ _MINIMA = {
     "dataset_size": 1,
     "world_size": 1,
     "micro_batch_size": 1,
+    "mini_batch_size": 1,
 }
 
 
@@ -90,6 +91,18 @@ class Job:
             not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
+        run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
+        ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
+            not grow.
+        batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
+            there is one only.
+        mini_batch_size: Samples per optimizer update over all dp_ranks, for a framework that makes several updates in
+            each of its steps; else None.
+        micro_batches_vary: Whether micro-batches are cut by tokens, so that their number of samples varies.
+        update_passes: How often such a framework goes over the samples of a step.
+        samples_per_prompt: Samples that a framework makes of each entry of the dataset.
+        dealt: Whether one loader draws the global batches and deals them out to the dp_ranks, and drops a last one that
+            is not full.
         chunks: Number of files of each data source, for a framework that gives whole files to dp_ranks.
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
@@ -97,6 +110,8 @@ class Job:
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its curve is unknown.
+        unknown: What is written in the place of each number that the configuration does not show, by its name here, or
+            by the configuration's own if it has none here.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
 
@@ -127,6 +142,14 @@ class Job:
     accumulation_rounded: bool = False
     world_size: int | None = None
     micro_batch_size: int | None = None
+    run_samples: int | None = None
+    ramp: tuple[int, int, int] | None = None
+    batch_stages: tuple[tuple[int, int], ...] = ()
+    mini_batch_size: int | None = None
+    micro_batches_vary: bool = False
+    update_passes: int = 1
+    samples_per_prompt: int = 1
+    dealt: bool = False
     chunks: Mapping[str, int] = field(default_factory=dict[str, int])
     data_ends: bool = False
     refilled_dim: str | None = None
@@ -134,6 +157,7 @@ class Job:
     experts_must_divide: bool = False
     learning_rate: float | None = None
     schedule: Schedule | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict[str, str])
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
 
@@ -149,6 +173,13 @@ class Job:
         for name, size in zip(self.names, self.sizes, strict=True):
             if size != INFERRED:
                 check_count(self.key(name), size, minimum=1)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates in each step: 1, except in a framework that cuts a step into mini-batches."""
+        if self.mini_batch_size is None or self.global_batch_size is None:
+            return 1
+        return -(-self.global_batch_size // self.mini_batch_size) * self.update_passes
 
     def key(self, name: str) -> str:
         """Returns the configuration's own name of a number, for messages.
@@ -214,7 +245,9 @@ class Job:
     def uneven_experts(self, ranks: RankMap) -> str | None:
         """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
         sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        used = [name for name in ("dp_shard", "cp", "tp") if name in sizes]
+        # Megatron-LM shards experts among the ranks of dp and cp; in TorchTitan they may be those of tp, too.
+        wide = ("dp", "cp") if self.framework == "megatron" else ("dp_shard", "cp", "tp")
+        used = [name for name in wide if name in sizes]
         pool = math.prod(sizes[name] for name in used)
         if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
             return None
@@ -325,6 +358,9 @@ def _dataset_facts(job: Job, batch: int | None, dp_degree: int) -> dict[str, Any
     size = job.dataset_size
     if size is None:
         return {"samples_per_rank": None}
+    size *= job.samples_per_prompt
+    if job.dealt and job.global_batch_size is not None:
+        size -= size % job.global_batch_size
     if job.strided:
         one_pass = (
             None

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator
 
 from countoff.core.arithmetic.horizon import Horizon
+from countoff.core.configs._held_minimum import check_held_minimum
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Job, RunPlan
 from countoff.core.configs.schedules import (
     LinguaSchedule,
+    MegatronSchedule,
+    NemoCosine,
     Schedule,
     TorchTitanSchedule,
     TrainerSchedule,
@@ -38,6 +41,9 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
             yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, planned))
         return
     schedule = job.schedule.planned_for(steps)
+    if isinstance(schedule, (MegatronSchedule, NemoCosine)):
+        yield from check_held_minimum(job, schedule, steps, plan)
+        return
     yield from _check_warmup(job, schedule, steps)
     yield from _check_horizon(job, schedule, steps, plan)
     if isinstance(schedule, LinguaSchedule):

@@ -10,7 +10,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-__all__ = ["LinguaSchedule", "Schedule", "TorchTitanSchedule", "TrainerSchedule", "WarmupDecay", "peak_factor"]
+__all__ = [
+    "LinguaSchedule",
+    "MegatronSchedule",
+    "NemoCosine",
+    "Schedule",
+    "TorchTitanSchedule",
+    "TrainerSchedule",
+    "WarmupDecay",
+    "peak_factor",
+]
 
 
 class Schedule(Protocol):
@@ -362,6 +371,163 @@ class TrainerSchedule:
 
     def _above_minimum(self, shape: float) -> float:
         return self.min_factor + (1 - self.min_factor) * shape
+
+
+@dataclass(frozen=True)
+class MegatronSchedule:
+    """The schedules of Megatron-LM, which count samples where the run is given in samples, else iterations.
+
+    Source: Megatron-LM d98e8a64, ``OptimizerParamScheduler.get_lr`` in
+    ``megatron/core/optimizer_param_scheduler.py``, and ``get_optimizer_param_scheduler`` in
+    ``megatron/training/training.py``: the rate of a step is that of the samples before it; the decay is by default as
+    long as the run, and a fraction is one of the decay.
+
+    Attributes:
+        style: The curve after the warm-up.
+        warmup: Samples or iterations of the warm-up, at least 0.
+        decay: Samples or iterations at which the decay ends, at least 1.
+        min_factor: The factor at its end, which holds from there on.
+        init_factor: The factor at which the warm-up begins.
+        units_per_step: Samples of one step; 1 if iterations are counted.
+        own_decay: Whether the decay is configured, so that it does not depend on the run.
+        warmup_fraction: The warm-up as a fraction of the decay; None if it is configured as a number.
+        wsd_decay: Samples or iterations of the last part of ``WSD``, in which it decays.
+        wsd_style: The curve of that part.
+        growth: The global batches before the full one, each with its number of steps.
+
+    Example:
+        >>> schedule = MegatronSchedule("cosine", warmup=100, decay=1100, min_factor=0.1, units_per_step=10)
+        >>> schedule.factor(5), schedule.factor(10), schedule.factor(110), schedule.horizon_steps
+        (0.5, 1.0, 0.1, 110)
+    """
+
+    style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"]
+    warmup: float
+    decay: int
+    min_factor: float = 0.0
+    init_factor: float = 0.0
+    units_per_step: int = 1
+    own_decay: bool = True
+    warmup_fraction: float | None = None
+    wsd_decay: int = 0
+    wsd_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    growth: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the full learning rate, as configured."""
+        return self.steps_until(self.warmup)
+
+    @property
+    def horizon_steps(self) -> int:
+        """Steps after which the decay has ended."""
+        return self.steps_until(self.decay)
+
+    def steps_until(self, units: float) -> int:
+        """Returns the steps after which so many samples, or iterations, are done."""
+        steps = 0
+        for batch, count in self.growth:
+            if units <= batch * count:
+                return steps + math.ceil(units / batch)
+            steps += count
+            units -= batch * count
+        return steps + math.ceil(units / self.units_per_step)
+
+    def _done(self, step: int) -> int:
+        """Returns the samples, or iterations, before a step."""
+        done = 0
+        for batch, count in self.growth:
+            if step <= count:
+                return done + step * batch
+            done += count * batch
+            step -= count
+        return done + step * self.units_per_step
+
+    def factor(self, step: int) -> float:
+        """Returns the factor of a step, counted from 0."""
+        done = self._done(step)
+        if self.warmup > 0 and done <= self.warmup:
+            return self.init_factor + (1 - self.init_factor) * done / self.warmup
+        if self.style == "constant":
+            return 1.0
+        if done > self.decay:
+            return self.min_factor
+        if self.style == "inverse-square-root":
+            return max(self.min_factor, math.sqrt(max(self.warmup, 1) / max(done, 1)))
+        if self.warmup >= self.decay:
+            return math.nan  # Megatron-LM stops on an assertion here
+        return self.min_factor + (1 - self.min_factor) * self._shape(done)
+
+    def planned_for(self, steps: int) -> MegatronSchedule:
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
+        if self.own_decay or steps in (self.horizon_steps, self.horizon_steps - 1):
+            return self  # the last batch of a run in samples is left out if it is not full
+        decay = steps * self.units_per_step
+        warmup = self.warmup if self.warmup_fraction is None else self.warmup_fraction * decay
+        return replace(self, decay=decay, warmup=warmup)
+
+    def _shape(self, done: int) -> float:
+        if self.style != "WSD":
+            progress = (done - self.warmup) / (self.decay - self.warmup)
+            return 1 - progress if self.style == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        start = self.decay - self.wsd_decay
+        if done <= start:
+            return 1.0
+        progress = (done - start) / self.wsd_decay
+        return {
+            "linear": 1 - progress,
+            "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+            "exponential": 2 * 0.5**progress - 1,
+            "minus_sqrt": 1 - math.sqrt(progress),
+        }[self.wsd_style]
+
+
+@dataclass(frozen=True)
+class NemoCosine:
+    """NeMo's ``CosineAnnealing``: a warm-up, a cosine, and, if asked for, a constant end at the minimum.
+
+    Source: NeMo v1.23.0, ``CosineAnnealing`` and ``WarmupAnnealHoldPolicy`` in ``nemo/core/optim/lr_scheduler.py``. The
+    warm-up begins above 0, except with ``constant_steps``.
+
+    Attributes:
+        warmup_steps: Steps of the warm-up, at least 0.
+        horizon_steps: ``max_steps``, of the schedule or of the trainer, at least 1; the minimum holds after it.
+        constant_steps: Steps at the minimum before ``horizon_steps``, at least 0.
+        min_factor: The factor of the minimum.
+        own_horizon: Whether the schedule has its own ``max_steps``.
+        warmup_part: The warm-up as a fraction of the horizon; None if it is configured in steps.
+
+    Example:
+        >>> schedule = NemoCosine(warmup_steps=9, horizon_steps=109, min_factor=0.1)
+        >>> schedule.factor(0), schedule.factor(9), schedule.factor(59), schedule.factor(109)
+        (0.1, 1.0, 0.55, 0.1)
+    """
+
+    warmup_steps: int
+    horizon_steps: int
+    constant_steps: int = 0
+    min_factor: float = 0.0
+    own_horizon: bool = False
+    warmup_part: float | None = None
+
+    def factor(self, step: int) -> float:
+        """Returns the factor of a step, counted from 0."""
+        warmup = self.warmup_steps
+        if warmup and step <= warmup:
+            return step / warmup if self.constant_steps else (step + 1) / (warmup + 1)
+        left = self.horizon_steps - warmup - self.constant_steps
+        if step > self.horizon_steps or step > warmup + left:
+            return self.min_factor
+        if left <= 0:
+            return math.nan  # NeMo divides by zero here
+        return self.min_factor + (1 - self.min_factor) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / left))
+
+    def planned_for(self, steps: int) -> NemoCosine:
+        """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
+        if self.own_horizon or steps == self.horizon_steps:
+            return self
+        warmup = self.warmup_steps if self.warmup_part is None else int(self.warmup_part * steps)
+        return replace(self, warmup_steps=warmup, horizon_steps=steps)
 
 
 def peak_factor(schedule: Schedule, *, steps: int) -> float:

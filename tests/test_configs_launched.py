@@ -1,0 +1,571 @@
+"""Configurations of Megatron-LM, NeMo and verl with the numbers of real ones, and wrong twins of them."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from countoff.core.cli import __main__ as cli
+from countoff.core.configs import ConfigError, read_job
+from countoff.core.configs.checks import check_job
+from countoff.core.configs.job import RunPlan
+from countoff.core.configs.schedules import MegatronSchedule
+
+CONFIGS = Path(__file__).parent / "golden" / "configs"
+# The ranks and data ranks, the samples per step and micro-batch, the steps, and the factor of the last step.
+NUMBERS: dict[str, tuple[int, int, int, int | None, int | None, float | None]] = {
+    "megatron/mixtral_8x7b.sh": (64, 16, 256, 1, 500_000, 0.1),
+    "megatron/llama3_8b.sh": (8, 8, 128, 1, 15_258_789, 1 / 15),
+    "megatron/mamba_800m.sh": (8, 8, 32, 4, 2_288_818, 0.1),
+    "megatron/gpt3_175b.sh": (1024, 8, 1536, 1, 515_987, 0.1),
+    "nemo/megatron_gpt.yaml": (1, 1, 8, 4, 100_000, 0.1),
+    "nemo/megatron_gpt_finetuning.yaml": (1, 1, 128, 4, 20_000, 0.0),
+    "nemo/citrinet_512.yaml": (1, 1, 32, 32, None, None),
+    "verl/grpo_qwen2_7b.sh": (8, 8, 5120, 40, None, None),
+    "verl/dapo_qwen2_5_7b.sh": (64, 16, 8192, None, 200, 1.0),
+    "verl/sft_gemma_7b.yaml": (8, 8, 256, 4, None, None),
+}
+# The only fault of each wrong twin.
+FAULTS = {
+    "megatron/mixtral_8x7b.sh": (
+        "silent",
+        "horizon",
+        "the last 180,000 of 500,000 steps have a learning rate of 0 and",
+    ),
+    "megatron/llama3_8b.sh": ("stops", "warm-up", "--lr-warmup-iters with --train-samples: Megatron-LM stops"),
+    "megatron/mamba_800m.sh": (
+        "stops",
+        "batch",
+        "--global-batch-size 48 is no multiple of --micro-batch-size 4 × 8 data",
+    ),
+    "megatron/gpt3_175b.sh": (
+        "stops",
+        "batch",
+        "--rampup-batch-size with --train-iters: Megatron-LM before April 2026",
+    ),
+    "nemo/megatron_gpt.yaml": ("stops", "batch", "trainer.accumulate_grad_batches is 2, and must be 1 for a Megatron"),
+    "nemo/megatron_gpt_finetuning.yaml": (
+        "silent",
+        "warm-up",
+        "constant_steps is 50,000, and trainer.max_steps is 20,000",
+    ),
+    "nemo/citrinet_512.yaml": ("silent", "horizon", "model.optim.sched.max_steps is -1: NeMo makes no schedule"),
+    "verl/grpo_qwen2_7b.sh": (
+        "stops",
+        "micro-batches",
+        "data ranks 160 samples, which is no multiple of actor_rollout_",
+    ),
+    "verl/dapo_qwen2_5_7b.sh": (
+        "silent",
+        "warm-up",
+        "lr_warmup_steps is 320 and trainer.total_training_steps is 200: the",
+    ),
+    "verl/sft_gemma_7b.yaml": (
+        "stops",
+        "micro-batches",
+        "data ranks 18 samples, which is no multiple of data.micro_batch",
+    ),
+}
+
+
+def test_every_golden_configuration_has_its_numbers_and_its_fault() -> None:
+    found = {
+        f"{path.parent.name}/{path.name}"
+        for kind in ("megatron", "nemo", "verl")
+        for path in (CONFIGS / kind).iterdir()
+    }
+    assert {name for name in found if ".wrong." not in name} == set(NUMBERS) == set(FAULTS)
+    assert {name.replace(".wrong.", ".") for name in found if ".wrong." in name} == set(FAULTS)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_real_configuration_is_read_and_has_no_fault(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    world_size, dp_degree, samples, micro_batch, steps, last = NUMBERS[name]
+    job = read_job(str(CONFIGS / name))
+    plan = RunPlan.of(job, world_size=world_size)
+    assert job.framework == name.partition("/")[0]
+    assert job.world_size == world_size
+    assert plan.ranks.dp_degree == dp_degree
+    assert plan.batches.global_batch_size == samples
+    assert micro_batch in (job.batch_size, job.micro_batch_size)
+    assert job.steps == steps
+    if last is not None:
+        assert job.schedule is not None
+        assert math.isclose(job.schedule.planned_for(steps or 1).factor((steps or 1) - 1), last, abs_tol=1e-4)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", str(CONFIGS / name)])
+    assert ended.value.code == 0
+    output = capsys.readouterr().out
+    assert "no fault found" in output
+    assert len(output.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_twin_has_its_fault_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    level, code, text = FAULTS[name]
+    stem, _, ending = name.rpartition(".")
+    path = str(CONFIGS / f"{stem}.wrong.{ending}")
+    job = read_job(path)
+    faults = [issue for issue in check_job(job, world_size=job.world_size or 1) if issue.is_fault]
+    assert [(issue.level, issue.code) for issue in faults] == [(level, code)]
+    assert text in faults[0].text
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check", path])
+    assert ended.value.code == 1
+    assert faults[0].line in capsys.readouterr().out
+
+
+SOUND = {
+    "--micro-batch-size": "2",
+    "--global-batch-size": "64",
+    "--train-iters": "1000",
+    "--lr": "1e-4",
+    "--min-lr": "1e-5",
+    "--lr-decay-style": "cosine",
+    "--lr-warmup-iters": "10",
+    "--seq-length": "1024",
+}
+
+
+def megatron_faults(path: Path, changes: dict[str, str | None], *, world_size: int = 8) -> list[tuple[str, str, str]]:
+    """What is found with some flags changed; None leaves a flag out."""
+    flags = {name: value for name, value in {**SOUND, **changes}.items() if value is not None}
+    (path / "train.sh").write_text(
+        f"torchrun --nproc_per_node {world_size} pretrain_gpt.py "
+        + " ".join(f"{name} {value}" for name, value in flags.items())
+    )
+    issues = check_job(read_job(str(path / "train.sh")), world_size=world_size)
+    return [(issue.level, issue.code, issue.text) for issue in issues if issue.code != "data-ranks"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"--lr-decay-iters": "990", "--lr-warmup-iters": None, "--lr-warmup-fraction": "0.01"},
+        {"--lr-decay-style": "constant", "--lr-decay-iters": "10", "--lr-warmup-iters": "0"},
+        {"--lr-decay-style": "WSD", "--lr-wsd-decay-iters": "100"},
+        {
+            "--tensor-model-parallel-size": "2",
+            "--pipeline-model-parallel-size": "2",
+            "--expert-model-parallel-size": "2",
+        },
+        {"--train-iters": None, "--train-samples": "64000", "--lr-warmup-iters": None, "--lr-warmup-samples": "640"},
+        {
+            **{
+                "--train-iters": None,
+                "--train-samples": "64000",
+                "--lr-warmup-iters": None,
+                "--lr-decay-samples": "64100",
+            },
+            "--rampup-batch-size": "16 16 1000",
+        },
+        {"--global-batch-size": None, "--train-iters": None},
+        {
+            **{
+                "--global-batch-size": None,
+                "--train-iters": None,
+                "--train-samples": "9999",
+                "--lr-warmup-iters": None,
+            },
+            "--step-batch-size-schedule": '"0:16 1M:32"',
+        },
+    ],
+)
+def test_a_sound_megatron_run_has_no_issue(tmp_path: Path, changes: dict[str, str | None]) -> None:
+    assert megatron_faults(tmp_path, changes) == []
+
+
+SAMPLES = {"--train-iters": None, "--train-samples": "64000", "--lr-warmup-iters": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "code", "text"),
+    [
+        (
+            {"--lr-warmup-iters": "1000"},
+            "stops",
+            "warm-up",
+            "--lr-warmup-iters is 1,000 and --train-iters is 1,000: Megatron",
+        ),
+        (
+            {"--lr-warmup-iters": "600", "--lr-decay-iters": "500"},
+            "stops",
+            "warm-up",
+            "600 and --lr-decay-iters is 500: Meg",
+        ),
+        (
+            {"--lr-warmup-iters": "1200", "--lr-decay-iters": "5000"},
+            *(
+                "silent",
+                "warm-up",
+                "--lr-warmup-iters is 1,200 and --train-iters is 1,000: the learning rate only rises, to 0.83",
+            ),
+        ),
+        (
+            {"--lr-decay-iters": "400"},
+            *(
+                "silent",
+                "horizon",
+                "the last 600 of 1,000 steps have a learning rate of 0.1 of the configured one; set --lr-d",
+            ),
+        ),
+        (
+            {"--lr-decay-iters": "900"},
+            *(
+                "note",
+                "horizon",
+                "the last 100 of 1,000 steps have a learning rate of 0.1 of the configured one: right if",
+            ),
+        ),
+        (
+            {"--lr-decay-iters": "5000"},
+            *(
+                "note",
+                "horizon",
+                "the run ends at a learning rate of 0.9156 of the configured one: right if the run is meant",
+            ),
+        ),
+        (
+            {**SAMPLES, "--lr-decay-samples": "32000", "--min-lr": None},
+            *(
+                "silent",
+                "horizon",
+                "--lr-decay-samples is 32,000 and --train-samples is 64,000: the last 500 of 1,000 steps have",
+            ),
+        ),
+        (
+            {"--lr-decay-samples": "64000"},
+            "stops",
+            "horizon",
+            "--lr-decay-samples with --train-iters: Megatron-LM stops",
+        ),
+        ({"--train-samples": "64000"}, "stops", "length", "--train-iters and --train-samples: Megatron-LM stops"),
+        (
+            {"--lr-warmup-fraction": "0.1"},
+            "stops",
+            "warm-up",
+            "--lr-warmup-fraction and --lr-warmup-iters: Megatron-LM stops",
+        ),
+        ({"--min-lr": "1e-3"}, "stops", "horizon", "--min-lr 0.001 is above --lr 0.0001: Megatron-LM stops"),
+        ({"--lr-decay-style": "WSD"}, "stops", "horizon", "--lr-decay-style WSD needs --lr-wsd-decay-iters"),
+        (
+            {"--global-batch-size": "60"},
+            "stops",
+            "batch",
+            "60 is no multiple of --micro-batch-size 2 × 8 data ranks = 16 samples",
+        ),
+        ({"--tensor-model-parallel-size": "3"}, "stops", "dims", "the dims do not fit 8 ranks"),
+        (
+            {"--expert-model-parallel-size": "3"},
+            "stops",
+            "experts",
+            "--expert-model-parallel-size: 3 must divide dp × cp = 8",
+        ),
+        (
+            {"--context-parallel-size": "4", "--seq-length": "1020"},
+            *("stops", "sequence-length", "--seq-length 1020 must divide by 2 × --context-parallel-size 4 = 8"),
+        ),
+        (
+            {**SAMPLES, "--rampup-batch-size": "16 20 900"},
+            "stops",
+            "batch",
+            "in increments of 20 and does not reach --global-batch",
+        ),
+        (
+            {**SAMPLES, "--rampup-batch-size": "16 8 900"},
+            *(
+                "stops",
+                "batch",
+                "its size 24 is no multiple of --micro-batch-size 2 × 8 data ranks = 16 samples: megatron",
+            ),
+        ),
+        (
+            {"--step-batch-size-schedule": '"0:16 1M:64"'},
+            "stops",
+            "batch",
+            "Megatron-LM refuses both together; leave out --glob",
+        ),
+        (
+            {"--global-batch-size": None, "--step-batch-size-schedule": '"0:16 1M:64"'},
+            *(
+                "silent",
+                "horizon",
+                "grows to 64 samples, and Megatron-LM counts the decay in batches of 16 (--micro-batch-size",
+            ),
+        ),
+        (
+            {**SAMPLES, "--train-samples": "63"},
+            "stops",
+            "length",
+            "--train-samples 63 is less than one global batch of 64",
+        ),
+        (
+            {"--micro_batch_size": "4"},
+            "stops",
+            "unknown-field",
+            "there is no --micro_batch_size; did you mean --micro-batch-size?",
+        ),
+    ],
+)
+def test_a_fault_of_a_megatron_run_is_found(
+    tmp_path: Path, changes: dict[str, str | None], level: str, code: str, text: str
+) -> None:
+    issues = megatron_faults(tmp_path, changes)
+    assert [(level, code)] == [issue[:2] for issue in issues]
+    assert text in issues[0][2]
+
+
+def nemo_faults(path: Path, *changes: tuple[str, str]) -> list[tuple[str, str, str]]:
+    text = (CONFIGS / "nemo" / "megatron_gpt.yaml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (path / "nemo.yaml").write_text(text)
+    job = read_job(str(path / "nemo.yaml"))
+    return [(issue.level, issue.code, issue.text) for issue in check_job(job, world_size=job.world_size or 8)]
+
+
+STEPS = "constant_steps: 0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "code", "text"),
+    [
+        (
+            [("warmup_steps: 500", "warmup_steps: 100000")],
+            "silent",
+            "warm-up",
+            "is 100,000 and trainer.max_steps is 100,000: no",
+        ),
+        (
+            [(STEPS, "max_steps: 1000")],
+            "silent",
+            "horizon",
+            "sched.max_steps is 1,000 and trainer.max_steps is 100,000: the last",
+        ),
+        (
+            [(STEPS, "max_steps: 90000")],
+            "note",
+            "horizon",
+            "the last 10,000 of 100,000 steps have a learning rate of 0.1 of the",
+        ),
+        ([(STEPS, "max_steps: 400000")], "note", "horizon", "the run ends at a learning rate of"),
+        (
+            [("min_lr: 2e-5", "min_lr: 2e-3")],
+            "stops",
+            "horizon",
+            "min_lr 0.002 is above model.optim.lr 0.0002: NeMo stops",
+        ),
+        (
+            [(STEPS, "warmup_ratio: 0.1")],
+            "stops",
+            "warm-up",
+            "warmup_steps and model.optim.sched.warmup_ratio: NeMo stops",
+        ),
+        (
+            [("devices: 1", "devices: 4")],
+            "stops",
+            "batch",
+            "model.global_batch_size 8 is no multiple of model.micro_batch_size 4",
+        ),
+        (
+            [("rampup_batch_size: null", "rampup_batch_size: [4, 3, 100]")],
+            "stops",
+            "batch",
+            "does not reach model.global_batch",
+        ),
+    ],
+)
+def test_a_fault_of_a_nemo_run_is_found(
+    tmp_path: Path, changes: list[tuple[str, str]], level: str, code: str, text: str
+) -> None:
+    issues = nemo_faults(tmp_path, *changes)
+    assert [(level, code)] == [issue[:2] for issue in issues]
+    assert text in issues[0][2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("warmup_steps: 500", "warmup_ratio: 0.1")],
+        [(STEPS, "constant_steps: 50000")],
+        [(STEPS, "max_steps: 99000")],
+        [("devices: 1", "devices: [0, 1]")],
+        [("devices: 1", "devices: '2'")],
+        [("name: CosineAnnealing", "name: NoamAnnealing")],
+    ],
+)
+def test_a_sound_nemo_run_has_no_issue(tmp_path: Path, changes: list[tuple[str, str]]) -> None:
+    assert nemo_faults(tmp_path, *changes) == []
+
+
+PPO = {
+    "data.train_batch_size": "1024",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "256",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "16",
+    "trainer.n_gpus_per_node": "8",
+    "trainer.total_training_steps": "100",
+}
+
+
+def verl_faults(path: Path, changes: dict[str, str]) -> list[tuple[str, str, str]]:
+    fields = " ".join(f"{name}={value}" for name, value in {**PPO, **changes}.items())
+    (path / "ppo.sh").write_text(f"python3 -m verl.trainer.main_ppo {fields}")
+    job = read_job(str(path / "ppo.sh"))
+    issues = check_job(job, world_size=job.world_size or 8)
+    return [(issue.level, issue.code, issue.text) for issue in issues if issue.code != "data-ranks"]
+
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "code", "text"),
+    [
+        (
+            {f"{ACTOR}.optim.lr_warmup_steps": "400"},
+            "silent",
+            "warm-up",
+            "lr_warmup_steps is 400 and trainer.total_training_st",
+        ),
+        (
+            {f"{ACTOR}.ppo_mini_batch_size": "2048"},
+            "stops",
+            "batch",
+            "2,048 is more than data.train_batch_size 1,024: verl stops",
+        ),
+        (
+            {f"{ACTOR}.ppo_mini_batch_size": "4"},
+            "stops",
+            "batch",
+            "4 leaves no sample for each of 8 data ranks: verl stops",
+        ),
+        (
+            {f"{ACTOR}.ppo_mini_batch_size": "132"},
+            *(
+                "silent",
+                "batch",
+                "132 does not divide by 8 data ranks: verl rounds it down to 16 samples on each, 128 in all",
+            ),
+        ),
+        ({f"{ACTOR}.ppo_mini_batch_size": "384"}, "note", "batch", "1,024 is no multiple of"),
+        (
+            {"data.train_batch_size": "1028"},
+            "stops",
+            "batch",
+            "data.train_batch_size 1028 does not divide into 8 data ranks",
+        ),
+        (
+            {"actor_rollout_ref.rollout.tensor_model_parallel_size": "3"},
+            "stops",
+            "dims",
+            "= 8 ranks do not divide by actor_",
+        ),
+        (
+            {f"{ACTOR}.optim.total_training_steps": "400"},
+            "note",
+            "override",
+            "is 400 and has no effect: verl plans the schedule",
+        ),
+        (
+            {"data.train_batch_sizes": "8"},
+            "stops",
+            "unknown-field",
+            "no data.train_batch_sizes; did you mean train_batch_size?",
+        ),
+        ({"trainer.nnodes": "$NODES"}, "note", "unknown-value", ""),
+    ],
+)
+def test_a_fault_of_a_verl_run_is_found(
+    tmp_path: Path, changes: dict[str, str], level: str, code: str, text: str
+) -> None:
+    issues = verl_faults(tmp_path, changes)
+    assert [(level, code)] == [issue[:2] for issue in issues]
+    assert text in issues[0][2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{ACTOR}.optim.lr_warmup_steps_ratio": "0.1"},
+        {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": "4"},
+        {f"{ACTOR}.use_dynamic_bsz": "True", f"{ACTOR}.ppo_mini_batch_size": "128"},
+        {"data.train_batch_size": "0"},
+    ],
+)
+def test_a_sound_verl_run_has_no_issue(tmp_path: Path, changes: dict[str, str]) -> None:
+    assert verl_faults(tmp_path, changes) == []
+
+
+def test_prompts_of_a_dataset_give_the_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,039 prompts are 9 whole batches of 104, each of 4 samples; every step has two updates in each of two passes."""
+    fields = "data.train_batch_size=104 actor_rollout_ref.rollout.n=4 trainer.total_epochs=2 trainer.n_gpus_per_node=8"
+    updates = f"{ACTOR}.ppo_mini_batch_size=52 {ACTOR}.ppo_epochs=2"
+    (tmp_path / "grpo.sh").write_text(f"python -m verl.trainer.main_ppo {fields} {updates}")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", str(tmp_path / "grpo.sh"), "--dataset-size", "1039"])
+    assert ended.value.code == 0
+    rows = dict(
+        line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines() if not line.startswith("8 ranks")
+    )
+    assert (rows["steps"], rows["samples per step"], rows["optimizer updates per step"]) == ("18", "416", "4")
+
+
+def test_a_ramp_of_the_script_is_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", str(CONFIGS / "megatron" / "gpt3_175b.sh")])
+    assert ended.value.code == 0
+    rows = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (rows["steps of the ramp"], rows["steps"]) == ("19,802", "515,987")
+    assert int(rows["samples of the run"].replace(",", "")) <= 768_000_000
+
+
+def test_a_ramp_has_more_steps_in_the_same_samples() -> None:
+    schedule = MegatronSchedule("linear", warmup=100, decay=1600, units_per_step=64, growth=((16, 10), (32, 5)))
+    assert (schedule.warmup_steps, schedule.horizon_steps) == (7, 10 + 5 + 20)
+    assert [schedule.factor(step) for step in (0, 5, 7, 35)] == [0.0, 0.8, pytest.approx(1488 / 1500), 0.0]
+    assert schedule.factor(16) == pytest.approx((1600 - 160 - 160 - 64) / 1500)
+
+
+def test_a_run_in_samples_has_fewer_steps_with_a_larger_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plan", str(CONFIGS / "megatron" / "mamba_800m.sh"), "--global-batch-size", "64"])
+    assert "steps                                  1,144,409\n" in capsys.readouterr().out
+
+
+def test_only_a_megatron_model_keeps_the_length_of_its_own_schedule(tmp_path: Path) -> None:
+    """NeMo gives any other model the steps of the trainer, if it has them."""
+    text = (CONFIGS / "nemo" / "citrinet_512.wrong.yaml").read_text()
+    (tmp_path / "asr.yaml").write_text(text.replace("  max_steps: -1\n  num_nodes", "  max_steps: 5000\n  num_nodes"))
+    job = read_job(str(tmp_path / "asr.yaml"))
+    assert job.schedule is not None
+    assert (job.steps, job.schedule.horizon_steps) == (5000, 5000)
+    assert check_job(job, world_size=1) == []
+
+
+def test_another_trainers_file_is_not_taken_for_one_of_nemo_or_verl(tmp_path: Path) -> None:
+    """Lightning's own command line has a trainer and a model as well."""
+    lightning = (
+        "trainer: {devices: 8, num_nodes: 2, max_steps: 100}\nmodel: {class_path: a.Model}\ndata: {batch_size: 4}\n"
+    )
+    (tmp_path / "lightning.yaml").write_text(lightning)
+    with pytest.raises(ConfigError, match="is in no format that countoff knows by its fields"):
+        read_job(str(tmp_path / "lightning.yaml"))
+
+
+def test_a_file_that_may_be_of_two_formats_is_refused_with_both(tmp_path: Path) -> None:
+    (tmp_path / "both.yaml").write_text("exp_manager: {}\nactor_rollout_ref: {}\n")
+    with pytest.raises(ConfigError, match=r"both\.yaml has fields of nemo and verl: give --framework nemo \| verl"):
+        read_job(str(tmp_path / "both.yaml"))
+    assert read_job(str(tmp_path / "both.yaml"), framework="verl").framework == "verl"
+
+
+def test_a_reference_to_no_field_leaves_its_number_unknown(tmp_path: Path) -> None:
+    text = (CONFIGS / "nemo" / "megatron_gpt.yaml").read_text()
+    (tmp_path / "nemo.yaml").write_text(text.replace("encoder_seq_length: 512", "encoder_seq_length: ${data.length}"))
+    job = read_job(str(tmp_path / "nemo.yaml"))
+    assert (job.sequence_length, job.unknown) == (None, {"sequence_length": "${data.length}"})
+    text = "model.encoder_seq_length is ${data.length}, which is known only when the job runs: not read"
+    assert [issue.line for issue in job.issues] == [f"note    unknown-value: {text}"]

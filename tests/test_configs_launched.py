@@ -557,7 +557,7 @@ def test_another_trainers_file_is_not_taken_for_one_of_nemo_or_verl(tmp_path: Pa
 
 def test_a_file_that_may_be_of_two_formats_is_refused_with_both(tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text("exp_manager: {}\nactor_rollout_ref: {}\n")
-    with pytest.raises(ConfigError, match=r"both\.yaml may be of nemo or verl: give --framework"):
+    with pytest.raises(ConfigError, match=r"both\.yaml has fields of nemo and verl: give --framework nemo \| verl"):
         read_job(str(tmp_path / "both.yaml"))
     assert read_job(str(tmp_path / "both.yaml"), framework="verl").framework == "verl"
 

@@ -237,7 +237,7 @@ def test_an_unknown_number_is_a_note(monkeypatch: pytest.MonkeyPatch, capsys: py
         ),
         (
             "python a.py --micro-batch-size 1 exp_manager=x",
-            "it may be of megatron or nemo: give --framework",
+            "it has arguments of megatron and nemo: give --framework megatron | nemo",
         ),
         (
             "python a.py --micro-batch-size 1.5 --train-iters 3",

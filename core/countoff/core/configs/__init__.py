@@ -159,7 +159,7 @@ def _launched_kinds(launch: Launch, framework: str | None) -> list[str]:
     most = max(found.values())
     best = [kind for kind, count in found.items() if count == most] if most else []
     if len(best) > 1:
-        raise ConfigError(f"it may be of {' or '.join(best)}: give --framework")
+        raise ConfigError(f"it has arguments of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best
 
 
@@ -222,7 +222,7 @@ def _framework_of(data: Mapping[str, Any], name: str) -> str:
     best = max(found, key=found.__getitem__)
     equal = [kind for kind, count in found.items() if count == found[best]]
     if found[best] and len(equal) > 1:
-        raise ConfigError(f"{name} may be of {' or '.join(equal)}: give --framework")
+        raise ConfigError(f"{name} has fields of {' and '.join(equal)}: give --framework {' | '.join(equal)}")
     if not found[best]:
         read = (
             "TorchTitan's .toml, DeepSpeed's .json, the .yaml of lingua, Accelerate, Composer, NeMo and verl, and "

@@ -569,3 +569,18 @@ def test_a_reference_to_no_field_leaves_its_number_unknown(tmp_path: Path) -> No
     assert (job.sequence_length, job.unknown) == (None, {"sequence_length": "${data.length}"})
     text = "model.encoder_seq_length is ${data.length}, which is known only when the job runs: not read"
     assert [issue.line for issue in job.issues] == [f"note    unknown-value: {text}"]
+
+
+def test_a_default_does_not_take_the_place_of_an_unknown_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (CONFIGS / "nemo" / "citrinet_512.yaml").read_text()
+    (tmp_path / "asr.yaml").write_text(
+        text.replace("accumulate_grad_batches: 1", "accumulate_grad_batches: ${batches}")
+    )
+    for flags, code in (([], 2), (["--accumulation", "4"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["check", str(tmp_path / "asr.yaml"), *flags])
+        assert ended.value.code == code
+    error = "trainer.accumulate_grad_batches is ${batches}, which is known only when the job runs: give --accumulation"
+    assert capsys.readouterr().err == f"countoff: {error}\n"

@@ -75,4 +75,4 @@ def test_torchtitans_own_configs_are_read_at_the_prompt() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     plans = json.loads(done.stdout)
     assert [plan["tokens_per_step"] for plan in plans] == [65_536, 262_144]
-    assert [plan["findings"] for plan in plans] == [[], []]
+    assert [plan["issues"] for plan in plans] == [[], []]

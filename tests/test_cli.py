@@ -131,8 +131,49 @@ def test_ranks_that_are_not_a_number_are_refused() -> None:
     assert run(["demo", "--ranks", "many"]).returncode == 2
 
 
-def test_an_unknown_command_is_refused() -> None:
-    assert run(["dmeo"]).returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["dmeo"], "there is no command 'dmeo'; did you mean demo?"),
+        (["chek", "train.toml", "--help"], "there is no command 'chek'; did you mean check?"),
+        (["ex"], "there is no command 'ex'; did you mean explain?"),
+        (["train"], "there is no command 'train'; countoff --help lists all commands"),
+        (["--verison"], "there is no argument --verison; did you mean --version?"),
+        (["version", "--hepl"], "there is no argument --hepl; did you mean --help?"),
+        (["explain", "--kind", "X"], "there is no argument --kind; see countoff explain --help"),
+        (["report", ".", "--opne"], "there is no argument --opne; did you mean --open?"),
+        (["top", ".", "--evry", "3"], "there is no argument --evry; did you mean --every?"),
+        (["demo", "--rank", "3"], "there is no argument --rank; did you mean --ranks?"),
+        (["check", "x", "--ignroe=dims"], "there is no argument --ignroe; did you mean --ignore?"),
+        (["plan", "--dp", "3"], "there is no argument --dp; did you mean --dp-replicate or --dp-shard?"),
+        (["plan", "--cpp", "3"], "there is no argument --cpp; did you mean --cp or --pp?"),
+        (["plan", "x.toml", "y.toml"], "there is no argument y.toml; see countoff plan --help"),
+    ],
+)
+def test_a_misspelt_command_or_flag_is_one_line_with_the_nearest(arguments: list[str], line: str) -> None:
+    """Several are named only where they are equally near."""
+    finished = run(arguments)
+    assert (finished.returncode, finished.stderr) == (2, f"countoff: {line}\n")
+    assert finished.stdout.startswith("modules: ")
+
+
+def test_it_runs_as_a_module_and_names_itself_so() -> None:
+    """`python -m countoff` is the same command line, where the console script is not on the path."""
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "countoff", *arguments]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'core'}{os.pathsep}{ROOT / 'plugins'}", "COLUMNS": "200"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+    assert called("explain", "LostRank").stdout.startswith("LostRank\n\nA rank raised an exception")
+    assert called("--help").stdout.startswith("usage: python -m countoff [-h] [--version] COMMAND ...\n")
+    assert called("check", "--help").stdout.startswith("usage: python -m countoff check [-h]")
+    refused = called("check")
+    see = "(see python -m countoff check --help)"
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"countoff: the following arguments are required: CONFIG {see}\n",
+    )
 
 
 @pytest.mark.parametrize(

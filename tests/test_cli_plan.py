@@ -280,12 +280,8 @@ def test_the_page_quotes_what_is_printed(
     for name, text in FILES.items():
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
-    assert {name for name in re.findall(r"\w+\.(?:toml|yaml|sh)", command) if name != "lora.yaml"} <= set(FILES)
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(dedent(text))
-    monkeypatch.chdir(tmp_path)
-    assert len(QUOTED) == 14
-    (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(QUOTED) == 18
     (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
@@ -321,6 +317,42 @@ def test_several_world_sizes_are_checked_and_the_worst_counts(run: Run, question
     assert output.code == 1
     assert "7 ranks: stops   dims: " in output.out
     assert f"{question} on 4 ranks: no fault found" in output.out
+
+
+def test_a_check_is_json_with_the_same_exit_code(run: Run, question: str, tmp_path: Path) -> None:
+    """One object, or a list for several world sizes, as `plan --json` prints them; null where there is no plan."""
+    output = run(["check", question, "--world-size", "4", "--json"])
+    assert (output.code, output.err) == (0, "")
+    checked = json.loads(output.out)
+    assert checked.pop("plan") == {
+        key: value
+        for key, value in json.loads(run(["plan", question, "--world-size", "4", "--json"]).out).items()
+        if key != "issues"
+    }
+    assert checked == {"config": question, "framework": "torchtitan", "world_size": 4, "fault": False, "issues": []}
+    (tmp_path / "short.toml").write_text(dedent(SHORT))
+    output = run(["check", str(tmp_path / "short.toml"), "--world-size", "4,7", "--tp", "2", "--json"])
+    assert (output.code, output.err) == (1, "")
+    fitting, other = json.loads(output.out)
+    assert [issue["code"] for issue in fitting["issues"]] == ["horizon", "data-ranks"]
+    assert fitting["issues"][0]["level"] == "silent"
+    assert fitting["issues"][0]["text"].startswith("lr_scheduler.total_steps is 50 and training.steps is 100: from")
+    assert (fitting["plan"]["dp_degree"], other["plan"]) == (2, None)
+    assert [(one["world_size"], one["fault"]) for one in (fitting, other)] == [(4, True), (7, True)]
+    assert [issue["code"] for issue in other["issues"]] == ["horizon", "dims"]
+
+
+def test_an_ignored_issue_is_not_in_the_json(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text(dedent(SHORT))
+    output = run(["check", str(tmp_path / "short.toml"), "--world-size", "4", "--ignore", "horizon", "--json"])
+    checked = json.loads(output.out)
+    assert (output.code, checked["fault"], checked["issues"]) == (0, False, [])
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_what_cannot_be_read_is_one_line_and_no_json(run: Run, command: str) -> None:
+    output = run([command, "gone.toml", "--world-size", "4", "--json"])
+    assert output == (2, "", "countoff: gone.toml does not exist\n")
 
 
 def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) -> None:
@@ -403,7 +435,8 @@ def test_a_file_that_cannot_be_read_is_one_line(
 def test_a_wrong_framework_is_refused(run: Run, question: str) -> None:
     output = run(["plan", question, "--world-size", "4", "--framework", "torchtitn"])
     assert output.code == 2
-    assert "did you mean torchtitan?" in output.err
+    assert output.err.startswith("countoff: unknown framework 'torchtitn'; did you mean torchtitan?; known: ")
+    assert len(output.err.splitlines()) == 1
 
 
 def test_a_dim_that_the_framework_lacks_is_refused(run: Run, tmp_path: Path) -> None:

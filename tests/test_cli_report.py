@@ -71,17 +71,40 @@ def test_a_directory_whose_name_is_no_text_is_drawn(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("with_bokeh")
-def test_the_page_goes_to_report_html_and_is_opened_on_demand(
+def test_the_page_is_named_after_the_trace_and_is_opened_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.chdir(tmp_path)
-    example_traces.healthy(tmp_path, ranks=2)
-    code, out, _ = call(capsys, tmp_path, "--open")
+    example_traces.healthy(tmp_path / "runs" / "today.2", ranks=2)
+    code, out, _ = call(capsys, "runs/today.2/", "--open")
     assert code == 0
-    assert out == "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote report.html\n"
-    assert opened == [(tmp_path / "report.html").as_uri()]
+    assert out == "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote today.2.html\n"
+    assert opened == [(tmp_path / "today.2.html").as_uri()]
+    monkeypatch.chdir(tmp_path / "runs" / "today.2")
+    assert call(capsys, ".")[1].endswith("\nwrote today.2.html\n")
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_an_unnamed_page_replaces_only_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example_traces.healthy(tmp_path / "runs" / "today", ranks=2)
+    example_traces.uneven(tmp_path / "other" / "today")
+    page = tmp_path / "today.html"
+    assert call(capsys, "runs/today")[0] == 0
+    assert call(capsys, "other/today")[0] == 0
+    assert "Rank 2 ran out of data" in page.read_text("utf-8")
+    refused = (2, "", "countoff: today.html is there and is no page of countoff report: name another file with -o\n")
+    page.write_text("<title>a page of the user's own</title>")
+    assert call(capsys, "runs/today") == refused
+    assert page.read_text() == "<title>a page of the user's own</title>"
+    assert call(capsys, "runs/today", "-o", "today.html")[0] == 0
+    page.unlink()
+    os.mkfifo(page)
+    assert call(capsys, "runs/today") == refused
 
 
 @pytest.mark.usefixtures("with_bokeh")

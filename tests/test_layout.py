@@ -14,6 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 CORE_LADDER = [
+    {"_nearest"},
     {"settings", "verdict"},
     {"trace"},
     {"arithmetic"},
@@ -23,7 +24,16 @@ CORE_LADDER = [
     {"job"},
     {"cli"},
 ]
-PROTOCOL_LADDER = [{"settings", "verdict"}, {"trace"}, {"arithmetic"}, {"protocol"}, {"data"}, {"runtime"}, {"guard"}]
+PROTOCOL_LADDER = [
+    {"_nearest"},
+    {"settings", "verdict"},
+    {"trace"},
+    {"arithmetic"},
+    {"protocol"},
+    {"data"},
+    {"runtime"},
+    {"guard"},
+]
 """Rooms of the core, from the ground up: each imports only from the rooms before it, and from itself."""
 
 OWNERS = {
@@ -98,6 +108,13 @@ def test_no_source_root_has_an_init() -> None:
 def test_no_module_lies_in_both_source_roots() -> None:
     core, plugins = ({path.name for path in (root / "countoff").iterdir()} for root in ROOTS)
     assert core & plugins <= {"__pycache__"}
+
+
+def test_beside_core_there_is_only_what_starts_the_command_line() -> None:
+    """`python -m countoff` needs a `__main__.py` in the namespace; it calls the command line and does nothing else."""
+    names = {path.name for path in (ROOTS[0] / "countoff").iterdir()} - {"__pycache__"}
+    assert names == {"__main__.py", "core"}
+    assert graph()["countoff.__main__"] == {"countoff.core.cli.__main__"}
 
 
 def test_no_circle_of_imports() -> None:

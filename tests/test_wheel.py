@@ -110,6 +110,7 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
 def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
     """It prints its help, and a plan from flags and from a file: the declared dependencies are all that it needs."""
     assert installed.run("countoff", "--help").stdout.startswith("usage: countoff")
+    assert installed.run("python", "-m", "countoff", "--help").stdout.startswith("usage: python -m countoff")
     flags = installed.run("countoff", "plan", "--batch-size", "2", "--seq-len", "2048", "--world-size", "4")
     assert flags.stderr == ""
     assert "2 sequences × 2,048 tokens × 4 data ranks" in flags.stdout
@@ -120,6 +121,11 @@ def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:
     plan = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8")
     assert plan.stderr == ""
     assert "8 samples × 8 data ranks" in plan.stdout
+    schedule = "\\nscheduler: {name: cosine_with_warmup, t_warmup: 2ba}"
+    assert installed.run("python", "-c", config.replace("10ba", f"10ba{schedule}")).returncode == 0
+    drawn = installed.run("countoff", "plan", "mpt.yaml", "--world-size", "8", "--curve")
+    assert drawn.stderr == ""
+    assert "E  end of the decay and of the run" in drawn.stdout
 
 
 def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed) -> None:

@@ -12,13 +12,14 @@ means "not given"; an empty variable means "not set". The only variable of ``ena
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
+
+from countoff.core._nearest import nearest
 
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 
@@ -237,7 +238,7 @@ class Settings:
         for name in given:
             if name not in _RULES:
                 known = (*arguments, *_RULES)
-                raise SettingsError(f"unknown argument `{name}`{_nearest(name, known)}; known: {', '.join(known)}")
+                raise SettingsError(f"unknown argument `{name}`{nearest(name, known)}; known: {', '.join(known)}")
         chosen = _from_environment(os.environ)
         chosen.update({name: value for name, value in given.items() if value is not None})
         return dataclasses.replace(cls(), **chosen)  # pyright: ignore[reportArgumentType]  # __post_init__ checks each
@@ -279,7 +280,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
         if variable.startswith(_OTHER_VARIABLES) or not (variable == _PREFIX or variable.startswith(f"{_PREFIX}_")):
             continue
         if variable not in options:
-            near = f"; did you mean {_PREFIX}?" if variable == f"{_PREFIX}_ENABLED" else _nearest(variable, options)
+            near = f"; did you mean {_PREFIX}?" if variable == f"{_PREFIX}_ENABLED" else nearest(variable, options)
             raise SettingsError(f"unknown environment variable {variable}{near}; known: {', '.join(options)}")
         if environ[variable].strip():
             name, text = options[variable], environ[variable]
@@ -299,8 +300,3 @@ def _checked(name: str, value: object, where: str, parse: Callable[[str], object
     except ValueError:
         shown = " ".join(repr(value).split())
         raise SettingsError(f"{where} must be {rule.good}, got {shown}") from None
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -6,8 +6,9 @@ framework.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
+
+from countoff.core._nearest import nearest
 
 __all__ = ["ORDERS", "Order", "order_of_text"]
 
@@ -62,9 +63,9 @@ def order_of_text(order: str) -> Order:
         return ORDERS[order]
     fastest_first = [name for name in order.split("-") if name != "ep"]
     if "-" not in order:
-        near = difflib.get_close_matches(order, ORDERS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"unknown order of dims {order!r}{hint}; known: {', '.join(ORDERS)}, or tp-cp-ep-dp-pp")
+        raise ValueError(
+            f"unknown order of dims {order!r}{nearest(order, ORDERS)}; known: {', '.join(ORDERS)}, or tp-cp-ep-dp-pp"
+        )
     if not set(fastest_first) <= {"tp", "cp", "dp", "pp"} or len(set(fastest_first)) != len(fastest_first):
         raise ValueError(f"an order in Megatron's notation has each of tp, cp, ep, dp, pp at most once, got {order!r}")
     if "dp" not in fastest_first:

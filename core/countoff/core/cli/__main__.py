@@ -7,8 +7,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
+
+from countoff.core._nearest import nearest
 
 _RANKS = range(2, 65)
 _MAX_SECONDS = 60.0
@@ -48,14 +50,14 @@ from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
+    countoff plan llama3_8b.toml --world-size 64 --curve
     countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
-CONFIG is a TorchTitan TOML, a lingua, Accelerate, Composer (llm-foundry), axolotl, LLaMA-Factory, litgpt, NeMo or verl
-YAML, transformers' TrainingArguments as YAML or JSON, a DeepSpeed JSON, or module:function for a Python config of
-TorchTitan 0.3 and later, which is imported and called; or a launch script (.sh) of Megatron-LM, verl, NeMo or a
-Trainer, which is read and not run; or - for a command line on standard input.
+CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
+not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
+which is imported and called.
 Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
@@ -66,6 +68,7 @@ Prints what is wrong with a configuration on a number of ranks: one line per iss
     countoff check llama.yaml --world-size 16 --ignore dp-rank
     countoff check pretrain_gpt.sh
     echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
+    countoff check train.toml --world-size 64 --json
 
 Each line starts with a level and a code:
     silent  the run goes on and is wrong
@@ -89,6 +92,9 @@ per rank, who is slow, the counts of all ranks, the learning rate, and where the
     countoff report runs/today
     countoff report host-a/trace host-b/trace -o job.html --open
     countoff report runs/today --perfetto job.pftrace
+
+Without -o, the page goes to the current directory and is named after DIR: today.html. A page of an earlier call is
+replaced; any other file of this name is kept, and the call refused.
 
 A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
 directories if each host wrote to its own, or for a run and its resume.
@@ -133,16 +139,22 @@ class _Parser(argparse.ArgumentParser):
         _refuse(f"{message} (see {self.prog} --help)", code=2)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, *, program: str = "countoff") -> None:
     """Runs the command line; the console script `countoff`.
 
     Args:
         arguments: What follows the program's name; None: as it was called.
+        program: How the command line was called, for its usage lines.
     """
+    given = sys.argv[1:] if arguments is None else arguments
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
-    parser = _parser()
-    chosen, unknown = parser.parse_known_args(arguments)
+    parser, commands = _parser(program)
+    command = next((one for one in given if not one.startswith("-")), None)
+    if command is not None and command not in commands:
+        hint = nearest(command, commands) or f"; {program} --help lists all commands"
+        _refuse(f"there is no command {command!r}{hint}", code=2)
+    chosen, unknown = parser.parse_known_args(given)
     if unknown:
         _refuse_unknown(unknown, chosen.parser)
     if chosen.version:
@@ -235,8 +247,9 @@ def _run(command: Any, chosen: argparse.Namespace) -> None:
     sys.exit(code)
 
 
-def _parser() -> _Parser:
-    parser = _command(_Parser, prog="countoff", description=_ABOUT)
+def _parser(program: str) -> tuple[_Parser, Collection[str]]:
+    """Returns the parser, and the names of the commands."""
+    parser = _command(_Parser, prog=program, description=_ABOUT)
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
     add = commands.add_parser
@@ -247,7 +260,7 @@ def _parser() -> _Parser:
     _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
     _command(add, "version", description="Prints the version.", help="print the version", run=version)
-    return parser
+    return parser, commands.choices
 
 
 def _command(make: Any, *names: str, run: Any = None, **texts: str) -> Any:
@@ -261,7 +274,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework",
         metavar="NAME",
-        help="torchtitan, lingua, deepspeed, accelerate, composer, megatron, nemo or verl, if the file does not show",
+        help="the format of the file, if its fields do not show which; an unknown NAME lists all",
     )
     parser.add_argument(
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"
@@ -297,6 +310,7 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     _config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
+    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
     changing = parser.add_argument_group("a global batch that changes")
     changing.add_argument(
         "--ramp",
@@ -319,6 +333,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -327,7 +342,7 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page (report.html)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (the name of the first DIR, with .html)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
@@ -368,12 +383,10 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
-    from difflib import get_close_matches
-
     first = next((one.partition("=")[0] for one in arguments if one.startswith("-")), arguments[0])
-    near = get_close_matches(first, re.findall(r"--[\w-]+", parser.format_usage()), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"see {parser.prog} --help"
-    _refuse(f"there is no argument {first}; {hint}", code=2)
+    known = [*re.findall(r"--[\w-]+", parser.format_usage()), "--help"]
+    hint = nearest(first, known) or f"; see {parser.prog} --help"
+    _refuse(f"there is no argument {first}{hint}", code=2)
 
 
 def _refuse(reason: str, code: int = 1) -> NoReturn:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from pathlib import Path
 
+from countoff.core._nearest import nearest
 from countoff.core.verdict import VERDICTS
 
 __all__ = ["TEXTS", "explain"]
@@ -38,9 +38,8 @@ def _known(name: str) -> str:
     kinds = {kind.lower(): kind for kind in VERDICTS}
     if name.lower() in kinds:
         return kinds[name.lower()]
-    near = difflib.get_close_matches(name.lower(), list(kinds), n=1)
-    hint = f"did you mean {kinds[near[0]]}?" if near else "countoff explain lists all kinds"
-    raise ValueError(f"there is no verdict {name!r}; {hint}")
+    hint = nearest(name, VERDICTS) or "; countoff explain lists all kinds"
+    raise ValueError(f"there is no verdict {name!r}{hint}")
 
 
 def _section(kind: str) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from countoff.core._nearest import nearest
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.cli import show
+from countoff.core.cli import curve, show
 from countoff.core.configs import read_job
 from countoff.core.configs.checks import check_job, check_length
-from countoff.core.configs.issues import CODES, worst_first
-from countoff.core.configs.job import Job, Origin, RunPlan
+from countoff.core.configs.issues import CODES, ConfigIssue, worst_first
+from countoff.core.configs.job import Job, JobError, Origin, RunPlan
 from countoff.core.configs.schedules import MegatronSchedule
 from countoff.core.ranks import INFERRED
 
@@ -54,12 +55,21 @@ def plan(chosen: argparse.Namespace) -> int:
     options = show.Options(_learning_rate(chosen), _ramp(chosen, job), _resume_samples(chosen))
     issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
     if chosen.json:
-        shown = [show.as_json(one, options, found) for one, found in zip(plans, issues, strict=True)]
-        print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
+        _print_json(
+            [
+                show.as_json(one, options)
+                | show.issues_as_json(found)
+                | (curve.as_json(one, options, chosen.config) if chosen.curve else {})
+                for one, found in zip(plans, issues, strict=True)
+            ]
+        )
         return 0
+    drawings = curve.drawings(plans, options, chosen.config) if chosen.curve else []
     show.table(plans, options)
     for one in plans:
         print(f"{one.ranks.world_size} ranks: {one.identity}")
+    for drawing in drawings:
+        drawing.print()
     if chosen.explain:
         show.explain(plans[0])
     for issue in worst_first(issue for found in issues for issue in found):
@@ -68,7 +78,7 @@ def plan(chosen: argparse.Namespace) -> int:
 
 
 def check(chosen: argparse.Namespace) -> int:
-    """Prints what is wrong with a configuration, one line per issue, the worst first.
+    """Prints what is wrong with a configuration, one line per issue, the worst first; or as JSON.
 
     Returns:
         The exit code: 1 if a fault is found, else 0.
@@ -78,25 +88,47 @@ def check(chosen: argparse.Namespace) -> int:
     """
     job = _job(chosen)
     _check_codes(chosen.ignore)
-    code = 0
-    world_sizes = _world_sizes(chosen, job)
-    for world_size in world_sizes:
-        issues = [issue for issue in check_job(job, world_size=world_size) if issue.code not in chosen.ignore]
+    found = {
+        world_size: [issue for issue in check_job(job, world_size=world_size) if issue.code not in chosen.ignore]
+        for world_size in _world_sizes(chosen, job)
+    }
+    faults = {world_size: any(issue.is_fault for issue in issues) for world_size, issues in found.items()}
+    if chosen.json:
+        _print_json([_checked(chosen.config, job, world_size, issues) for world_size, issues in found.items()])
+        return int(any(faults.values()))
+    for world_size, issues in found.items():
         for issue in issues:
-            print(f"{f'{world_size} ranks: ' if len(world_sizes) > 1 else ''}{issue.line}")
-        if any(issue.is_fault for issue in issues):
-            code = 1
-        else:
+            print(f"{f'{world_size} ranks: ' if len(found) > 1 else ''}{issue.line}")
+        if not faults[world_size]:
             print(f"{chosen.config} on {world_size} ranks: no fault found")
-    return code
+    return int(any(faults.values()))
+
+
+def _checked(config: str, job: Job, world_size: int, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
+    """Returns what a check found on one world size, as JSON types; the plan is None where the run does not fit."""
+    try:
+        plan = show.as_json(RunPlan.of(job, world_size=world_size), show.Options())
+    except JobError:
+        plan = None
+    return {
+        "config": config,
+        "framework": job.framework,
+        "world_size": world_size,
+        "fault": any(issue.is_fault for issue in issues),
+        **show.issues_as_json(issues),
+        "plan": plan,
+    }
+
+
+def _print_json(shown: Sequence[dict[str, Any]]) -> None:
+    """Prints one object, or a list of them for several world sizes."""
+    print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
 
 
 def _check_codes(codes: Sequence[str]) -> None:
     for code in codes:
         if code not in CODES:
-            near = difflib.get_close_matches(code, CODES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"--ignore knows no code {code!r}{hint}; known: {', '.join(CODES)}")
+            raise ValueError(f"--ignore knows no code {code!r}{nearest(code, CODES)}; known: {', '.join(CODES)}")
 
 
 def _job(chosen: argparse.Namespace) -> Job:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _EXTRA = "pip install 'countoff[report]'"
 _DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy", "countoff"}
 _PERFETTO = {"perfetto", "google"}
+_PAGE = b'<meta name="generator" content="countoff report">'
+"""By which a page of this command is known; page.html has it near its beginning."""
 _FOLDED = 20
 """Rows and columns of a table of the text."""
 
@@ -65,17 +67,39 @@ def report(chosen: argparse.Namespace) -> int:
         _print_facts(trace)
         print(f"countoff: to see this as a page in a browser: {_EXTRA}", file=sys.stderr)
         return 1 if chosen.output or chosen.open else 0
-    path = Path(chosen.output or "report.html")
+    path = Path(chosen.output) if chosen.output else _page_of(chosen.directories)
     try:
         path.write_text(render(trace), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{plain(str(path))} cannot be written: {error.strerror}") from None
     verdict = trace.verdict
     print(verdict.render() if verdict else facts.headline(trace))
-    print(f"wrote {path}")
+    print(f"wrote {plain(str(path))}")
     if chosen.open:
         webbrowser.open(path.resolve().as_uri())
     return 0
+
+
+def _page_of(directories: Sequence[str]) -> Path:
+    """Returns where the page goes that has no name: here, and named after the first directory.
+
+    Raises:
+        ValueError: If a file of this name is there that is no page of this command.
+    """
+    path = Path(f"{Path(directories[0]).resolve().name or 'report'}.html")
+    if os.path.lexists(path) and not _is_page(path):
+        raise ValueError(f"{plain(str(path))} is there and is no page of countoff report: name another file with -o")
+    return path
+
+
+def _is_page(path: Path) -> bool:
+    if not path.is_file():  # a pipe, which would make the reader wait, or a directory
+        return False
+    try:
+        with path.open("rb") as file:
+            return _PAGE in file.read(1024)
+    except OSError:
+        return False
 
 
 def _print_facts(trace: Trace) -> None:

@@ -9,7 +9,7 @@ from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import RunPlan
 from countoff.core.ranks import INFERRED
 
-__all__ = ["Options", "as_json", "explain", "rows", "table"]
+__all__ = ["Options", "as_json", "explain", "issues_as_json", "rows", "table"]
 
 _RAMP_STEPS = "steps of the ramp"
 _RAMP_SAMPLES = "samples of the ramp"
@@ -35,9 +35,9 @@ class Options(NamedTuple):
         resume_samples: Samples that the run has already seen, over all data ranks.
     """
 
-    learning_rate: tuple[float, int] | None
-    ramp: tuple[int, int, int] | None
-    resume_samples: int | None
+    learning_rate: tuple[float, int] | None = None
+    ramp: tuple[int, int, int] | None = None
+    resume_samples: int | None = None
 
 
 def rows(plan: RunPlan, options: Options) -> dict[str, object]:
@@ -94,7 +94,7 @@ def table(plans: Sequence[RunPlan], options: Options) -> None:
     print(captured.get(), end="")
 
 
-def as_json(plan: RunPlan, options: Options, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
+def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
     """Returns a plan as JSON types; None where a number is not known."""
     job, batches = plan.job, plan.batches
     in_tokens = job.tokens_per_micro_batch is not None
@@ -126,13 +126,17 @@ def as_json(plan: RunPlan, options: Options, issues: Sequence[ConfigIssue]) -> d
         "total_samples": None if in_tokens else batches.total_samples,
         "total_tokens": batches.total_tokens,
         "identity": plan.identity,
-        "findings": [{"level": issue.level, "code": issue.code, "text": issue.text} for issue in issues],
     }
     scaled = _learning_rates(plan, options)
     if scaled:
         found["learning_rate_linear"], found["learning_rate_square_root"] = scaled.values()
     found |= {_JSON[name]: value for name, value in _batch_changes(plan, options).items()}
     return found
+
+
+def issues_as_json(issues: Sequence[ConfigIssue]) -> dict[str, Any]:
+    """Returns issues as JSON types, under their key."""
+    return {"issues": [{"level": issue.level, "code": issue.code, "text": issue.text} for issue in issues]}
 
 
 def explain(plan: RunPlan) -> None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.core.configs._fields import ConfigError, Fields, nearest
+from countoff.core._nearest import nearest
+from countoff.core.configs._fields import ConfigError, Fields
 from countoff.core.configs._launch_script import Launch, read_launches, with_ranks
 from countoff.core.configs.issues import ConfigIssue
 from countoff.core.configs.job import Job

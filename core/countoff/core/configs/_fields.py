@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from countoff.core._nearest import nearest
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "nearest", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "note_unknown_fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
@@ -240,17 +240,6 @@ def note_unknown_fields(
                 if field not in good:
                     hint = _in_another_section(str(field), name, known) or nearest(str(field), good)
                     _note_unknown(fields, f"{name}.{field}", hint, consequence, level)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns ``; did you mean …?`` if a known name looks like the given one, else an empty text.
-
-    Example:
-        >>> nearest("bacth_size", ["batch_size", "seq_len"])
-        '; did you mean batch_size?'
-    """
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:

@@ -35,7 +35,7 @@ def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
     """The warning names the optimizer step at which the schedule ends, and the learning rate reaches 0 there."""
     results = run_ranks(cases.scheduled, 2, 20, 2, 2)
     (line,) = said(results)
-    assert "WrongHorizon: LinearLR was made for 20 ticks and ticks twice per optimizer step: " in line
+    assert "WrongHorizon: the learning rate reaches 0 at step 10 of 20: LinearLR was made for 20 steps, and is " in line
     assert "it ends at step 10 of 20 (1/2 of the run)" in line
     assert "make LinearLR for 40 ticks: 20 steps of the run × 2 ticks per step." in results[0].output
     rates = results[0].value
@@ -46,13 +46,13 @@ def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
 def test_a_schedule_for_odd_epochs_is_reported(run_ranks):
     """A schedule that fits no whole number of epochs is reported though the length of the run is unknown."""
     (line,) = said(run_ranks(cases.scheduled, 2, 30, None, 1))
-    assert "it ends at step 15 of 30 (1/2 of the run)" in line
+    assert "the learning rate reaches 0 at step 15 of 30: " in line
 
 
 def test_a_schedule_that_has_ended_is_reported(run_ranks):
     """A schedule that has ended is reported when the next epoch begins."""
     (line,) = said(run_ranks(cases.scheduled, 2, 20, None, 2))
-    assert "it ended at step 10, and train epoch 1 begins with what is left of the learning rate" in line
+    assert "train epoch 1 begins with a learning rate of 0, which it has had since step 10: " in line
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_an_own_schedule_is_compared_with_the_run(run_ranks, horizon, warnings):
     lines = said(run_ranks(jobs.train, 2, Job(samples=80, horizon=horizon), env=CPU))
     assert len(lines) == warnings
     if lines:
-        assert "WrongHorizon: LambdaLR was made for 10 ticks" in lines[0]
+        assert "WrongHorizon: the learning rate reaches 0 at step 10 of 20: LambdaLR was made for 10 steps." in lines[0]
         assert "it ends at step 10 of 20 (1/2 of the run)" in lines[0]
 
 

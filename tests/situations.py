@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ import pytest
 
 from countoff._adapter.checks import CHECKS
 from countoff.core import LoaderFacts, Settings, Verdict
+from countoff.core.arithmetic.curves import Ending
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
-from countoff.core.arithmetic.horizon import Horizon, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
@@ -554,25 +556,52 @@ def resumes() -> Iterator[Situation]:
         yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
 
 
+def stepping_of(adapter: str) -> Stepping:
+    homes = {"lightning": "countoff._lightning.trainer", "composer": "countoff._composer.messages"}
+    return import_module(homes[adapter]).STEPPING if adapter in homes else Stepping()
+
+
 def schedules() -> Iterator[Situation]:
-    horizon = Horizon("LambdaLR", ticks=600, ticks_per_step=2, warmup_ticks=20)
+    decay = Ending("zero", tick=600, rate=0.0, peak=0.1, warmup_ticks=20)
+    per_process = Horizon("LambdaLR", decay, Fraction(2), "once per process")
 
     def at_start(adapter: str) -> Verdict | None:
-        why = module_of(adapter).TICKS
-        return wrong_horizon(horizon, total_steps=600, slack_steps=4, why=why)
+        return wrong_horizon(per_process, RunLength(600, processes=2), why=module_of(adapter).TICKS)
 
     def later(adapter: str) -> Verdict | None:
-        return run_out(horizon, ticks=600, span="train epoch 1", why=module_of(adapter).TICKS)
+        return run_out(per_process, RunLength(), ticks=600, span="train epoch 1", why=module_of(adapter).TICKS)
 
     yield Situation("WrongHorizon", "a schedule made in steps", at_start, adapters=["accelerate"])
     yield Situation("WrongHorizon", "a schedule that has ended before an epoch", later, adapters=["accelerate"])
-    own = Horizon("LambdaLR", ticks=10)
-    yield Situation(
-        "WrongHorizon",
-        "a schedule that is shorter than the run",
-        lambda _: wrong_horizon(own, total_steps=20, slack_steps=4),
-        adapters=["transformers"],
-    )
+    one_epoch = RunLength(1800, steps_per_epoch=600, epochs=3)
+    accumulated = RunLength(150, steps_per_epoch=50, epochs=3, gradient_accumulation_steps=4)
+    milestones = Ending("minimum", tick=80, rate=1e-4, peak=0.1, stepwise=True)
+    whole = Ending("zero", tick=1800, rate=0.0, peak=0.1)
+    found = {
+        "a schedule of one epoch": (Horizon("LambdaLR", decay), one_epoch),
+        "a schedule of batches": (Horizon("OneCycleLR", Ending("error", 600, 1e-6, 0.1)), accumulated),
+        "a schedule of epochs": (Horizon("MultiStepLR", milestones), RunLength(9000, steps_per_epoch=100, epochs=90)),
+        "a schedule of steps, stepped once per epoch": (
+            Horizon("CosineAnnealingLR", whole, Fraction(1, 600)),
+            one_epoch,
+        ),
+        "a rate that vanishes": (Horizon("ExponentialLR", Ending("vanished", 132, 1e-7, 0.1)), one_epoch),
+        "a rate that rises again": (Horizon("CosineAnnealingLR", replace(decay, rises=True)), one_epoch),
+        "a rate below 0": (Horizon("LambdaLR", Ending("negative", 601, -1e-4, 0.1)), one_epoch),
+        "an error": (Horizon("OneCycleLR", Ending("error", 600, 1e-6, 0.1)), one_epoch),
+        "a warm-up that is longer than the run": (
+            Horizon("LinearLR", Ending("full", 5000, 0.1, 0.1, warmup_ticks=5000)),
+            one_epoch,
+        ),
+    }
+    able = [adapter for adapter in ALL if "WrongHorizon" in CHECKS[adapter] and adapter != "torchtitan"]
+    for title, (horizon, run) in found.items():
+        yield Situation(
+            "WrongHorizon",
+            title,
+            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=stepping_of(adapter)),
+            adapters=able,
+        )
     job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
     yield Situation(
         "WrongHorizon",

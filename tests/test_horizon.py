@@ -1,102 +1,209 @@
 """Learning-rate horizons: the step at which a schedule ends, and the warning if the run does not end there."""
 
+import math
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.core.arithmetic.curves import Ending
+from countoff.core.arithmetic.horizon import Horizon, RunLength, horizon_of, planned_run, run_out, wrong_horizon
 
 
-def ticked(horizon, steps):
-    """The step after which the schedule has had all its ticks, found by counting them."""
-    ticks = 0
-    for step in range(1, steps + 1):
-        ticks += horizon.ticks_per_step
-        if ticks >= horizon.ticks:
-            return step
-    raise AssertionError("it has not ended")
+def zero(tick, **more):
+    return Ending("zero", tick, 0.0, 0.1, **more)
+
+
+def lowest(tick, rate=0.02, **more):
+    return Ending("minimum", tick, rate, 0.1, **more)
 
 
 @given(st.integers(1, 500), st.integers(1, 9))
-def test_a_schedule_ends_when_its_ticks_are_used(ticks, ticks_per_step):
-    horizon = Horizon("OneCycleLR", ticks=ticks, ticks_per_step=ticks_per_step)
-    assert horizon.end_step == ticked(horizon, ticks)
+def test_a_schedule_ends_when_its_ticks_are_used(ticks, pace):
+    horizon = Horizon("LinearLR", zero(ticks), Fraction(pace))
+    assert horizon.end_step == next(step for step in range(1, ticks + 1) if step * pace >= ticks)
 
 
 @given(st.integers(1, 200), st.integers(1, 8), st.integers(1, 9))
-def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epochs, ticks_per_step):
+def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epochs, pace):
     steps = steps_per_epoch * epochs
-    horizon = Horizon("OneCycleLR", ticks=steps * ticks_per_step, ticks_per_step=ticks_per_step)
+    run = RunLength(steps, steps_per_epoch=steps_per_epoch, epochs=epochs, processes=pace)
+    horizon = Horizon("OneCycleLR", zero(steps * pace), Fraction(pace))
     assert horizon.end_step == steps
-    assert horizon.rho(steps) == 1
-    assert wrong_horizon(horizon, total_steps=steps, slack_steps=0) is None
-    assert planned_epochs(horizon, steps_per_epoch=steps_per_epoch) is None
+    assert wrong_horizon(horizon, run) is None
+    assert planned_run(horizon, replace(run, steps=None, epochs=None)) is None
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 4))
+def test_a_resumed_schedule_ends_where_it_would_have_ended(ticks, steps, ticks_before, pace):
+    """What is left of a schedule is taken in steps from the present one."""
+    horizon = Horizon("LinearLR", zero(ticks), Fraction(pace), before=(steps, ticks_before))
+    assert horizon.end_step == max(0, steps + math.ceil((ticks - ticks_before) / pace))
+
+
+@pytest.mark.parametrize(("pace", "often", "end", "warmup"), [(2, "twice", 50, 10), (4, "4 times", 25, 5)])
+def test_a_schedule_made_in_steps_ends_early(pace, often, end, warmup):
+    """With several ticks per step, a schedule made in steps ends at a fraction of the run."""
+    horizon = Horizon("LambdaLR", zero(100, warmup_ticks=20), Fraction(pace), "once per process")
+    verdict = wrong_horizon(horizon, RunLength(100, processes=pace), why="Each process steps it.")
+    assert verdict is not None
+    assert (verdict.kind, verdict.why) == (
+        "WrongHorizon",
+        "100 is the number of optimizer steps of the run. Each process steps it.",
+    )
+    assert verdict.sentence == (
+        f"the learning rate reaches 0 at step {end} of 100: LambdaLR was made for 100 steps, and is stepped {often} "
+        f"per optimizer step (once per process); its warm-up of 20 steps ends at step {warmup}."
+    )
+    assert verdict.remedy == (
+        f"make LambdaLR for {100 * pace} steps: 100 optimizer steps × {pace}. A warm-up that is to last 20 steps of "
+        f"the optimizer needs {20 * pace} steps."
+    )
+
+
+STEPWISE = lowest(80, 1e-4, stepwise=True)
+RUN = RunLength(1200, steps_per_epoch=400, epochs=3, gradient_accumulation_steps=4, processes=2)
 
 
 @pytest.mark.parametrize(
-    ("ticks_per_step", "pace", "end", "warmup", "share"), [(2, "twice", 50, 10, "1/2"), (4, "4 times", 25, 5, "1/4")]
+    ("made_for", "cause"),
+    [
+        (400, "400 is the number of optimizer steps of one epoch."),
+        (1600, "1,600 is the number of batches of one epoch."),
+        (4800, "4,800 is the number of batches of the run: optimizer steps × 4, the gradient accumulation."),
+        (2400, "2,400 is the number of optimizer steps that one process alone would need: those of the run × 2."),
+        (9600, "9,600 is the number of batches that one process alone would need: optimizer steps × 4 × 2."),
+        (3600, "3,600 is the number of optimizer steps of the run × 3 epochs, which are in it already."),
+        (300, "300 is the number of optimizer steps of the run / 4, the gradient accumulation once more."),
+        (600, "600 is the number of optimizer steps of the run / 2 processes."),
+        (3, "3 is the number of epochs of the run."),
+        (777, ""),
+    ],
 )
-def test_a_schedule_made_in_steps_ends_early(ticks_per_step, pace, end, warmup, share):
-    """With several ticks per step, a schedule made in steps ends at a fraction of the run."""
-    horizon = Horizon("LambdaLR", ticks=100, ticks_per_step=ticks_per_step, warmup_ticks=20)
-    verdict = wrong_horizon(horizon, total_steps=100, slack_steps=3, why="Two processes tick it.")
+def test_the_cause_is_the_number_that_the_schedule_was_made_for(made_for, cause):
+    verdict = wrong_horizon(Horizon("LambdaLR", zero(made_for)), RUN)
     assert verdict is not None
-    assert (verdict.kind, verdict.why) == ("WrongHorizon", "Two processes tick it.")
-    assert verdict.sentence == (
-        f"LambdaLR was made for 100 ticks and ticks {pace} per optimizer step: it ends at step {end} of 100 ({share} "
-        f"of the run); its warm-up of 20 ticks ends at step {warmup}."
-    )
-    assert verdict.remedy == (
-        f"make LambdaLR for {100 * ticks_per_step} ticks: 100 steps of the run × {ticks_per_step} ticks per step. A "
-        f"warm-up that is to last 20 steps needs {20 * ticks_per_step} ticks."
-    )
+    assert verdict.why == cause
+
+
+@pytest.mark.parametrize(
+    ("horizon", "run"),
+    [
+        (Horizon("LambdaLR", lowest(600)), RUN),
+        (
+            Horizon("MultiStepLR", lowest(80, 1e-4, stepwise=True), Fraction(1, 400)),
+            replace(RUN, epochs=90, steps=36000),
+        ),
+        (Horizon("CosineAnnealingLR", zero(40, rises=True, periodic=True)), RUN),
+        (Horizon("LambdaLR", zero(1190)), RUN),
+        (Horizon("LambdaLR", zero(1300)), RUN),
+        (Horizon("LambdaLR", zero(100_000)), replace(RUN, limited=True)),
+        (Horizon("LinearLR", Ending("full", 100, 0.1, 0.1, warmup_ticks=100)), RUN),
+    ],
+    ids=["a rest", "milestones", "cycles", "2 % early", "10 % late", "a trial", "a warm-up"],
+)
+def test_nothing_is_said_of_what_may_be_meant(horizon, run):
+    assert wrong_horizon(horizon, run) is None
+
+
+@pytest.mark.parametrize(
+    ("horizon", "run", "said"),
+    [
+        (Horizon("LambdaLR", lowest(1200), Fraction(2)), RUN, "reaches its lowest value, 0.02, at step 600 of 1,200: "),
+        (
+            Horizon("MultiStepLR", STEPWISE),
+            replace(RUN, epochs=90, steps=36000),
+            "reaches its lowest value, 1e-4, at step 80 of 36,000: ",
+        ),
+        (
+            Horizon("CosineAnnealingLR", zero(3, rises=True, periodic=True)),
+            RUN,
+            "reaches 0 at step 3 of 1,200 and then rises again: ",
+        ),
+        (
+            Horizon("LambdaLR", zero(4800)),
+            replace(RUN, limited=True),
+            "would reach its end at step 4,800, and the run ",
+        ),
+        (Horizon("PolynomialLR", lowest(600, 1e-7)), RUN, "reaches its lowest value, 1e-7, at step 600 of 1,200: "),
+    ],
+    ids=["per process", "epochs", "cycles of epochs", "a trial", "all but zero"],
+)
+def test_what_nobody_means_is_said(horizon, run, said):
+    verdict = wrong_horizon(horizon, run)
+    assert verdict is not None
+    assert said in verdict.sentence
 
 
 def test_the_remedy_has_all_epochs_in_its_number():
     """A schedule made for one epoch's steps, of three epochs on two processes, gets the number that it must have."""
-    verdict = wrong_horizon(Horizon("OneCycleLR", ticks=40, ticks_per_step=2), total_steps=120, slack_steps=3)
+    run = RunLength(120, steps_per_epoch=40, epochs=3, processes=2)
+    verdict = wrong_horizon(Horizon("OneCycleLR", zero(40), Fraction(2)), run)
     assert verdict is not None
-    assert verdict.remedy == "make OneCycleLR for 240 ticks: 120 steps of the run × 2 ticks per step."
+    assert verdict.remedy == "make OneCycleLR for 240 steps: 120 optimizer steps × 2."
 
 
-def test_a_schedule_longer_than_the_run_is_a_warning():
-    verdict = wrong_horizon(Horizon("CosineAnnealingLR", ticks=300), total_steps=100, slack_steps=3)
+def test_a_schedule_of_steps_that_is_stepped_per_epoch_is_named():
+    run = RunLength(1200, steps_per_epoch=400, epochs=3)
+    verdict = wrong_horizon(Horizon("CosineAnnealingLR", zero(1200), Fraction(1, 400)), run)
     assert verdict is not None
     assert verdict.sentence == (
-        "CosineAnnealingLR was made for 300 ticks and ticks once per optimizer step: it would end at step 300, and the "
-        "run ends at step 100."
+        "the learning rate would reach its end at step 480,000, and the run ends at 1,200: CosineAnnealingLR was made "
+        "for 1,200 steps, and is stepped once per epoch."
     )
-    assert verdict.remedy == "make CosineAnnealingLR for 100 ticks."
+    assert verdict.remedy == "step CosineAnnealingLR once per optimizer step, or make it for 3 steps."
 
 
-def test_an_end_at_no_simple_fraction_is_in_percent():
-    verdict = wrong_horizon(Horizon("LinearLR", ticks=70), total_steps=100, slack_steps=3)
+@pytest.mark.parametrize(("end", "said"), [(979, True), (980, False), (1000, False), (1100, False), (1101, True)])
+def test_a_small_difference_is_none(end, said):
+    """A schedule may end 2 % of the run before its end, and 10 % after it."""
+    assert (wrong_horizon(Horizon("LambdaLR", zero(end)), RunLength(1000)) is not None) is said
+
+
+def test_planned_runs_are_none_if_ambiguous():
+    """Nothing is inferred from a schedule of whole epochs in steps and in ticks, nor from one of no whole epochs."""
+    unknown = RunLength(steps_per_epoch=100)
+    assert planned_run(Horizon("OneCycleLR", zero(400), Fraction(2)), unknown) is None
+    assert planned_run(Horizon("OneCycleLR", zero(301), Fraction(2)), unknown) is None
+    assert planned_run(Horizon("OneCycleLR", zero(300)), unknown) is None
+    assert planned_run(Horizon("OneCycleLR", zero(300), Fraction(2)), RunLength()) is None
+    planned = planned_run(Horizon("OneCycleLR", zero(300), Fraction(4)), unknown)
+    assert planned is not None
+    assert (planned.steps, planned.epochs) == (300, 3)
+
+
+def test_an_epoch_after_the_end_is_reported():
+    """A schedule at 0 is reported where an epoch begins; one that rests above 0, or wraps, is not."""
+    verdict = run_out(
+        Horizon("LinearLR", zero(30), Fraction(2)), RunLength(), ticks=30, span="train epoch 1", why="Yes."
+    )
     assert verdict is not None
-    assert "ends at step 70 of 100 (70% of the run)" in verdict.sentence
+    assert verdict.sentence == (
+        "train epoch 1 begins with a learning rate of 0, which it has had since step 15: LinearLR was made for 30 "
+        "steps, and is stepped twice per optimizer step."
+    )
+    assert (verdict.why, verdict.remedy) == ("Yes.", "make LinearLR for 2 times the optimizer steps of the whole run.")
+    for ending in (lowest(30), zero(30, rises=True), zero(31)):
+        assert run_out(Horizon("LinearLR", ending), RunLength(), ticks=30, span="train epoch 1") is None
 
 
-@pytest.mark.parametrize(("ticks", "wrong"), [(97, False), (96, True), (103, False), (104, True)])
-def test_a_difference_that_rounding_explains_is_no_warning(ticks, wrong):
-    verdict = wrong_horizon(Horizon("LinearLR", ticks=ticks), total_steps=100, slack_steps=3)
-    assert (verdict is not None) == wrong
+def test_the_horizon_of_a_curve_is_found_in_ticks():
+    """The curve is followed through the ticks of the run, also where there is one per epoch."""
+    run = RunLength(400, steps_per_epoch=100, epochs=4)
+    per_epoch = horizon_of("LinearLR", lambda tick: max(0.0, 1 - tick / 4), run, pace=Fraction(1, 100))
+    assert per_epoch is not None
+    assert (per_epoch.ending.tick, per_epoch.end_step) == (4, 400)
+    assert horizon_of("LinearLR", lambda tick: 1.0, run, pace=Fraction(1)) is None
 
 
-def test_planned_epochs_are_none_if_ambiguous():
-    """A schedule that fits in ticks as well as in steps gives no planned epochs."""
-    two_epochs_of_ticks = Horizon("OneCycleLR", ticks=400, ticks_per_step=2)
-    assert planned_epochs(two_epochs_of_ticks, steps_per_epoch=100) is None
-    assert planned_epochs(Horizon("OneCycleLR", ticks=301, ticks_per_step=2), steps_per_epoch=100) is None
-    assert planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=1), steps_per_epoch=100) is None
-    assert planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=4), steps_per_epoch=100) == 3
+@pytest.mark.parametrize("given", [{"steps": 0}, {"steps": 1.5}, {"processes": 0}, {"epochs": 0}])
+def test_lengths_are_counts(given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} must be"):
+        RunLength(**given)
 
 
-def test_a_schedule_runs_out_with_its_last_tick():
-    horizon = Horizon("OneCycleLR", ticks=30, ticks_per_step=2)
-    assert run_out(horizon, ticks=29, span="train epoch 1") is None
-    assert run_out(horizon, ticks=30, span="train epoch 1") is not None
-
-
-@pytest.mark.parametrize("numbers", [{"ticks": 0}, {"ticks": 1.5}, {"ticks": 3, "ticks_per_step": 0}])
-def test_numbers_outside_their_domain_are_refused(numbers):
-    with pytest.raises(ValueError, match="must be an integer of at least 1"):
-        Horizon("LinearLR", **numbers)
+def test_a_run_of_unknown_length_is_not_compared():
+    with pytest.raises(ValueError, match="steps must be"):
+        wrong_horizon(Horizon("LinearLR", zero(10)), RunLength())

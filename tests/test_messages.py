@@ -181,7 +181,7 @@ SOURCES = {
 SIGNS = {
     "LearningRateMismatch": "optimizers=",
     "RankMapError": "dp_rank=",
-    "WrongHorizon": "WrongHorizon|wrong_horizon",
+    "WrongHorizon": "WrongHorizon|watch_schedules|ScheduleWatch",
     "WrongTotal": '"WrongTotal"',
     "NotDistributed": "not_distributed",
     "Repeated": r"observe_loaders|even_prepared|even_inside|\.even\(",

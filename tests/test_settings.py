@@ -237,14 +237,14 @@ def test_an_unknown_argument_is_refused_with_the_functions_own() -> None:
 
 @pytest.mark.parametrize(("adapter", "own"), [("torch", "train, eval, optimizer, "), ("lingua", "data_loader, args, ")])
 def test_an_adapters_own_arguments_are_listed(adapter: str, own: str) -> None:
-    """`attach(train=…, epochs=3)` is refused with all arguments that it has."""
+    """`attach(train=…, passes=3)` is refused with all arguments that it has."""
     module = import_module(f"countoff.{adapter}")
     if adapter == "torch":
         attach = functools.partial(module.attach, train=[])
     else:
-        attach = module.watch(None, None, mesh=None, dp_rank=0, dp_degree=1, epochs=3).__enter__
-    with pytest.raises(SettingsError, match=f"unknown argument `epochs`.*; known: {own}.*mesh, .*, enabled, "):
-        attach(**({"epochs": 3} if adapter == "torch" else {}))
+        attach = module.watch(None, None, mesh=None, dp_rank=0, dp_degree=1, passes=3).__enter__
+    with pytest.raises(SettingsError, match=f"unknown argument `passes`.*; known: {own}.*mesh, .*, enabled, "):
+        attach(**({"passes": 3} if adapter == "torch" else {}))
 
 
 @pytest.mark.parametrize("adapter", ["lightning", "pytorch_lightning", "fabric", "transformers", "composer"])

@@ -91,14 +91,13 @@ def attach(
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
     several = len(evaluation_loaders(eval)) > 1
     attached.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
-    attached.horizon = reading.schedule_end(accelerator, epochs=epochs)
+    attached.watch_schedules(reading.schedules(accelerator), processes=dp_degree, why=reading.TICKS)
     plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
     attached.begin(
         plan,
         versions("accelerate"),
         observe(accelerator, attached, loaders),
         not_distributed(accelerator),
-        reading.horizon_at_start(accelerator, totals.plan, epochs=epochs),
     )
     return attached
 

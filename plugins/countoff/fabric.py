@@ -130,6 +130,31 @@ class Countoff(Options):
         """
         self._loaders.load_state_dict(state)
 
+    def watch_schedule(
+        self,
+        *schedulers: Any,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        gradient_accumulation_steps: int = 1,
+    ) -> None:
+        """Compares where learning-rate schedules end with where the run ends; to be called before the first epoch.
+
+        Fabric knows no scheduler, and no length of the run. A warning says if one does not end where the run does, as
+        soon as a few optimizer steps have shown how often it is stepped.
+
+        Args:
+            schedulers: The learning-rate schedulers.
+            epochs: Epochs of the whole run, at least 0, if known.
+            max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
+            gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
+        """
+        self._loaders.watch_schedules(
+            schedulers,
+            max_epochs=epochs,
+            max_steps=max_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+        )
+
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Reports a step to what counts the loaders. Fabric itself calls this hook."""
         del strategy

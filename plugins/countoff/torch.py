@@ -19,6 +19,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.even_loaders import keeps_length
     from countoff._adapter.guards import new_guard
     from countoff._adapter.handle import Attached, evaluation_loaders
+    from countoff._adapter.schedule_watch import Schedule
     from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
@@ -85,7 +86,10 @@ def attach(
     train: Any = None,
     eval: Any = None,  # the name that every adapter uses
     optimizer: Any = None,
+    scheduler: Any = None,
     model: Any = None,
+    epochs: int | None = None,
+    max_steps: int | None = None,
     gradient_accumulation_steps: int = 1,
     batch_size: int | None = None,
     start_epoch: int = 0,
@@ -104,10 +108,15 @@ def attach(
             loop without a loader, which takes its batches from `Attached.counted`.
         eval: The evaluation loader, or a mapping from names to loaders.
         optimizer: The optimizer, or a list of them; their learning rates are compared between ranks.
+        scheduler: The learning-rate scheduler, or a list of them. A warning says if one does not end where the run
+            does, as soon as a few optimizer steps have shown how often it is stepped; a resumed run compares where it
+            stands with its checkpoint.
         model: The model as it is trained, or a list of such: wrapped in DistributedDataParallel, or with `fully_shard`
             applied. Forward passes for training are counted as micro-batches, and a warning names ranks that run
             different numbers of them per optimizer step. Weights are compared with `weights_every`. None: neither is
             done.
+        epochs: Epochs of the whole run, at least 0, if known: schedules are compared with it.
+        max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
         start_epoch: Number of the first epoch of a resumed run.
@@ -135,13 +144,15 @@ def attach(
         _check_single_rank()
     if settings.enabled and settings.weights_every and world_size > 1 and model is None:
         raise SettingsError("weights_every needs the model whose weights are compared: attach(model=…)")
-    optimizers, models = _listed(optimizer), _listed(model)
+    optimizers, schedulers, models = _listed(optimizer), _listed(scheduler), _listed(model)
     dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
     known = {} if batch_size is None else {"batch_size": batch_size}
     facts = loader_facts(
         train,
         **known,
         gradient_accumulation_steps=gradient_accumulation_steps,
+        max_epochs=epochs,
+        max_steps=max_steps,
         reported_is_cap=False,
         partial_step="dropped",
     )
@@ -154,6 +165,7 @@ def attach(
         world_size=world_size,
         remedies=WITHOUT_LOADER if train is None else REMEDIES,
         optimizers=lambda: optimizers,
+        schedulers=lambda: schedulers,
         # Where passes are not compared, ranks may train apart on purpose.
         models=lambda: models if attached.passes.comparing else [],
     )
@@ -169,6 +181,8 @@ def attach(
         ),
         batch_size=facts.batch_size,
         gradient_accumulation_steps=gradient_accumulation_steps,
+        max_epochs=epochs,
+        max_steps=max_steps,
         position=[start_epoch, 0, start_step],
         dp_rank=dp_rank,
         dp_degree=dp_degree,
@@ -178,6 +192,7 @@ def attach(
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
     facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
     attached.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
+    attached.watch_schedules(map(Schedule.of, schedulers), processes=dp_degree)
     attached.passes.expects_train, attached.passes.has_loader = True, train is not None
     attached.begin(plan, versions(), attached.observe_loaders(loaders, models))
     return attached

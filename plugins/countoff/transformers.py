@@ -28,11 +28,10 @@ from countoff._adapter.weights import Wrappers
 from countoff._transformers.resume import first_epoch, loaded_record, restore, state_of
 from countoff._transformers.trainer import (
     REMEDIES,
-    horizon_warning,
     named_evaluation,
     observe,
     plan_of,
-    scheduler_horizon,
+    schedule,
     total_warning,
     train_facts,
 )
@@ -92,15 +91,15 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         handle.tell_evaluations(EvaluationTotals(evaluated, dp_degree=process.num_processes, several=False))
         self._handle = handle
         self._active.add(handle)
-        horizon = scheduler_horizon(of_trainer["lr_scheduler"])
-        # The steps of this fit begin at 0.
-        handle.horizon = None if horizon is None else max(0, horizon.end_step - state.global_step)
+        handle.steps_before = state.global_step
+        handle.watch_schedules(
+            [schedule(of_trainer["lr_scheduler"])], processes=process.num_processes, steps=max(0, state.max_steps)
+        )
         handle.begin(
             plan_of(facts, args, state),
             versions("accelerate", "transformers"),
             release,
             not_distributed(process),
-            horizon_warning(horizon, state, args),
             total_warning(args, process.num_processes),
         )
         self._trainer_state = state

@@ -11,10 +11,9 @@ from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import source_length
 from countoff._adapter.prepared_process import PROCESS_REMEDIES, unwrapped
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff._adapter.scheduler_horizons import horizon_of
+from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length
-from countoff.core import BatchPlan, FitPlan, LoaderFacts, Verdict
-from countoff.core.arithmetic.horizon import Horizon, planned_epochs, run_out, wrong_horizon
+from countoff.core import FitPlan, LoaderFacts
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
@@ -39,10 +38,6 @@ REMEDIES: Remedies = {
         "one rank. In an evaluation inside an epoch, a break hides the end of the train loader from accumulate()."
     ),
     "WrongLength": "make len() of the dataset what it yields; nothing else in Accelerate depends on it.",
-    "WrongHorizon": (
-        "make the scheduler for all ticks of the run: optimizer steps per epoch × epochs × processes; its warm-up for "
-        "steps × processes."
-    ),
     "ResumeMismatch": {
         POSITION: (
             "give the resumed epoch's loader as many batches to skip as the checkpoint has: "
@@ -71,7 +66,8 @@ REMEDIES: Remedies = {
         undo="do not give the train loader to prepare()",
     ),
 }
-TICKS = "A tick is a call of scheduler.step(), and accelerator.prepare() makes one per process at every optimizer step."
+TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
+"""Why a prepared scheduler is ahead of the optimizer."""
 
 
 def position_of(accelerator: Any) -> tuple[int, int]:
@@ -141,62 +137,9 @@ def is_prepared_optimizer(accelerator: Any, optimizer: Any) -> bool:
     return not prepared or any(each is optimizer for each in prepared)
 
 
-def horizons(accelerator: Any) -> Iterator[tuple[Any, Horizon]]:
-    """Yields each scheduler that Accelerate ticks by itself and whose length can be read, with its horizon."""
+def schedules(accelerator: Any) -> Iterator[Schedule | None]:
+    """Yields the schedules of the prepared schedulers; None stands for one that has no end."""
     for prepared in accelerator._schedulers:
         scheduler = getattr(prepared, "scheduler", None)
-        if scheduler is None or not getattr(prepared, "step_with_optimizer", False):
-            continue
-        ticks_per_step = 1 if prepared.split_batches else accelerator.num_processes
-        horizon = horizon_of(scheduler, ticks_per_step=ticks_per_step)
-        if horizon is not None:
-            yield scheduler, horizon
-
-
-def schedule_end(accelerator: Any, *, epochs: int | None) -> int | None:
-    """Returns the optimizer steps after which the first such scheduler ends; None where none shows that.
-
-    Args:
-        accelerator: The Accelerator.
-        epochs: Epochs of the run, if known.
-    """
-    found = (horizon for _, horizon in horizons(accelerator) if not _may_be_of_epochs(horizon, epochs))
-    return next((horizon.end_step for horizon in found), None)
-
-
-def _may_be_of_epochs(horizon: Horizon, epochs: int | None) -> bool:
-    """Whether it may be meant to be stepped once per epoch, which only its first steps can show."""
-    return epochs is not None and horizon.ticks in (epochs, epochs * horizon.ticks_per_step)
-
-
-def horizon_at_start(accelerator: Any, plan: BatchPlan, *, epochs: int | None) -> Verdict | None:
-    """Returns a warning about the first scheduler that will not end where the run ends, as far as that is known by now.
-
-    Args:
-        accelerator: The Accelerator.
-        plan: The plan of the train loader.
-        epochs: Epochs of the run, if known.
-    """
-    for _, horizon in horizons(accelerator):
-        if _may_be_of_epochs(horizon, epochs):
-            continue
-        total = plan.total_steps
-        found = None
-        if total:
-            found = wrong_horizon(horizon, total_steps=total, slack_steps=(epochs or 0) + 1, why=TICKS)
-        elif plan.steps_per_epoch and (planned := planned_epochs(horizon, steps_per_epoch=plan.steps_per_epoch)):
-            steps = planned * plan.steps_per_epoch
-            found = wrong_horizon(horizon, total_steps=steps, slack_steps=0, why=TICKS)
-        if found is not None:
-            return found
-    return None
-
-
-def horizon_at_epoch(accelerator: Any, epoch: int) -> Verdict | None:
-    """Returns a warning about the first scheduler that ticks per process and has ended before this epoch begins."""
-    for scheduler, horizon in horizons(accelerator):
-        if epoch and horizon.ticks_per_step > 1:
-            found = run_out(horizon, ticks=scheduler.last_epoch, span=f"train epoch {epoch}", why=TICKS)
-            if found is not None:
-                return found
-    return None
+        if scheduler is not None:
+            yield Schedule.of(scheduler, reasons={accelerator.num_processes: "once per process"})

@@ -9,7 +9,6 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from countoff._accelerate.facts import horizon_at_epoch
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
 from countoff._adapter.prepared_backward import count_backward_passes
@@ -39,13 +38,7 @@ def observe(
         attached: The handle that counts the passes.
         loaders: The prepared loaders, by the evaluation's name; None for the train loader.
     """
-
-    def began(epoch: int) -> None:
-        notice = horizon_at_epoch(accelerator, epoch)
-        if notice is not None:
-            attached.guard.warn(notice)
-
-    attached.passes.began, attached.passes.expects_train = began, None in loaders
+    attached.passes.expects_train = None in loaders
     with contextlib.ExitStack() as stack:
         stack.callback(follow(_follower(attached, loaders)))
         stack.callback(watch_stream(loaders.get(None), lambda: attached.guard.data))

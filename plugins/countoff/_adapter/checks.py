@@ -37,6 +37,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "ResumeMismatch": "with `handle.state_dict()`",
         "WeightsDiffer": "with `weights_every=` and `model=`",
         "UnseenLoader": _ALWAYS,
+        "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     "accelerate": {
         **_EVERYWHERE,
@@ -83,6 +84,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "SameOrder": _ALWAYS,
         "ResumeMismatch": _ALWAYS,
         "WeightsDiffer": "with `weights_every=`",
+        "WrongHorizon": "automatic optimization",
     },
     "fabric": {
         **_EVERYWHERE,
@@ -98,6 +100,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "ResumeMismatch": "with `state_dict()` in the checkpoint",
         "WeightsDiffer": "with `weights_every=`",
         "UnseenLoader": _ALWAYS,
+        "WrongHorizon": "with `watch_schedule()`",
     },
     "composer": {
         **_EVERYWHERE,
@@ -112,6 +115,7 @@ CHECKS: Mapping[str, Mapping[Kind, str]] = {
         "SameOrder": _ALWAYS,
         "ResumeMismatch": _ALWAYS,
         "WeightsDiffer": "with `weights_every=`",
+        "WrongHorizon": "durations in epochs or batches",
     },
     "torchtitan": {
         **_EVERYWHERE,

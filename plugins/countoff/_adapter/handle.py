@@ -19,8 +19,10 @@ from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.forward_passes import count_forward_passes
 from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
+from countoff.core.arithmetic.horizon import RunLength
 from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
@@ -51,8 +53,7 @@ class Attached:
         batches_before: Batches of the first train epoch that a counted function has returned before that checkpoint.
         passes: The passes over the loaders.
         evaluations: How much the evaluations have read; None where nothing tells it.
-        horizon: Optimizer steps of the whole run after which the learning-rate schedule ends, for the trace; None where
-            that is not known.
+        schedules: The learning-rate schedules that are compared with the run.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Attached:
         self.steps_before = 0
         self.batches_before = 0
         self.evaluations: EvaluationTotals | None = None
-        self.horizon: int | None = None
+        self.schedules = ScheduleWatch((), lambda _: RunLength())
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._make_guard = make_guard
@@ -97,6 +98,24 @@ class Attached:
         values |= {} if self.evaluations is None else self.evaluations.metrics
         done = self.totals.progress(self.guard.train_batches)
         return values if done is None else values | {"countoff/epoch_progress": done}
+
+    def watch_schedules(
+        self, schedules: Iterable[Schedule | None], *, processes: int, steps: int | None = None, why: str = ""
+    ) -> None:
+        """Compares where learning-rate schedules end with where the run ends; to be called before `begin`.
+
+        Args:
+            schedules: The schedules; None stands for one that has no end.
+            processes: Ranks that read data of their own.
+            steps: Optimizer steps of the whole run, where the framework tells them; None: those of the totals.
+            why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
+        """
+        self.schedules = ScheduleWatch(
+            schedules,
+            lambda per_step: run_length(self.totals.plan, per_step, processes=processes, steps=steps),
+            why=why,
+        )
+        self.passes.began = self._compare_schedules
 
     def tell_evaluations(self, totals: EvaluationTotals) -> None:
         """Lets `progress` tell how much each evaluation has read."""
@@ -284,7 +303,7 @@ class Attached:
             raise
         if record:
             self.guard.resumes.restore(record, compare=compare)
-        for notice in (*notices, self.totals.wrong_length()):
+        for notice in (*notices, self.totals.wrong_length(), self.schedules.begin(self.steps_before)):
             if notice is not None:
                 self.guard.warn(notice)
 
@@ -353,7 +372,8 @@ class Attached:
 
     def _steps_left(self) -> int | None:
         """The steps of this fit after which the schedule ends."""
-        return None if self.horizon is None else max(0, self.horizon - self.steps_before)
+        end = self.schedules.end_step
+        return None if end is None else max(0, end - self.steps_before)
 
     def _end_guard(self) -> None:
         try:
@@ -364,8 +384,20 @@ class Attached:
 
     def _step(self) -> None:
         self.guard.step()
+        if (found := self.schedules.stepped(self._steps_done, self.guard.train_batches)) is not None:
+            self.guard.warn(found)
         if self.passes.expects_train:
             self.passes.step_unseen()
+
+    @property
+    def _steps_done(self) -> int:
+        """The optimizer steps of the whole run until now."""
+        return self.steps_before + self.guard.steps
+
+    def _compare_schedules(self, epoch: int) -> None:
+        """Compares the schedules again, where an epoch begins."""
+        if (found := self.schedules.epoch_begins(f"train epoch {epoch}", self._steps_done)) is not None:
+            self.guard.warn(found)
 
     def _learn_length(self) -> Verdict | None:
         if self.guard.makes_even:  # the epoch may have had the length of another rank's loader

@@ -8,13 +8,15 @@ from typing import Any
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.guards import new_guard, with_common_end
 from countoff._adapter.loader_observer import LoaderObserver
+from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
 from countoff._composer.messages import REMEDIES
 from countoff._composer.resume import record_of, restore
+from countoff._composer.schedules import schedules
 from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
-from countoff.core import DivergenceError, Settings
+from countoff.core import DivergenceError, Settings, Verdict
 
 __all__ = ["WatchedFit"]
 
@@ -53,6 +55,8 @@ class WatchedFit:
             schedulers=lambda: own_schedulers(state),
         )
         self._state = state
+        self._steps_before = int(state.timestamp.batch)
+        self._schedules: ScheduleWatch | None = None
         self.loaded: Any = None
         self.at_first_batch = True
         self.train: LoaderReport | None = None
@@ -73,16 +77,24 @@ class WatchedFit:
         Raises:
             PlanMismatch: If ranks begin with different plans.
         """
-        self._undo.callback(on_optimizer_step(self.guard.step).remove)
+        self._undo.callback(on_optimizer_step(self._step).remove)
         exit_hooks = ExitHooks(self.guard.failed, lambda: self.close(exception_at_close()))
         self._undo.callback(exit_hooks.cancel)
         if self.train is not None:
             self._observe_train(state)
         plan = plan_of(state, self.train, self.evaluations.reports, position=self._data_position)
-        self.guard.trace_totals(lambda: self.train.totals.plan.metrics() if self.train is not None else {})
+        self.guard.trace_totals(
+            lambda: self.train.totals.plan.metrics() if self.train is not None else {}, self._steps_left
+        )
         self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
         self._lengths_differ = self._world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
         exit_hooks.register_at_exit()
+        if (report := self.train) is not None:
+            degree = self._data_position[1]
+            self._schedules = ScheduleWatch(
+                schedules(state), lambda _: run_length(report.totals.plan, processes=degree)
+            )
+            self._warn(self._schedules.begin(self._steps_before))
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:
         """Warns about the train loader; sets Composer's length if that is wanted and proven on all ranks alike.
@@ -115,6 +127,8 @@ class WatchedFit:
             self._observer.expected = self.train.own_batches if self.train.streaming is not None else None
         self._compare_loaded(skipped=None)
         self.guard.train_start(int(state.timestamp.epoch))
+        if self._schedules is not None:
+            self._warn(self._schedules.epoch_begins(f"train epoch {int(state.timestamp.epoch)}", self._steps_done))
 
     def first_batch(self, state: Any) -> None:
         """Notes which pass is used; opens the epoch if the run resumes in the middle of it."""
@@ -208,6 +222,25 @@ class WatchedFit:
             with contextlib.suppress(DivergenceError):
                 self.finish()
         self.guard.close()
+
+    @property
+    def _steps_done(self) -> int:
+        """The optimizer steps of the whole run until now: one per batch."""
+        return self._steps_before + self.guard.steps
+
+    def _step(self) -> None:
+        self.guard.step()
+        if self._schedules is not None:
+            self._warn(self._schedules.stepped(self._steps_done, self.guard.train_batches))
+
+    def _steps_left(self) -> int | None:
+        """The steps of this fit after which the learning-rate schedule ends."""
+        end = None if self._schedules is None else self._schedules.end_step
+        return None if end is None else max(0, end - self._steps_before)
+
+    def _warn(self, verdict: Verdict | None) -> None:
+        if verdict is not None:
+            self.guard.warn(verdict)
 
     def _compare_loaded(self, *, skipped: int | None) -> None:
         loaded, self.loaded = self.loaded, None

@@ -7,16 +7,29 @@ from dataclasses import replace
 
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import Verdict
+from countoff.core.arithmetic.horizon import Stepping
 from countoff.core.plan import BatchPlan
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
-__all__ = ["REMEDIES", "consequences", "consequences_in_evaluation", "uneven_by_design", "with_correction"]
+__all__ = [
+    "REMEDIES",
+    "STEPPING",
+    "consequences",
+    "consequences_in_evaluation",
+    "uneven_by_design",
+    "with_correction",
+]
 
 _EQUAL_LENGTHS = (
     "give every rank as many batches: StreamingDataset(batching_method='random'), or for a dataset that is whole on "
     "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
+STEPPING = Stepping(
+    per_step="let Composer step {} after every batch: Trainer(step_schedulers_every_batch=True)",
+    per_epoch="let Composer step {} after every epoch: Trainer(step_schedulers_every_batch=False)",
+)
+
 REMEDIES: Remedies = {
     "UnevenBatches": uneven_remedies(train=f"{_EQUAL_LENGTHS}.", option="Countoff({})", goes_on=False),
     "Truncated": (

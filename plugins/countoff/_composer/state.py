@@ -14,7 +14,16 @@ from countoff._composer.loader_report import LoaderReport
 from countoff._composer.messages import equal_for_interval, equal_for_schedule
 from countoff.core import FitPlan
 
-__all__ = ["exception_at_close", "length_of", "own_schedulers", "plan_of", "position_of", "why_equal_lengths"]
+__all__ = [
+    "exception_at_close",
+    "length_of",
+    "made_with",
+    "own_schedulers",
+    "plan_of",
+    "position_of",
+    "times_of",
+    "why_equal_lengths",
+]
 
 _TIME = re.compile(r"^[0-9.]+(?:ep|dur)$")
 
@@ -29,7 +38,7 @@ def own_schedulers(state: Any) -> list[Any]:
     return [
         each
         for each in state.schedulers
-        if not any("scheduler" in _made_with(function) for function in getattr(each, "lr_lambdas", ()))
+        if not any("scheduler" in made_with(function) for function in getattr(each, "lr_lambdas", ()))
     ]
 
 
@@ -87,26 +96,26 @@ def why_equal_lengths(state: Any) -> str | None:
     relative = ("ep", "dur") if state.max_duration.unit.value == "ep" else ("ep",)
     for compiled in state.schedulers:
         for function in getattr(compiled, "lr_lambdas", ()):
-            for time in _times(_made_with(function).get("scheduler")):
+            for time in times_of(made_with(function).get("scheduler")):
                 if time.endswith(relative):
                     return equal_for_schedule(time)
     intervals = [each.eval_interval for each in state.evaluators]
     intervals += [value for callback in state.callbacks for value in vars(callback).values()]
     for interval in intervals if "dur" in relative else ():
-        for time in _times(_made_with(interval).get("time_interval")):
+        for time in times_of(made_with(interval).get("time_interval")):
             if time.endswith("dur"):
                 return equal_for_interval(time)
     return None
 
 
-def _made_with(function: Any) -> dict[str, Any]:
+def made_with(function: Any) -> dict[str, Any]:
     """Returns the values with which a function was made, by name; none for anything else."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-def _times(value: Any, depth: int = 3) -> Iterator[str]:
+def times_of(value: Any, depth: int = 3) -> Iterator[str]:
     """Yields the times of a schedule as Composer writes them: those of its attributes, and of schedules in it."""
     unit = getattr(getattr(value, "unit", None), "value", None)
     if unit is not None:
@@ -116,7 +125,7 @@ def _times(value: Any, depth: int = 3) -> Iterator[str]:
     elif depth:
         parts = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).values()
         for each in cast("Iterable[Any]", parts):
-            yield from _times(each, depth - 1)
+            yield from times_of(each, depth - 1)
 
 
 def exception_at_close() -> BaseException:

@@ -23,6 +23,7 @@ from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
+from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.protocol.judgement import remedy_for
@@ -74,6 +75,8 @@ class FabricLoaders:
         self._planned: weakref.ref[Any] | None = None  # the loader whose length the fit's plan has
         self._beside: weakref.WeakSet[Any] = weakref.WeakSet()  # iterated together with a loader that is counted
         self._assumed: _Assumed | None = None
+        self._schedulers: list[Any] = []
+        self._run: dict[str, Any] = {}  # what the script has told of its length
         self._record: Mapping[str, Any] = {}  # of the checkpoint that was loaded, or of the last fit
         self._resumes = False  # whether the next fit goes on from that checkpoint
         self._has_trained = False
@@ -151,6 +154,15 @@ class FabricLoaders:
     def add_model(self, model: Any) -> None:
         """Compares the weights of a model that Fabric has set up, with `weights_every`."""
         self._models.add(model)
+
+    def watch_schedules(self, schedulers: Sequence[Any], **run: Any) -> None:
+        """Compares where schedules end with where the run ends, in the fit that the next train epoch begins.
+
+        Args:
+            schedulers: The learning-rate schedulers.
+            run: What the script tells of the run's length, as facts of the train loader.
+        """
+        self._schedulers, self._run = list(schedulers), run
 
     def models(self) -> list[Any]:
         """Returns the models that Fabric has set up, in the order of their parameters' names."""
@@ -232,13 +244,13 @@ class FabricLoaders:
         if self.attached is None:
             self._begin(loader)
         elif last is not loader:
-            self.attached.totals = self._totals(_facts(loader))
+            self.attached.totals = self._totals(_facts(loader, self._run))
 
     def _begin(self, loader: Any) -> None:
         for earlier in list(_fits):  # of another Fabric of this process, which has no hook that ends it
             earlier.abandon()
         _fits.clear()
-        facts = _facts(loader)
+        facts = _facts(loader, self._run)
         self._planned = weakref.ref(loader)
         totals = self._totals(facts)
         rank, world_size = rank_and_world_size()
@@ -251,6 +263,7 @@ class FabricLoaders:
             world_size=world_size,
             remedies=self._remedies,
             optimizers=self.optimizers,
+            schedulers=lambda: self._schedulers,
             models=lambda: self.models() if attached.passes.comparing else [],
         )
         # Where it tells how many batches every epoch has, it must hold for every pass.
@@ -263,6 +276,7 @@ class FabricLoaders:
             dp_degree=dp_degree,
         )
         self.attached = attached = Attached(make_guard, totals, self._settings, epoch=0)
+        attached.watch_schedules(map(Schedule.of, self._schedulers), processes=dp_degree)
         _fits.add(attached)
         attached.begin(
             plan,
@@ -415,5 +429,5 @@ def _source(loader: Any) -> Any:
     return getattr(loader, "_dataloader", loader)
 
 
-def _facts(loader: Any) -> LoaderFacts:
-    return loader_facts(_source(loader), reported_is_cap=False, partial_step="dropped")
+def _facts(loader: Any, run: Mapping[str, Any]) -> LoaderFacts:
+    return loader_facts(_source(loader), reported_is_cap=False, partial_step="dropped", **run)

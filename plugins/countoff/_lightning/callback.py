@@ -14,12 +14,14 @@ from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.guards import new_guard
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
+from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, versions
 from countoff._lightning.even_fetches import EvenFetches, EvenLimits, EvenLoaders
 from countoff._lightning.method_hook import MethodHook
 from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
     REMEDIES,
+    STEPPING,
     after_teardown,
     announce_requests,
     count,
@@ -32,12 +34,14 @@ from countoff._lightning.trainer import (
     log,
     metrics_of_evaluation,
     plan_of,
+    schedules,
     seen_exhausted,
     set_length,
     time_fetches,
     train_facts,
 )
 from countoff.core import FitPlan, Guard, Verdict
+from countoff.core.arithmetic.horizon import RunLength
 from countoff.core.totals import Totals
 
 __all__ = ["CountoffCallback"]
@@ -56,6 +60,7 @@ class CountoffCallback(Options):
     _hooks: tuple[Any, ...] = ()
     _epoch_hooks: tuple[Any, ...] = ()
     _totals: Totals | None = None
+    _schedules: ScheduleWatch | None = None
     _logged: Mapping[str, float] = {}
     _active = False
     _epoch_begins = True
@@ -65,6 +70,7 @@ class CountoffCallback(Options):
     _eval_pass: EvenFetches | EvenLoaders | None = None
     _eval_from_start = True
     _last_step: int | None = None
+    _steps_before = 0
     _kept: KeptBatch | None = None
     _loaded: Any = None
     _last_record: Mapping[str, Any] | None = None
@@ -118,6 +124,7 @@ class CountoffCallback(Options):
         wrong = self._totals.wrong_length()
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
+        self._watch_schedules(trainer, self._totals, dp_degree)
         if self._guard is not None:
             self._keep_records(trainer, self._guard)
         if self._guard is not None and not self._guard.own_length_holds:
@@ -132,6 +139,7 @@ class CountoffCallback(Options):
             self._epoch_begins = True
             self._set_limits()  # Lightning may have loaded the train loader again
             self._guard.train_start(trainer.current_epoch)
+            self._compare_schedules(trainer)
             self._hook_into_epoch(fingerprint_before_transfer(trainer, self._guard.data))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -257,8 +265,33 @@ class CountoffCallback(Options):
             schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
         )
         self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
-        guard.trace_totals(lambda: self._totals.plan.metrics() if self._totals is not None else {})
+        guard.trace_totals(lambda: self._totals.plan.metrics() if self._totals is not None else {}, self._steps_left)
         guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
+
+    def _watch_schedules(self, trainer: Any, totals: Totals, dp_degree: int) -> None:
+        """Compares where learning-rate schedules end with where the run ends, as far as that is known by now."""
+
+        def run(_: int | None = None) -> RunLength:
+            return run_length(totals.plan, processes=dp_degree)
+
+        self._steps_before = trainer.global_step
+        self._schedules = ScheduleWatch(schedules(trainer, run()), run, stepping=STEPPING)
+        found = self._schedules.begin(trainer.global_step)
+        if found is not None and self._guard is not None:
+            self._guard.warn(found)
+
+    def _compare_schedules(self, trainer: Any) -> None:
+        """Compares the schedules again, where an epoch begins."""
+        if self._schedules is None or self._guard is None:
+            return
+        found = self._schedules.epoch_begins(f"train epoch {trainer.current_epoch}", trainer.global_step)
+        if found is not None:
+            self._guard.warn(found)
+
+    def _steps_left(self) -> int | None:
+        """The steps of this fit after which the learning-rate schedule ends."""
+        end = None if self._schedules is None else self._schedules.end_step
+        return None if end is None else max(0, end - self._steps_before)
 
     def _keep_records(self, trainer: Any, guard: Guard) -> None:
         """Makes ready for the checkpoints of the fit, and compares the one from which it resumes."""
@@ -344,7 +377,7 @@ class CountoffCallback(Options):
         self._stop_counting()
         if self._guard is not None:
             self._guard.close()
-            self._guard = None
+            self._guard = self._schedules = None
 
     def _hook_into_epoch(self, hook: Any) -> None:
         self._epoch_hooks = (*self._epoch_hooks, *_placed(hook))

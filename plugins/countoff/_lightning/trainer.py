@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from countoff._adapter.evaluation_totals import evaluation_facts
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.sampling import fingerprint_batch
+from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
 from countoff.core import FitPlan, Guard, LoaderFacts
+from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.identity import DataIdentity
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.totals import evaluation_metrics
@@ -110,6 +113,9 @@ def _fraction_of_length(trainer: Any) -> int | None:
     return _finite(trainer.val_check_batch)
 
 
+STEPPING = Stepping(per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"')
+
+
 def train_facts(trainer: Any) -> LoaderFacts:
     """Returns the facts of the train loader, with the Trainer's limits."""
     loader = trainer.train_dataloader
@@ -124,6 +130,31 @@ def train_facts(trainer: Any) -> LoaderFacts:
         combined = {"reported_batches": _finite(trainer.num_training_batches), "limit_batches": None}
         return loader_facts(loader, **known | combined)
     return loader_facts(loader, **known)
+
+
+def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule | None]:
+    """Yields the schedules of the schedulers that Lightning steps by itself; None stands for one that has no end.
+
+    Lightning steps a scheduler with ``interval="step"`` after the batches whose number its `frequency` divides, if they
+    have made an optimizer step; see ``_TrainingEpochLoop._update_learning_rates``.
+
+    Args:
+        trainer: The Trainer.
+        run: What is known of the run.
+    """
+    accumulates_anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
+    if accumulates_anew or not trainer.lightning_module.automatic_optimization:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau:
+            continue
+        accumulated = run.gradient_accumulation_steps
+        if config.interval == "step":
+            yield Schedule.of(config.scheduler, Fraction(accumulated, math.lcm(accumulated, config.frequency)))
+        elif run.steps_per_epoch is None:
+            yield Schedule.of(config.scheduler)  # its first epoch shows it
+        else:
+            yield Schedule.of(config.scheduler, Fraction(1, run.steps_per_epoch * config.frequency))
 
 
 def fetcher_of(loop: Any, name: str) -> Any:

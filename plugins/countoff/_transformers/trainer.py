@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from countoff._adapter import torch_facts
@@ -24,19 +25,17 @@ from countoff._adapter.prepared_loaders import (
 from countoff._adapter.prepared_process import PROCESS_REMEDIES
 from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff._adapter.scheduler_horizons import horizon_of
+from countoff._adapter.schedule_watch import Schedule
 from countoff.core import FitPlan, LoaderFacts, Verdict
-from countoff.core.arithmetic.horizon import Horizon, wrong_horizon
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = [
     "REMEDIES",
-    "horizon_warning",
     "named_evaluation",
     "observe",
     "plan_of",
-    "scheduler_horizon",
+    "schedule",
     "total_warning",
     "train_facts",
 ]
@@ -194,16 +193,9 @@ def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -
     return {f"{metric}/{name}" if name else metric: value for metric, value in found.items()}
 
 
-def scheduler_horizon(scheduler: Any) -> Horizon | None:
-    """Returns for how many steps the Trainer's scheduler was made; None if it does not show that, or there is none."""
-    return None if scheduler is None else horizon_of(getattr(scheduler, "scheduler", scheduler))
-
-
-def horizon_warning(horizon: Horizon | None, state: Any, args: Any) -> Verdict | None:
-    """Returns a warning about a scheduler that will not end where the run ends."""
-    if horizon is None or state.max_steps < 1:
-        return None
-    return wrong_horizon(horizon, total_steps=state.max_steps, slack_steps=math.ceil(args.num_train_epochs) + 1)
+def schedule(scheduler: Any) -> Schedule | None:
+    """Returns the schedule of the Trainer, which steps it once per optimizer step; None if it has no end."""
+    return None if scheduler is None else Schedule.of(getattr(scheduler, "scheduler", scheduler), Fraction(1))
 
 
 def total_warning(args: Any, world_size: int) -> Verdict | None:

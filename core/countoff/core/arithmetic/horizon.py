@@ -1,172 +1,392 @@
-"""Learning-rate horizons: the length for which a schedule was made, and the step of the run at which it ends.
+"""Learning-rate horizons: the step of the run at which a schedule ends, and what it was probably made for.
 
-A schedule counts *ticks*: calls of ``scheduler.step()``. Accelerate ticks a prepared scheduler once per process at
-every optimizer step, so on several processes a schedule made in steps ends before the run. Needs no torch.
+A schedule counts *ticks*: calls of ``scheduler.step()``. There may be several per optimizer step, as Accelerate makes
+one per process, or one per epoch. Needs no torch.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from countoff.core.arithmetic.batches import check_count
-from countoff.core.verdict import Verdict, count_of
+from countoff.core.arithmetic.curves import Curve, Ending, ending_of
+from countoff.core.verdict import Verdict, number_of
 
-__all__ = ["Horizon", "planned_epochs", "run_out", "wrong_horizon"]
+__all__ = ["Horizon", "RunLength", "Stepping", "horizon_of", "planned_run", "run_out", "wrong_horizon"]
+
+_EARLY, _LATE = Fraction(2, 100), Fraction(10, 100)
+"""Parts of the run by which a schedule may end before it, and after it, without a word."""
+_SMALL = 0.01
+"""Part of the highest rate with which nobody goes on for long, after a smooth decay."""
+_MADE_FOR = Fraction(2, 100)
+"""Part by which a schedule's length may differ from the number for which it was made."""
+_ON_PURPOSE = " If the run ends before its schedule on purpose, ignore this."
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """How long a run is, as far as that is known.
+
+    Attributes:
+        steps: Optimizer steps of the whole run, at least 1; None if unknown.
+        steps_per_epoch: Optimizer steps per epoch, at least 1; None if unknown.
+        epochs: Epochs of the run, at least 1; None if unknown.
+        gradient_accumulation_steps: Batches per optimizer step, at least 1.
+        processes: Ranks that read data of their own, at least 1.
+        limited: Whether a limit of steps or of batches ends the run or its epochs, as in a trial that is cut short.
+
+    Raises:
+        ValueError: If a number is outside its domain.
+    """
+
+    steps: int | None = None
+    steps_per_epoch: int | None = None
+    epochs: int | None = None
+    gradient_accumulation_steps: int = 1
+    processes: int = 1
+    limited: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "steps_per_epoch", "epochs", "gradient_accumulation_steps", "processes"):
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value, minimum=1)
+
+    @property
+    def slack(self) -> int:
+        """The largest difference in steps that rounding explains: a plan may round once per epoch."""
+        return (self.epochs or 0) + 1
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How a user lets a scheduler be stepped, as the beginning of a remedy; ``{}`` stands for its class.
+
+    Attributes:
+        per_step: Once per optimizer step.
+        per_epoch: Once per epoch.
+    """
+
+    per_step: str = "step {} once per optimizer step"
+    per_epoch: str = "step {} once per epoch"
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """The length of one schedule, and how often it ticks.
+    """Where a schedule ends, and how often it ticks.
 
     Attributes:
         name: The scheduler's class, for the message.
-        ticks: Ticks after which the schedule ends, at least 1.
-        ticks_per_step: Ticks per optimizer step, at least 1.
-        warmup_ticks: Ticks of its warm-up, at least 0.
-
-    Raises:
-        ValueError: If a number is not an integer in its domain.
+        ending: Where its curve ends, in ticks.
+        pace: Ticks per optimizer step, above 0; less than 1 where there is one per epoch, say.
+        paced_by: Why it ticks this often, in a few words for the message: ``once per process``.
+        before: Optimizer steps and ticks until now; a resumed run has some.
 
     Example:
-        >>> horizon = Horizon("LambdaLR", ticks=300, ticks_per_step=4, warmup_ticks=20)
-        >>> horizon.end_step, horizon.warmup_end_step, horizon.rho(300)
-        (75, 5, 4.0)
+        >>> ending = Ending("zero", tick=300, rate=0.0, peak=0.1, warmup_ticks=20)
+        >>> horizon = Horizon("LambdaLR", ending, pace=Fraction(4))
+        >>> horizon.end_step, horizon.warmup_end_step
+        (75, 5)
     """
 
     name: str
-    ticks: int
-    ticks_per_step: int = 1
-    warmup_ticks: int = 0
+    ending: Ending
+    pace: Fraction = Fraction(1)
+    paced_by: str = ""
+    before: tuple[int, int] = (0, 0)
 
-    def __post_init__(self) -> None:
-        check_count("ticks", self.ticks, minimum=1)
-        check_count("ticks_per_step", self.ticks_per_step, minimum=1)
-        check_count("warmup_ticks", self.warmup_ticks, minimum=0)
+    @property
+    def made_for(self) -> int:
+        """The ticks for which the schedule was made."""
+        return self.ending.tick - (1 if self.ending.kind == "negative" else 0)
 
     @property
     def end_step(self) -> int:
         """The optimizer step after which the schedule has ended."""
-        return -(-self.ticks // self.ticks_per_step)
+        return self._step_of(self.ending.tick)
 
     @property
     def warmup_end_step(self) -> int:
         """The optimizer step after which the warm-up has ended."""
-        return -(-self.warmup_ticks // self.ticks_per_step)
+        return self._step_of(self.ending.warmup_ticks)
 
-    def rho(self, steps: int) -> float:
-        """Returns ticks of the run over ticks of the schedule: 2 means that it ends half-way, 0.5 that half is unused.
-
-        Args:
-            steps: Optimizer steps of the run, at least 0.
-
-        Raises:
-            ValueError: If steps is not an integer of at least 0.
-        """
-        return check_count("steps", steps, minimum=0) * self.ticks_per_step / self.ticks
+    def _step_of(self, tick: int) -> int:
+        steps, ticks = self.before
+        return max(0, steps + math.ceil((tick - ticks) / self.pace))
 
 
-def planned_epochs(horizon: Horizon, *, steps_per_epoch: int) -> int | None:
-    """Returns the epochs for which a schedule was made, if it was made in optimizer steps although it ticks faster.
+def horizon_of(
+    name: str, curve: Curve, run: RunLength, *, pace: Fraction, paced_by: str = "", before: tuple[int, int] = (0, 0)
+) -> Horizon | None:
+    """Returns where a schedule ends, within the run or after it; None if it has no end that can be seen.
+
+    Args:
+        name: The scheduler's class.
+        curve: Its learning rate after a number of ticks.
+        run: How long the run is; where that is not known, the curve is looked at from its first epoch on.
+        pace: Ticks per optimizer step, above 0.
+        paced_by: Why it ticks this often, in a few words.
+        before: Optimizer steps and ticks until now.
+    """
+    ending = ending_of(curve, ticks=_ticks_of(run, pace, before))
+    return None if ending is None else Horizon(name, ending, pace, paced_by, before)
+
+
+def planned_run(horizon: Horizon, run: RunLength) -> RunLength | None:
+    """Returns the run for which a schedule was made, if it was made in optimizer steps although it ticks faster.
 
     That is the case if its ticks are a whole number of epochs counted in steps, but not a whole number of epochs
     counted in ticks. If they are both, either can be meant, and the answer is None.
 
     Args:
         horizon: The schedule.
-        steps_per_epoch: Optimizer steps of one epoch, at least 1.
-
-    Raises:
-        ValueError: If steps_per_epoch is not an integer of at least 1.
+        run: What is known of the run: not how many steps it has.
 
     Example:
-        >>> planned_epochs(Horizon("OneCycleLR", ticks=300, ticks_per_step=2), steps_per_epoch=100)
+        >>> made_for_300 = Ending("zero", tick=300, rate=0.0, peak=0.1)
+        >>> planned_run(Horizon("LinearLR", made_for_300, Fraction(2)), RunLength(steps_per_epoch=100)).epochs
         3
-        >>> planned_epochs(Horizon("OneCycleLR", ticks=600, ticks_per_step=2), steps_per_epoch=100) is None
+        >>> planned_run(Horizon("LinearLR", made_for_300, Fraction(3)), RunLength(steps_per_epoch=100)) is None
         True
     """
-    epochs, rest = divmod(horizon.ticks, check_count("steps_per_epoch", steps_per_epoch, minimum=1))
-    return None if rest or epochs % horizon.ticks_per_step == 0 else epochs
-
-
-def wrong_horizon(horizon: Horizon, *, total_steps: int, slack_steps: int, why: str = "") -> Verdict | None:
-    """Returns a `WrongHorizon` warning if a schedule does not end where the run ends.
-
-    Args:
-        horizon: The schedule.
-        total_steps: Optimizer steps of the run, at least 1.
-        slack_steps: Largest difference in steps that rounding explains, at least 0: a plan may round once per epoch.
-        why: Why the schedule ticks this often.
-
-    Raises:
-        ValueError: If a number is not an integer in its domain.
-
-    Example:
-        >>> verdict = wrong_horizon(Horizon("OneCycleLR", ticks=30, ticks_per_step=2), total_steps=30, slack_steps=3)
-        >>> verdict.sentence.partition(": ")[2]
-        'it ends at step 15 of 30 (1/2 of the run).'
-        >>> verdict.remedy
-        'make OneCycleLR for 60 ticks: 30 steps of the run × 2 ticks per step.'
-        >>> wrong_horizon(Horizon("OneCycleLR", ticks=60, ticks_per_step=2), total_steps=30, slack_steps=3) is None
-        True
-    """
-    check_count("total_steps", total_steps, minimum=1)
-    if abs(horizon.end_step - total_steps) <= check_count("slack_steps", slack_steps, minimum=0):
+    if run.steps_per_epoch is None:
         return None
-    end = horizon.end_step
-    if end < total_steps:
-        fraction = f"1/{total_steps // end}" if total_steps % end == 0 else f"{end / total_steps:.0%}"
-        place = f"it ends at step {end} of {total_steps} ({fraction} of the run)"
-    else:
-        place = f"it would end at step {end}, and the run ends at step {total_steps}"
-    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why, _remedy(horizon, total_steps))
+    epochs, rest = divmod(horizon.ending.tick, run.steps_per_epoch)
+    if rest or not epochs or epochs % horizon.pace == 0:
+        return None
+    return replace(run, steps=horizon.ending.tick, epochs=epochs)
 
 
-def run_out(horizon: Horizon, *, ticks: int, span: str, why: str = "") -> Verdict | None:
-    """Returns a `WrongHorizon` warning if a schedule has ended although another epoch begins.
+def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str = "") -> Verdict | None:
+    """Returns a `WrongHorizon` warning if the learning rate is 0 although another epoch begins.
 
     Args:
         horizon: The schedule.
+        run: What is known of the run.
         ticks: Ticks of the schedule until now, at least 0.
         span: The name of the epoch that begins.
-        why: Why the schedule ticks this often.
-
-    Raises:
-        ValueError: If ticks is not an integer of at least 0.
+        why: Why the schedule ticks this often, as a sentence.
 
     Example:
-        >>> verdict = run_out(Horizon("OneCycleLR", ticks=30, ticks_per_step=2), ticks=30, span="train epoch 1")
-        >>> verdict.sentence.partition(": ")[2]
-        'it ended at step 15, and train epoch 1 begins with what is left of the learning rate.'
+        >>> horizon = Horizon("LinearLR", Ending("zero", tick=30, rate=0.0, peak=0.1), Fraction(2))
+        >>> run_out(horizon, RunLength(), ticks=30, span="train epoch 1").sentence.partition(": ")[0]
+        'train epoch 1 begins with a learning rate of 0, which it has had since step 15'
+        >>> run_out(horizon, RunLength(), ticks=20, span="train epoch 1") is None
+        True
     """
-    if check_count("ticks", ticks, minimum=0) < horizon.ticks:
+    ending = horizon.ending
+    if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.tick:
         return None
-    place = f"it ended at step {horizon.end_step}, and {span} begins with what is left of the learning rate"
-    return _warning(f"{_made_for(horizon)}: {place}{_warmup(horizon)}.", why)
+    value = "a learning rate of 0" if ending.kind == "zero" else "less than a millionth of the highest learning rate"
+    place = f"{span} begins with {value}, which it has had since step {horizon.end_step:,}"
+    times = f"{horizon.pace} times " if horizon.pace > 1 else ""
+    remedy = f"make {horizon.name} for {times}the optimizer steps of the whole run."
+    return Verdict("WrongHorizon", f"{place}: {_made_for(horizon, run)}.", why=why, remedy=remedy, time=time.time())
 
 
-def _warning(sentence: str, why: str, remedy: str = "") -> Verdict:
-    return Verdict("WrongHorizon", sentence, why=why, remedy=remedy, time=time.time())
+def wrong_horizon(
+    horizon: Horizon, run: RunLength, *, why: str = "", stepping: Stepping = Stepping()
+) -> Verdict | None:
+    """Returns a `WrongHorizon` warning if a schedule does not end where the run ends.
+
+    Nothing is said of what may be meant: a lowest rate above 0 that is reached early, cycles, or a run that a number of
+    steps cuts short; unless the schedule's length is another number of the run, such as its epochs or its batches.
+
+    Args:
+        horizon: The schedule.
+        run: How long the run is, with its number of steps.
+        why: Why the schedule ticks this often, as a sentence.
+        stepping: How the framework's user lets it tick.
+
+    Raises:
+        ValueError: If the run's number of steps is not known.
+
+    Example:
+        >>> ending = Ending("zero", tick=5000, rate=0.0, peak=0.1)
+        >>> horizon = Horizon("LambdaLR", ending, Fraction(4), "once per process")
+        >>> verdict = wrong_horizon(horizon, RunLength(5000))
+        >>> verdict.sentence.partition(": ")[0]
+        'the learning rate reaches 0 at step 1,250 of 5,000'
+        >>> verdict.sentence.partition(": ")[2]
+        'LambdaLR was made for 5,000 steps, and is stepped 4 times per optimizer step (once per process).'
+        >>> verdict.remedy
+        'make LambdaLR for 20,000 steps: 5,000 optimizer steps × 4.'
+        >>> wrong_horizon(Horizon("LambdaLR", ending), RunLength(5000)) is None
+        True
+    """
+    end, total, ending = horizon.end_step, check_count("steps", run.steps, minimum=1), horizon.ending
+    early = ending.kind != "full" and end < total - max(run.slack, math.ceil(_EARLY * total))
+    late = end > total + max(run.slack, math.ceil(_LATE * total))
+    if not (early or late):
+        return None
+    causes = list(_causes(horizon, run, total))
+    if early and (_is_kept(ending) or ending.periodic):
+        causes = [cause for cause in causes if cause.certain]
+        meant = True
+    else:
+        meant = late and run.limited
+    if meant and not causes:
+        return None
+    place = _early(horizon, total) if early else _late(horizon, total)
+    sentence = f"{place}: {_made_for(horizon, run)}."
+    return Verdict(
+        "WrongHorizon",
+        sentence,
+        why=" ".join(part for part in (*(cause.text for cause in causes[:1]), why) if part),
+        remedy=_remedy(horizon, run, total, stepping) + (_ON_PURPOSE if late and not causes else ""),
+        time=time.time(),
+    )
 
 
-def _remedy(horizon: Horizon, total_steps: int) -> str:
+def _is_kept(ending: Ending) -> bool:
+    """Whether the run may go on with the lowest rate on purpose."""
+    return ending.kind == "minimum" and (ending.stepwise or ending.rate > _SMALL * ending.peak)
+
+
+def _early(horizon: Horizon, total: int) -> str:
+    ending, end = horizon.ending, horizon.end_step
+    where = f"at step {end:,} of {total:,}"
+    if ending.kind == "error":
+        return f"{horizon.name} has no learning rate after step {end:,} of {total:,}, and raises an error there"
+    if ending.kind == "negative":
+        return f"the learning rate is negative from step {end:,} of {total:,} on"
+    if ending.kind == "vanished":
+        return f"the learning rate falls below a millionth of its highest value {where}"
+    value = "0" if ending.kind == "zero" else f"its lowest value, {number_of(ending.rate)},"
+    return f"the learning rate reaches {value} {where}{' and then rises again' if ending.rises else ''}"
+
+
+def _late(horizon: Horizon, total: int) -> str:
+    if horizon.ending.kind == "full":
+        end = horizon.warmup_end_step
+        return f"the warm-up of the learning rate would end at step {end:,}, and the run ends at {total:,}"
+    return f"the learning rate would reach its end at step {horizon.end_step:,}, and the run ends at {total:,}"
+
+
+def _made_for(horizon: Horizon, run: RunLength) -> str:
+    ending, pace = horizon.ending, horizon.pace
+    reason = f" ({horizon.paced_by})" if horizon.paced_by else ""
+    stepped = f"is stepped {_pace(pace, run)}{reason}"
+    if ending.kind == "vanished":  # a rate that falls for ever is made for no number of steps
+        return f"{horizon.name} {stepped}"
+    text = f"{horizon.name} was made for {_steps(horizon.made_for)}"
+    if pace != 1:
+        text += f", and {stepped}"
+    if pace > 1 and ending.warmup_ticks and ending.kind != "full":
+        text += f"; its warm-up of {_steps(ending.warmup_ticks)} ends at step {horizon.warmup_end_step:,}"
+    return text
+
+
+def _pace(pace: Fraction, run: RunLength) -> str:
+    if run.steps_per_epoch and pace == Fraction(1, run.steps_per_epoch):
+        return "once per epoch"
+    if pace == 1:
+        return "once per optimizer step"
+    if pace.numerator == 1:
+        return f"once in {pace.denominator:,} optimizer steps"
+    times = "twice" if pace.numerator == 2 else f"{pace.numerator:,} times"
+    return (
+        f"{times} per optimizer step" if pace.denominator == 1 else f"{times} in {pace.denominator:,} optimizer steps"
+    )
+
+
+def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) -> str:
     """The number of ticks for which the schedule must be made, and those of its warm-up."""
-    factor = horizon.ticks_per_step
-    remedy = f"make {horizon.name} for {count_of(total_steps * factor, 'tick')}"
-    if factor > 1:
-        remedy += f": {count_of(total_steps, 'step')} of the run × {factor} ticks per step"
-        if horizon.warmup_ticks:
-            warmup = count_of(horizon.warmup_ticks * factor, "tick")
-            remedy += f". A warm-up that is to last {count_of(horizon.warmup_ticks, 'step')} needs {warmup}"
-    return f"{remedy}."
+    name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
+    made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
+    if horizon.ending.kind == "vanished":
+        return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
+    if horizon.ending.kind == "full":
+        return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
+    if pace < 1 and _counts(made_for, total, run):
+        return f"{stepping.per_step.format(name)}, or make it for {_steps(ticks)}."
+    if pace >= 1 and run.epochs and _counts(made_for, run.epochs, run):
+        return f"{stepping.per_epoch.format(name)}, or make it for {_steps(ticks)}."
+    if pace <= 1:
+        return f"make {name} for {_steps(ticks)}."
+    remedy = f"make {name} for {_steps(ticks)}: {total:,} optimizer steps × {pace}."
+    if warmup:
+        remedy += (
+            f" A warm-up that is to last {_steps(warmup)} of the optimizer needs {_steps(math.ceil(warmup * pace))}."
+        )
+    return remedy
 
 
-def _made_for(horizon: Horizon) -> str:
-    pace = {1: "once", 2: "twice"}.get(horizon.ticks_per_step, f"{horizon.ticks_per_step} times")
-    return f"{horizon.name} was made for {count_of(horizon.ticks, 'tick')} and ticks {pace} per optimizer step"
+@dataclass(frozen=True)
+class _Cause:
+    """What a schedule was probably made for.
+
+    Attributes:
+        text: A sentence.
+        certain: Whether nobody would make the schedule for this on purpose.
+    """
+
+    text: str
+    certain: bool
 
 
-def _warmup(horizon: Horizon) -> str:
-    if horizon.ticks_per_step == 1 or not horizon.warmup_ticks:
-        return ""
-    return f"; its warm-up of {count_of(horizon.warmup_ticks, 'tick')} ends at step {horizon.warmup_end_step}"
+def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
+    """Yields the numbers of the run that are as large as the schedule."""
+    made_for, pace = horizon.made_for, horizon.pace
+    if horizon.ending.kind == "vanished":
+        return
+    ticks = _ticks_of(run, pace, horizon.before)
+    for number, what in _numbers_of(run, total):
+        for factor in (1,) if pace <= 1 else (1, pace):
+            count = math.ceil(number * factor)
+            if _near(made_for, count, run) and not _near(count, ticks, run):
+                times = "" if factor == 1 else f" × {pace}"
+                yield _Cause(f"{number:,}{times} is the number of {what}.", certain=number in (total, run.epochs))
+    for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
+        if number and wrong and _counts(made_for, number, run) and max(number, ticks) >= 10 * min(number, ticks):
+            yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", certain=True)
+
+
+def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str]]:
+    """Yields the numbers for which a schedule is made by mistake."""
+    accumulation, processes = run.gradient_accumulation_steps, run.processes
+    yield steps, "optimizer steps of the run"
+    if run.epochs:
+        yield run.epochs, "epochs of the run"
+    if accumulation > 1:
+        yield steps * accumulation, f"batches of the run: optimizer steps × {accumulation}, the gradient accumulation"
+    if processes > 1:
+        yield steps * processes, f"optimizer steps that one process alone would need: those of the run × {processes}"
+    if accumulation > 1 and processes > 1:
+        both = accumulation * processes
+        yield steps * both, f"batches that one process alone would need: optimizer steps × {accumulation} × {processes}"
+    if run.epochs and run.epochs > 1 and run.steps_per_epoch:
+        yield run.steps_per_epoch, "optimizer steps of one epoch"
+        if accumulation > 1:
+            yield run.steps_per_epoch * accumulation, "batches of one epoch"
+        if processes > 1:
+            yield run.steps_per_epoch * processes, "optimizer steps of one epoch that one process alone would need"
+        yield steps * run.epochs, f"optimizer steps of the run × {run.epochs} epochs, which are in it already"
+    if accumulation > 1:
+        yield steps // accumulation, f"optimizer steps of the run / {accumulation}, the gradient accumulation once more"
+    if processes > 1:
+        yield steps // processes, f"optimizer steps of the run / {processes} processes"
+
+
+def _ticks_of(run: RunLength, pace: Fraction, before: tuple[int, int]) -> int:
+    """Ticks of the whole run, or of one epoch where its length is not known."""
+    steps, ticks = before
+    return max(1, ticks + math.floor(((run.steps or run.steps_per_epoch or 1) - steps) * pace))
+
+
+def _near(value: int, number: int, run: RunLength) -> bool:
+    """Whether a schedule's length is a number of the run, but for rounding."""
+    slack = min(run.slack, number // 10)
+    return number > 0 and abs(value - number) <= max(slack, math.floor(_MADE_FOR * number))
+
+
+def _counts(made_for: int, number: int, run: RunLength) -> bool:
+    """Whether a schedule seems to count what the run has a number of: its last change may be before the end."""
+    return number / 2 <= made_for < number or _near(made_for, number, run)
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"

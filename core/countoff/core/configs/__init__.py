@@ -103,8 +103,8 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed) or YAML (lingua, Accelerate, Composer, NeMo, verl); or a
-            launch script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed, a Trainer, LLaMA-Factory) or YAML (all others); or a launch
+            script or a file of arguments (Megatron-LM, verl, NeMo, a Trainer), which is read and not run; or ``-``, a
             command line on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and
             called.
         framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.

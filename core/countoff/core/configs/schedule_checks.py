@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from countoff.core.arithmetic.horizon import Horizon
 from countoff.core.configs._held_minimum import check_held_minimum
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Job, RunPlan
@@ -34,11 +33,9 @@ def check_schedule(job: Job, steps: int | None, plan: RunPlan | None = None) -> 
     if job.schedule is None or steps == 0:
         return
     if steps is None:
-        if not job.schedule.horizon_steps:
-            return
-        planned = _horizon(job, job.schedule)
-        if planned.warmup_end_step >= planned.end_step:
-            yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, planned))
+        horizon = job.schedule.horizon_steps
+        if horizon and job.schedule.warmup_steps >= horizon:
+            yield ConfigIssue("silent", "warm-up", _warmup_longer_than_schedule(job, job.schedule))
         return
     schedule = job.schedule.planned_for(steps)
     if isinstance(schedule, (MegatronSchedule, NemoCosine)):
@@ -63,18 +60,17 @@ def _check_warmup(job: Job, schedule: Schedule, steps: int) -> Iterator[ConfigIs
     elif warmup >= min(steps, horizon) and steps > 1:
         ends_in_run = horizon <= warmup < steps and not isinstance(schedule, TorchTitanSchedule)
         if ends_in_run:
-            text = _warmup_longer_than_schedule(job, _horizon(job, schedule))
+            text = _warmup_longer_than_schedule(job, schedule)
         else:
             text = _warmup_as_long_as_run(job, schedule, steps)
         yield ConfigIssue("silent", "warm-up", text)
 
 
-def _warmup_longer_than_schedule(job: Job, planned: Horizon) -> str:
-    key = job.key("warmup_steps")
+def _warmup_longer_than_schedule(job: Job, schedule: Schedule) -> str:
+    key, horizon = job.key("warmup_steps"), schedule.horizon_steps
     return (
-        f"{job.stated('warmup_steps', planned.warmup_ticks)} and {job.stated('horizon_steps', planned.ticks)}: the "
-        f"learning rate rises until the schedule ends, and no step is left for the decay; set {key} below "
-        f"{planned.ticks:,}"
+        f"{job.stated('warmup_steps', schedule.warmup_steps)} and {job.stated('horizon_steps', horizon)}: the learning "
+        f"rate rises until the schedule ends, and no step is left for the decay; set {key} below {horizon:,}"
     )
 
 
@@ -103,7 +99,7 @@ def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | Non
     if horizon < steps:
         yield _horizon_before_end(job, schedule, steps)
         return
-    other_unit = None if plan is None else _counted_in_another_unit(_horizon(job, schedule), steps, plan)
+    other_unit = None if plan is None else _counted_in_another_unit(job, schedule, steps, plan)
     if other_unit is not None:
         # TorchTitan's own total_steps exists so that a run can end before its schedule.
         yield ConfigIssue("note" if job.framework == "torchtitan" else "silent", "horizon", other_unit)
@@ -159,9 +155,10 @@ def _first_step_below_zero(schedule: Schedule, horizon: int, steps: int) -> int:
     return low + 1
 
 
-def _counted_in_another_unit(planned: Horizon, steps: int, plan: RunPlan) -> str | None:
+def _counted_in_another_unit(job: Job, schedule: Schedule, steps: int, plan: RunPlan) -> str | None:
     """Returns the text of an issue if the horizon is a multiple of the run, as when it was counted in batches."""
     accumulation, degree = plan.gradient_accumulation_steps, plan.ranks.dp_degree
+    key, horizon = job.key("horizon_steps"), schedule.horizon_steps
     units = (
         (accumulation, "the batches of a rank"),
         (accumulation * degree, "the batches of all data ranks together"),
@@ -169,11 +166,11 @@ def _counted_in_another_unit(planned: Horizon, steps: int, plan: RunPlan) -> str
     )
     for factor, unit in units:
         # The configured number may have been rounded to whole batches, so less than one factor away is a match.
-        if factor > 1 and 0 <= steps * factor - planned.end_step < factor:
+        if factor > 1 and 0 <= steps * factor - horizon < factor:
             return (
-                f"{planned.name} is {planned.ticks:,}, {factor:,} times the {steps:,} steps of the run: that counts "
-                f"{unit}, and the schedule ticks once per step, so the run ends at {planned.rho(steps):.3g} of the "
-                f"schedule; set {planned.name} to {steps:,}"
+                f"{key} is {horizon:,}, {factor:,} times the {steps:,} steps of the run: that counts {unit}, and the "
+                f"schedule ticks once per step, so the run ends at {steps / horizon:.3g} of the schedule; set {key} to "
+                f"{steps:,}"
             )
     return None
 
@@ -209,8 +206,3 @@ def _stated_length(job: Job, steps: int) -> str:
 def _length(job: Job) -> str:
     """The name of the number that ends the run."""
     return "steps" if job.steps is not None else "epochs"
-
-
-def _horizon(job: Job, schedule: Schedule) -> Horizon:
-    """Returns the schedule as a horizon; every framework whose files are read here ticks once per step."""
-    return Horizon(job.key("horizon_steps"), ticks=schedule.horizon_steps, warmup_ticks=schedule.warmup_steps)

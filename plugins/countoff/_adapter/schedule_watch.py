@@ -1,0 +1,291 @@
+"""Compares where learning-rate schedules end with where the run ends, once, before a tenth of the run."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from countoff._adapter.scheduler_curves import curve_of, random_state_kept, ticks_of
+from countoff.core import BatchPlan, Verdict
+from countoff.core.arithmetic.curves import Curve
+from countoff.core.arithmetic.horizon import (
+    Horizon,
+    RunLength,
+    Stepping,
+    horizon_of,
+    planned_run,
+    run_out,
+    wrong_horizon,
+)
+
+__all__ = ["Schedule", "ScheduleWatch", "run_length"]
+
+_FEWEST_STEPS, _MOST_STEPS = 3, 8
+"""Optimizer steps in which the pace of a scheduler is observed."""
+
+
+@dataclass(eq=False)
+class Schedule:
+    """One schedule that is compared with the run.
+
+    Attributes:
+        name: The scheduler's class.
+        curve: The learning rate after a number of ticks.
+        ticks: Returns how often it was stepped until now.
+        pace: Ticks per optimizer step, above 0; None: it is observed.
+        reasons: Why it may tick several times per step, by how often, in a few words: ``{4: "once per process"}``.
+    """
+
+    name: str
+    curve: Curve
+    ticks: Callable[[], int]
+    pace: Fraction | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict[int, str])
+
+    @classmethod
+    def of(
+        cls, scheduler: Any, pace: Fraction | None = None, reasons: Mapping[int, str] | None = None
+    ) -> Schedule | None:
+        """Returns the schedule of a scheduler; None if no copy stands for it, or it has no end by its kind.
+
+        Args:
+            scheduler: The scheduler, unwrapped.
+            pace: Ticks per optimizer step, if they are known.
+            reasons: Why it may tick several times per step.
+        """
+        curve = curve_of(scheduler)
+        return None if curve is None else cls(curve.name, curve, lambda: ticks_of(scheduler), pace, reasons or {})
+
+    def horizon(self, run: RunLength, begin: tuple[int, int]) -> Horizon | None:
+        """Returns where the schedule ends, by its present pace; None if it has no end that can be seen.
+
+        Args:
+            run: How long the run is.
+            begin: Optimizer steps of the whole run, and the ticks that belong to them.
+        """
+        if self.pace is None:
+            return None
+        by_batch = {run.gradient_accumulation_steps: "once per batch"}
+        paced_by = {**by_batch, **self.reasons}.get(int(self.pace), "") if self.pace > 1 else ""
+        with random_state_kept():
+            return horizon_of(self.name, self.curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+
+
+class ScheduleWatch:
+    """The schedules of one fit, until each has been compared with the length of the run. One of them is warned of.
+
+    Args:
+        schedules: The schedules; None stands for one that has no end.
+        run: Returns how long the run is, as far as that is known. It is called with the batches per optimizer step that
+            were observed; None: the framework's number holds.
+        why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
+        stepping: How the framework's user lets a scheduler be stepped; None: by calling its `step`.
+
+    Attributes:
+        end_step: Optimizer steps of the whole run after which the first of the schedules ends; None until it is known.
+    """
+
+    def __init__(
+        self,
+        schedules: Iterable[Schedule | None],
+        run: Callable[[int | None], RunLength],
+        *,
+        why: str = "",
+        stepping: Stepping | None = None,
+    ) -> None:
+        self.end_step: int | None = None
+        self._schedules = [each for each in schedules if each is not None]
+        self._run_of = run
+        self._why = why
+        self._stepping = stepping or Stepping()
+        self._batches: list[int] = []
+        self._batches_per_step: int | None = None
+        self._steps_unknown: list[Schedule] = []
+        self._observed = [_Pace(each) for each in self._schedules if each.pace is None]
+
+    def begin(self, steps: int) -> Verdict | None:
+        """Compares what is known before the first step.
+
+        Args:
+            steps: Optimizer steps of the whole run until now.
+        """
+        # Where nothing says how many steps came before, a scheduler that was stepped may go on with its run, or have
+        # been stepped in another one.
+        self._steps_unknown = [each for each in self._schedules if not steps and each.ticks()]
+        return self._compare(steps)
+
+    def stepped(self, steps: int, batches: int) -> Verdict | None:
+        """Observes how often schedulers tick; to be called after each optimizer step, before the schedulers' own.
+
+        Args:
+            steps: Optimizer steps of the whole run until now.
+            batches: Batches of the epoch until now.
+        """
+        if not self._observed:
+            return None
+        total = self._run().steps
+        wanted = _MOST_STEPS if total is None else max(_FEWEST_STEPS, min(_MOST_STEPS, total // 10))
+        if len(self._batches) < wanted:
+            self._batches.append(batches)
+        for pace in self._observed:
+            pace.stepped(wanted)
+        return self._compare_observed(steps - 1)  # the ticks of this step are still to come
+
+    def epoch_begins(self, span: str, steps: int) -> Verdict | None:
+        """Observes how often schedulers tick per epoch, and compares where the run's length was not known before.
+
+        Args:
+            span: The name of the train epoch.
+            steps: Optimizer steps of the whole run until now.
+        """
+        self._observe_accumulation()
+        run = self._run()
+        for pace in self._observed:
+            pace.epoch_begins(steps, run.steps_per_epoch)
+        found = self._compare_observed(steps) or self._compare(steps)
+        if found is not None or run.steps is not None:
+            return found
+        for schedule in self._schedules:
+            horizon = schedule.horizon(run, (steps, schedule.ticks()))
+            if horizon is None:
+                continue
+            found = run_out(horizon, run, ticks=schedule.ticks(), span=span, why=self._why_of(schedule))
+            if found is not None:
+                return self._said(found)
+        return None
+
+    def _compare_observed(self, steps: int) -> Verdict | None:
+        """Compares the schedules whose pace has become known, and lets go of those that have none."""
+        over = [each for each in self._observed if not each.waits]
+        if not over:
+            return None
+        self._observed = [each for each in self._observed if each.waits]
+        self._observe_accumulation()
+        irregular = [each.schedule for each in over if each.schedule.pace is None]
+        self._schedules = [each for each in self._schedules if each not in irregular]
+        return self._compare(steps)
+
+    def _compare(self, steps: int) -> Verdict | None:
+        """Compares the schedules whose pace is known with the run, as far as its length is."""
+        run = self._run()
+        for schedule in [each for each in self._schedules if each.pace is not None]:
+            horizons = [schedule.horizon(run, begin) for begin in self._begins_of(schedule, steps)]
+            found = [each for each in horizons if each is not None]
+            lengths = [run if run.steps is not None else planned_run(horizon, run) for horizon in found]
+            if None in lengths:
+                continue
+            self._schedules.remove(schedule)
+            wrong = [
+                wrong_horizon(horizon, length, why=self._why_of(schedule), stepping=self._stepping)
+                for horizon, length in zip(found, lengths, strict=True)
+                if length is not None
+            ]
+            if not wrong:
+                continue
+            fits = wrong.index(None) if None in wrong else 0
+            self.end_step = found[fits].end_step if self.end_step is None else self.end_step
+            if (verdict := wrong[fits]) is not None:
+                return self._said(verdict)
+        return None
+
+    def _begins_of(self, schedule: Schedule, steps: int) -> list[tuple[int, int]]:
+        """Returns optimizer steps and ticks that belong together, for each way in which the schedule may be meant."""
+        now = (steps, schedule.ticks())
+        return [(0, 0), now] if schedule in self._steps_unknown else [now]
+
+    def _run(self) -> RunLength:
+        return self._run_of(self._batches_per_step)
+
+    def _observe_accumulation(self) -> None:
+        """Learns how many batches there are per optimizer step, where the loop has told another number, or none."""
+        known = self._run_of(None).gradient_accumulation_steps
+        between = Counter(after - before for before, after in itertools.pairwise(self._batches) if after > before)
+        if between and 2 * between[known] < between.total():  # but for the short end of an epoch, and skipped steps
+            self._batches_per_step = between.most_common(1)[0][0]
+
+    def _why_of(self, schedule: Schedule) -> str:
+        return self._why if schedule.pace is not None and schedule.pace > 1 else ""
+
+    def _said(self, verdict: Verdict) -> Verdict:
+        self._schedules, self._observed = [], []
+        return verdict
+
+
+class _Pace:
+    """How often a scheduler ticks, from its first steps or from its first epoch.
+
+    Args:
+        schedule: The schedule. It gets its pace where one has been observed.
+
+    Attributes:
+        schedule: The schedule.
+        waits: Whether nothing is known yet.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.waits = True
+        self._seen: list[int] = []
+        self._epoch: tuple[int, int] | None = None
+
+    def stepped(self, wanted: int) -> None:
+        """Takes note of the ticks after an optimizer step.
+
+        Args:
+            wanted: Steps that are enough.
+        """
+        if len(self._seen) == wanted:
+            return  # the scheduler is not stepped within the epoch
+        self._seen.append(self.schedule.ticks())
+        if len(self._seen) < wanted:
+            return
+        ticks = {after - before for before, after in itertools.pairwise(self._seen)}
+        if ticks == {0}:
+            return
+        self.waits = False
+        if len(ticks) == 1:
+            self.schedule.pace = Fraction(ticks.pop())
+
+    def epoch_begins(self, steps: int, steps_per_epoch: int | None) -> None:
+        """Takes note of the ticks at an epoch's begin.
+
+        Args:
+            steps: Optimizer steps until now.
+            steps_per_epoch: Optimizer steps per epoch, if known.
+        """
+        before, self._epoch = self._epoch, (steps, self.schedule.ticks())
+        if before is None:
+            return
+        steps_between, ticks = self._epoch[0] - before[0], self._epoch[1] - before[1]
+        self.waits = False
+        if ticks > 0 and steps_between > 0:
+            self.schedule.pace = Fraction(ticks, steps_per_epoch or steps_between)
+
+
+def run_length(
+    plan: BatchPlan, batches_per_step: int | None = None, *, processes: int, steps: int | None = None
+) -> RunLength:
+    """Returns how long a run is, as far as its plan is known.
+
+    Args:
+        plan: The plan of the train loader.
+        batches_per_step: Batches of one rank per optimizer step that were observed; None: the plan's number holds.
+        processes: Ranks that read data of their own.
+        steps: Optimizer steps of the whole run, where the framework tells them; None: those of the plan.
+    """
+    if batches_per_step is not None:
+        plan = BatchPlan.of(replace(plan.facts, gradient_accumulation_steps=batches_per_step), dp_degree=plan.dp_degree)
+    facts, steps = plan.facts, steps or plan.total_steps or None
+    epochs, max_steps = (None if each in (None, -1) else each for each in (facts.max_epochs, facts.max_steps))
+    return RunLength(
+        steps,
+        steps_per_epoch=plan.steps_per_epoch or None,
+        epochs=epochs or None,
+        gradient_accumulation_steps=facts.gradient_accumulation_steps,
+        processes=processes,
+        limited=facts.limit_batches is not None or (steps is not None and steps == max_steps),
+    )

@@ -1,0 +1,194 @@
+"""The curve of a live learning-rate scheduler, from a copy of it that is moved through the run.
+
+Nothing is known of the scheduler but how torch's are built: `last_epoch` counts the ticks, and `get_lr` computes the
+rates. A scheduler whose rates follow from the tick alone is asked for any tick at once; any other one is stepped.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from countoff._adapter.object_copies import NotCopied, copied
+from countoff.core.arithmetic.curves import UnknownRate
+
+__all__ = ["SchedulerCurve", "curve_of", "random_state_kept", "ticks_of"]
+
+_MOST_STEPS = 5_000
+"""Ticks up to which a scheduler is stepped that cannot be asked for any tick."""
+_ENDLESS = (ReduceLROnPlateau, CyclicLR, CosineAnnealingWarmRestarts)
+"""They follow what is measured, or begin again on purpose."""
+_TICKS = ("last_epoch", "last_batch_iteration")  # torch's schedulers, DeepSpeed's
+
+
+class SchedulerCurve:
+    """The learning rate of a scheduler after a number of ticks: the highest of its optimizer's parameter groups.
+
+    Args:
+        scheduler: The scheduler, unwrapped. It is copied, and not changed.
+
+    Attributes:
+        name: The scheduler's class.
+        ticks: How often the scheduler was stepped when it was copied.
+
+    Raises:
+        NotCopied: If no copy stands for it.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.name = type(scheduler).__name__
+        self.ticks = ticks_of(scheduler)
+        if isinstance(scheduler, _ENDLESS):
+            raise NotCopied("it has no end")
+        self._scheduler = scheduler
+        self._copy = _copied(scheduler)
+        self._stepped: list[float] | None = None
+
+    def __call__(self, tick: int) -> float:
+        """Returns the learning rate after a number of ticks.
+
+        Raises:
+            UnknownRate: If it cannot be told.
+            ValueError: If the scheduler has none there; also what else its arithmetic raises.
+        """
+        try:
+            if self._stepped is None:
+                try:
+                    return max(_rates(self._copy, tick), default=0.0)
+                except _Recursive:
+                    self._copy, self._stepped = _copied(self._scheduler), []
+            return self._step_to(tick)
+        except (ValueError, ArithmeticError, LookupError):
+            raise
+        except Exception as error:
+            raise UnknownRate from error
+
+    def _step_to(self, tick: int) -> float:
+        """Steps the copy up to a tick; before the present one, the rate is taken for the present one."""
+        stepped = self._stepped = self._stepped or [_highest(self._copy)]
+        while len(stepped) <= tick - self.ticks:
+            if len(stepped) > _MOST_STEPS:
+                raise UnknownRate
+            self._copy.step()
+            stepped.append(_highest(self._copy))
+        return stepped[max(0, tick - self.ticks)]
+
+
+def curve_of(scheduler: Any) -> SchedulerCurve | None:
+    """Returns the curve of a scheduler; None if no copy stands for it, or it has no end by its kind.
+
+    Args:
+        scheduler: A scheduler, unwrapped.
+    """
+    try:
+        return SchedulerCurve(scheduler)
+    except NotCopied:
+        return None
+
+
+class _Recursive(Exception):
+    """A scheduler whose rate follows from the one before."""
+
+
+class _StandIn:
+    """Takes the place of the optimizer: the learning rates, and what else its parameter groups hold, without them."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.defaults = copied(dict(optimizer.defaults), {})
+        groups = [{name: each for name, each in group.items() if name != "params"} for group in optimizer.param_groups]
+        self.param_groups = [{**copied(group, {}), "params": []} for group in groups]
+
+
+def _copied(scheduler: Any) -> Any:
+    optimizer = getattr(scheduler, "optimizer", None)
+    if not hasattr(optimizer, "param_groups"):
+        raise NotCopied("it has no optimizer")
+    copy = copied(scheduler, {id(optimizer): _StandIn(optimizer)})
+    for each in (copy, *getattr(copy, "_schedulers", ())):
+        # As torch does it while it steps. Otherwise it warns of being asked, and of steps without the optimizer's.
+        each._get_lr_called_within_step = True
+        each._step_count = max(2, getattr(each, "_step_count", 2))
+    return copy
+
+
+def ticks_of(scheduler: Any) -> int:
+    """Returns how often a scheduler was stepped until now.
+
+    Raises:
+        NotCopied: If it does not show that.
+    """
+    found = (getattr(scheduler, name, None) for name in _TICKS)
+    if isinstance(scheduler, ChainedScheduler):
+        found = (ticks_of(scheduler._schedulers[0]),)
+    ticks = next((each for each in found if isinstance(each, int)), None)
+    if ticks is None:
+        raise NotCopied("it does not show how often it was stepped")
+    return ticks
+
+
+def _rates(scheduler: Any, tick: int) -> list[float]:
+    """The rates of all parameter groups after a number of ticks, of a scheduler that can be asked for any.
+
+    Raises:
+        _Recursive: If it cannot.
+    """
+    if type(scheduler) is SequentialLR:
+        part = bisect.bisect_right(scheduler._milestones, tick)
+        return _rates(scheduler._schedulers[part], tick - (scheduler._milestones[part - 1] if part else 0))
+    if type(scheduler) is ChainedScheduler:
+        products = [float(group["initial_lr"]) for group in scheduler.optimizer.param_groups]
+        for part in scheduler._schedulers:
+            factors = zip(_rates(part, tick), part.base_lrs, strict=True)
+            products = [product * (rate / float(base)) for product, (rate, base) in zip(products, factors, strict=True)]
+        return products
+    kind: type[Any] = type(scheduler)
+    steps_by_itself = isinstance(scheduler, LRScheduler) and kind.step is not LRScheduler.step
+    if steps_by_itself or not hasattr(scheduler, "get_lr"):
+        raise _Recursive
+    setattr(scheduler, next(name for name in _TICKS if hasattr(scheduler, name)), tick)
+    defined_by = next(each for each in kind.__mro__ if "get_lr" in vars(each))
+    if "_get_closed_form_lr" in vars(defined_by):
+        return [float(rate) for rate in scheduler._get_closed_form_lr()]  # pyright: ignore[reportAttributeAccessIssue]
+    found = [_asked(scheduler, rate) for rate in (1.0, 2.0)]
+    if found[0] != found[1]:
+        raise _Recursive
+    return found[0]
+
+
+def _asked(scheduler: Any, rate: float) -> list[float]:
+    """The rates of a scheduler at its present tick, if the present rate were another one."""
+    for group in scheduler.optimizer.param_groups:
+        group["lr"] = rate
+    return [float(rate) for rate in scheduler.get_lr()]
+
+
+def _highest(scheduler: Any) -> float:
+    return max((float(group["lr"]) for group in scheduler.optimizer.param_groups), default=0.0)
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Gives the random generators their state back, in case a schedule draws from them while it is looked at."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        if numpy is not None:
+            numpy.random.set_state(states[2])

@@ -557,7 +557,7 @@ def test_another_trainers_file_is_not_taken_for_one_of_nemo_or_verl(tmp_path: Pa
 
 def test_a_file_that_may_be_of_two_formats_is_refused_with_both(tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text("exp_manager: {}\nactor_rollout_ref: {}\n")
-    with pytest.raises(ConfigError, match=r"both\.yaml may be of nemo or verl: give --framework"):
+    with pytest.raises(ConfigError, match=r"both\.yaml has fields of nemo and verl: give --framework nemo \| verl"):
         read_job(str(tmp_path / "both.yaml"))
     assert read_job(str(tmp_path / "both.yaml"), framework="verl").framework == "verl"
 
@@ -569,3 +569,18 @@ def test_a_reference_to_no_field_leaves_its_number_unknown(tmp_path: Path) -> No
     assert (job.sequence_length, job.unknown) == (None, {"sequence_length": "${data.length}"})
     text = "model.encoder_seq_length is ${data.length}, which is known only when the job runs: not read"
     assert [issue.line for issue in job.issues] == [f"note    unknown-value: {text}"]
+
+
+def test_a_default_does_not_take_the_place_of_an_unknown_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (CONFIGS / "nemo" / "citrinet_512.yaml").read_text()
+    (tmp_path / "asr.yaml").write_text(
+        text.replace("accumulate_grad_batches: 1", "accumulate_grad_batches: ${batches}")
+    )
+    for flags, code in (([], 2), (["--accumulation", "4"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["check", str(tmp_path / "asr.yaml"), *flags])
+        assert ended.value.code == code
+    error = "trainer.accumulate_grad_batches is ${batches}, which is known only when the job runs: give --accumulation"
+    assert capsys.readouterr().err == f"countoff: {error}\n"

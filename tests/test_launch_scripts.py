@@ -237,7 +237,7 @@ def test_an_unknown_number_is_a_note(monkeypatch: pytest.MonkeyPatch, capsys: py
         ),
         (
             "python a.py --micro-batch-size 1 exp_manager=x",
-            "it may be of megatron or nemo: give --framework",
+            "it has arguments of megatron and nemo: give --framework megatron | nemo",
         ),
         (
             "python a.py --micro-batch-size 1.5 --train-iters 3",
@@ -267,3 +267,19 @@ def test_a_command_line_that_cannot_be_read_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(f"countoff: standard input: {message}")
     assert error.count("\n") == 1
+
+
+def test_a_script_of_the_trainer_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its flags may have dashes or underscores."""
+    script = (
+        "torchrun --nproc_per_node 4 run_clm.py --per_device_train_batch_size 8 --gradient-accumulation-steps 2 "
+        "--max_steps 1000 --learning_rate 5e-5 --bf16 --output_dir $1"
+    )
+    assert check([], script, monkeypatch) == 0
+    assert check([], f"{script} --warmup_steps 2000", monkeypatch) == 1
+    assert "warmup_steps is 2,000 and max_steps is 1,000: the learning rate only rises" in capsys.readouterr().out
+    assert check([], script.replace("batch_size 8", "batch_size $BATCH"), monkeypatch) == 2
+    error = "per_device_train_batch_size is $BATCH, which is known only when the job runs: give --batch-size"
+    assert capsys.readouterr().err == f"countoff: {error}\n"
+    assert check([], f"{script} --warmup_steps $WARMUP", monkeypatch) == 0
+    assert "note    unknown-value: warmup_steps is $WARMUP, which is known only" in capsys.readouterr().out

@@ -55,9 +55,9 @@ from flags, or from both; a flag wins over the file.
     countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
 
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
-CONFIG is the file with which a training framework is started; or a launch script (.sh), which is read and not run; or -
-for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later, which is
-imported and called.
+CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
+not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
+which is imported and called.
 Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
@@ -66,9 +66,9 @@ Prints what is wrong with a configuration on a number of ranks: one line per iss
 
     countoff check train.toml --world-size 64
     countoff check llama.yaml --world-size 16 --ignore dp-rank
-    countoff check train.toml --world-size 64 --json
     countoff check pretrain_gpt.sh
     echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
+    countoff check train.toml --world-size 64 --json
 
 Each line starts with a level and a code:
     silent  the run goes on and is wrong

@@ -176,6 +176,10 @@ def _refuse_unknown(job: Job, origins: Mapping[str, Origin]) -> None:
     flags = {name: flag for flag, names in _DIMS.items() for name in names if name in job.names}
     if job.batch_size is not None:
         flags["global_batch_size"] = "global_batch_size"
+    # In place of these, a reader has put the default of its framework.
+    for flag in ("batch_size", "accumulation"):
+        if getattr(job, _NUMBERS[flag]) is not None:
+            flags[_NUMBERS[flag]] = flag
     for name, text in job.unknown.items():
         if name in flags and origins[name] == job.origins[name]:
             key = job.key(name)

@@ -103,8 +103,8 @@ def read_job(name: str, *, framework: str | None = None) -> Job:
     """Returns the run that a configuration describes.
 
     Args:
-        name: A file: TOML (TorchTitan), JSON (DeepSpeed, a Trainer, LLaMA-Factory) or YAML (all others); or a
-            launch script or a file of arguments (Megatron-LM, verl, NeMo), which is read and not run; or ``-``, a
+        name: A file: TOML (TorchTitan), JSON (DeepSpeed, a Trainer, LLaMA-Factory) or YAML (all others); or a launch
+            script or a file of arguments (Megatron-LM, verl, NeMo, a Trainer), which is read and not run; or ``-``, a
             command line on standard input; or ``module:function``, a Python config of TorchTitan, which is imported and
             called.
         framework: The framework of the file, one of ``FORMATS``; None: found by the fields of the file.
@@ -183,7 +183,7 @@ def _launched_kinds(launch: Launch, framework: str | None) -> list[str]:
     most = max(found.values())
     best = [kind for kind, count in found.items() if count == most] if most else []
     if len(best) > 1:
-        raise ConfigError(f"it may be of {' or '.join(best)}: give --framework")
+        raise ConfigError(f"it has arguments of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best
 
 
@@ -265,4 +265,5 @@ def _known_formats() -> str:
         for ending in endings:
             if ending != ".yml":  # read wherever .yaml is
                 kinds.setdefault(ending, []).append(kind)
+    kinds[".sh"] = [kind for kind in _LAUNCHED if kind in FORMATS]
     return "; ".join(f"{ending} of {', '.join(names)}" for ending, names in kinds.items())

@@ -76,6 +76,7 @@ def read(data: Mapping[str, Any]) -> Job:
         learning_rate=fields.number("learning_rate", "learning_rate", None),
         schedule=_schedule(fields, steps),
         origins=fields.origins,
+        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         unknown=fields.unknown_numbers,
     )

@@ -104,6 +104,7 @@ def read(data: Mapping[str, Any]) -> Job:
         learning_rate=rate,
         schedule=_schedule(fields, run, rate, defaults, pretrain=pretrain),
         origins=fields.origins,
+        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         unknown=fields.unknown_numbers,
     )

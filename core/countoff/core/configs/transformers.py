@@ -72,6 +72,7 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=None if length is None else fields.parse_count("sequence_length", length, None),
         schedule=read_schedule(fields, run),
         origins=fields.origins,
+        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         unknown=fields.unknown_numbers,
         **run,

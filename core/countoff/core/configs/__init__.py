@@ -254,7 +254,7 @@ def _framework_of(data: Mapping[str, Any], name: str) -> str:
             f"these: give --framework {' | '.join(FORMATS)}"
         )
     if len(best) > 1:
-        raise ConfigError(f"{name} may be of {' or '.join(best)}: give --framework")
+        raise ConfigError(f"{name} has fields of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best[0]
 
 

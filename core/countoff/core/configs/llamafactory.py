@@ -60,7 +60,6 @@ def read(data: Mapping[str, Any]) -> Job:
         origins=fields.origins,
         unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
-        unknown=fields.unknown_numbers,
         **run,
     )
 

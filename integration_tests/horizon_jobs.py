@@ -510,7 +510,7 @@ def with_fabric() -> dict[str, Train]:
         "all epochs": job(named("linear", 60)),
         "made for batches": job(named("linear", 60), accumulation=4),
         "made for steps": job(named("linear", 15), accumulation=4),
-        "made for another number of steps": job(named("linear", 30), max_steps=60),
+        "made for another number of steps": job(named("linear", 40), max_steps=60),
         "made for the number of steps": job(named("linear", 60), max_steps=60),
     }
 
@@ -660,7 +660,7 @@ def with_composer() -> dict[str, Train]:
         "linear": own("LinearScheduler", 1.0, 0.0, "3ep"),
         "a warm-up of one epoch": own("LinearWithWarmupScheduler", "1ep"),
         "a warm-up of one epoch, and a cosine": own("CosineAnnealingWithWarmupScheduler", "1ep"),
-        "a warm-up longer than the run": own("ConstantWithWarmupScheduler", "9ep"),
+        "a warm-up longer than the run": own("ConstantWithWarmupScheduler", "7ep"),
         "a warm-up of one epoch of all ranks": own("ConstantWithWarmupScheduler", "1ep", mistaken=True),
         "a cosine of all ranks' batches": own(cosine, "1dur", mistaken=True),
         "milestones": own("MultiStepScheduler", ["1ep", "2ep"]),

@@ -259,7 +259,7 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "ranks"),
+    ("framework", "processes"),
     [
         ("PyTorch", 2),
         ("Accelerate", 2),
@@ -270,9 +270,9 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
         pytest.param("Composer", 2, marks=needs_composer),
     ],
 )
-def test_a_wrong_schedule_is_named_and_a_right_one_is_not(run_ranks, framework, ranks):
+def test_a_wrong_schedule_is_named_and_a_right_one_is_not(run_ranks, framework, processes):
     """Each wrong schedule gets one warning in time, with a cause that comes true; a right one gets none."""
-    results = run_ranks(horizon_jobs.run_all, ranks, framework, deadline_seconds=240)
+    results = run_ranks(horizon_jobs.run_all, processes, framework, deadline_seconds=240)
     said = {part.partition("\n")[0]: part.partition("\n")[2] for part in results[0].output.split("--- job ")[1:]}
     wrong = WRONG[framework]
     assert wrong.keys() <= said.keys()

@@ -254,8 +254,11 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
     if outcome.error:
         assert len(rates) == step + 1  # the error came after it, from the scheduler
         return
-    assert rates[step] == pytest.approx(0.0, abs=1e-6 * highest)
-    assert min(rates[: step - 1]) > 1e-6 * highest
+    # Composer's own schedules are one batch behind; one that is stepped several times at once may step over its lowest.
+    lowest = 0.3 * highest if "rises again" in sentence else 1e-6 * highest
+    assert min(rates[step : step + 2]) == pytest.approx(0.0, abs=lowest)
+    top = next(place for place, rate in enumerate(rates) if rate >= 0.9 * highest)
+    assert min(rates[top : step - 1], default=highest) > 1e-6 * highest
 
 
 @pytest.mark.parametrize(

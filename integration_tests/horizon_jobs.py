@@ -197,7 +197,9 @@ def resumed_loop(make: Make, watched: bool, *, doubled: bool = False, silently: 
         loader, scheduler = even_loader(SAMPLES), make(optimizer)
         handle: Any = contextlib.nullcontext()
         if watched:
-            told = {"epochs": 3} if silently else {"epochs": 3, "start_epoch": first, "start_step": 20 * first}
+            told: dict[str, Any] = (
+                {"epochs": 3} if silently else {"epochs": 3, "start_epoch": first, "start_step": 20 * first}
+            )
             handle = plain_torch.attach(train=loader, optimizer=optimizer, scheduler=scheduler, **told)
         with handle:
             if before:

@@ -275,6 +275,33 @@ def _chain(optimizer: Any) -> Any:
     return lr_scheduler.SequentialLR(optimizer, parts, milestones=[5])
 
 
+# DeepSpeed's schedulers, which need no engine and no GPU.
+
+
+def with_deepspeed() -> dict[str, Train]:
+    from deepspeed.runtime import lr_schedules
+
+    def job(name: str, steps: int, *, accumulation: int = 1, **arguments: Any) -> Train:
+        total = {} if name == "WarmupLR" else {"total_num_steps": steps}
+        warmup = {"warmup_num_steps": steps if name == "WarmupLR" else 6}
+        kind = getattr(lr_schedules, name)
+        return lambda watched: loop(
+            lambda optimizer: kind(optimizer, **total, **warmup, **arguments), watched, accumulation=accumulation
+        )
+
+    return {
+        "one epoch of three": job("WarmupDecayLR", 20, warmup_max_lr=0.1),
+        "the steps of one process alone": job("WarmupDecayLR", 120, warmup_max_lr=0.1),
+        "made for batches": job("WarmupDecayLR", 60, warmup_max_lr=0.1, accumulation=4),
+        "made for steps": job("WarmupDecayLR", 15, warmup_max_lr=0.1, accumulation=4),
+        "all epochs": job("WarmupDecayLR", 60, warmup_max_lr=0.1, warmup_type="linear"),
+        "a cosine of twice the run": job("WarmupCosineLR", 120),
+        "a cosine of the run": job("WarmupCosineLR", 60),
+        "a warm-up longer than the run": job("WarmupLR", 600),
+        "a warm-up": job("WarmupLR", 6),
+    }
+
+
 # Accelerate.
 
 
@@ -678,6 +705,7 @@ def with_composer() -> dict[str, Train]:
 
 TABLES: dict[str, Callable[[], dict[str, Train]]] = {
     "PyTorch": plain,
+    "DeepSpeed": with_deepspeed,
     "Accelerate": with_accelerate,
     "Accelerate on more processes": on_more_processes,
     "Lightning": with_lightning,

@@ -5,6 +5,7 @@ Of a right one countoff says nothing. Every job trains to the same bits with cou
 """
 
 import re
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,6 +15,7 @@ pytest.importorskip("transformers")
 from integration_tests import horizon_jobs
 from integration_tests.composer_jobs import needs_composer
 
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 ONE_EPOCH = "20 is the number of optimizer steps of one epoch."
 THE_RUN = "{} is the number of optimizer steps of the run."
 BATCHES = "60 is the number of batches of the run: optimizer steps × 4, the gradient accumulation."
@@ -83,6 +85,26 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
         "resumed at twice the position": (
             "reaches 0 at step 40 of 60: LambdaLR was made for 60 steps.",
             "The schedule has made 45 steps after 25 optimizer steps of the run.",
+        ),
+    },
+    "DeepSpeed": {
+        "one epoch of three": ("reaches 0 at step 20 of 60: WarmupDecayLR was made for 20 steps.", ONE_EPOCH),
+        "the steps of one process alone": (
+            "would reach its end at step 120, and the run ends at 60: WarmupDecayLR was made for 120 steps.",
+            ALONE,
+        ),
+        "made for batches": (
+            "would reach its end at step 60, and the run ends at 15: WarmupDecayLR was made for 60 steps.",
+            BATCHES,
+        ),
+        "a cosine of twice the run": (
+            "would reach its end at step 119, and the run ends at 60: WarmupCosineLR was made for 119 steps.",
+            ALONE,
+        ),
+        "a warm-up longer than the run": (
+            "the warm-up of the learning rate would end at step 600, and the run ends at 60: WarmupLR was made for 599 "
+            "steps.",
+            "",
         ),
     },
     "Accelerate": {
@@ -265,6 +287,7 @@ def assert_came_true(sentence: str, outcome: horizon_jobs.Outcome) -> None:
     ("framework", "processes"),
     [
         ("PyTorch", 2),
+        pytest.param("DeepSpeed", 2, marks=needs_deepspeed),
         ("Accelerate", 2),
         ("Accelerate on more processes", 4),
         ("Lightning", 2),

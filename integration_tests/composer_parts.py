@@ -185,6 +185,13 @@ def wait_for_file(path: str) -> None:
         time.sleep(0.01)
 
 
+class StopsAfterAnEpoch(Callback):
+    """Ends a fit after its first epoch, as a job that is killed."""
+
+    def epoch_end(self, state: Any, logger: Any) -> None:
+        state.stop_training()
+
+
 class Looks(Callback):
     """Looks at the objects of a Trainer at its second batch, which it may fail, and at those of its evaluations."""
 

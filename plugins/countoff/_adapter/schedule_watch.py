@@ -70,7 +70,8 @@ class Schedule:
         if self.pace is None:
             return None
         by_batch = {run.gradient_accumulation_steps: "once per batch"}
-        paced_by = {**by_batch, **self.reasons}.get(int(self.pace), "") if self.pace > 1 else ""
+        often = self.pace if self.pace > 1 else self.pace * (run.steps_per_epoch or 0)
+        paced_by = {**by_batch, **self.reasons}.get(int(often), "") if often > 1 else ""
         with random_state_kept():
             return horizon_of(self.name, self.curve, run, pace=self.pace, paced_by=paced_by, before=begin)
 
@@ -104,7 +105,7 @@ class ScheduleWatch:
         self._stepping = stepping or Stepping()
         self._batches: list[int] = []
         self._batches_per_step: int | None = None
-        self._steps_unknown: list[Schedule] = []
+        self._told_steps = False
         self._observed = [_Pace(each) for each in self._schedules if each.pace is None]
 
     def begin(self, steps: int) -> Verdict | None:
@@ -113,9 +114,7 @@ class ScheduleWatch:
         Args:
             steps: Optimizer steps of the whole run until now.
         """
-        # Where nothing says how many steps came before, a scheduler that was stepped may go on with its run, or have
-        # been stepped in another one.
-        self._steps_unknown = [each for each in self._schedules if not steps and each.ticks()]
+        self._told_steps = steps > 0
         return self._compare(steps)
 
     def stepped(self, steps: int, batches: int) -> Verdict | None:
@@ -194,8 +193,13 @@ class ScheduleWatch:
 
     def _begins_of(self, schedule: Schedule, steps: int) -> list[tuple[int, int]]:
         """Returns optimizer steps and ticks that belong together, for each way in which the schedule may be meant."""
-        now = (steps, schedule.ticks())
-        return [(0, 0), now] if schedule in self._steps_unknown else [now]
+        ticks, pace = schedule.ticks(), schedule.pace or Fraction(1)
+        if pace > 1:  # within a step, it may have ticked for some of the step's batches
+            ticks = int(ticks // pace * pace)
+        # Where nothing says how many steps came before, a scheduler that was stepped may go on with its run, or have
+        # been stepped in another one.
+        unknown = not self._told_steps and ticks > steps * pace + max(1, pace)
+        return [(0, 0), (steps, ticks)] if unknown else [(steps, ticks)]
 
     def _run(self) -> RunLength:
         return self._run_of(self._batches_per_step)

@@ -32,7 +32,8 @@ _MOST_STEPS = 5_000
 """Ticks up to which a scheduler is stepped that cannot be asked for any tick."""
 _ENDLESS = (ReduceLROnPlateau, CyclicLR, CosineAnnealingWarmRestarts)
 """They follow what is measured, or begin again on purpose."""
-_TICKS = ("last_epoch", "last_batch_iteration")  # torch's schedulers, DeepSpeed's
+_TICKS = {"last_epoch": 0, "last_batch_iteration": -1}
+"""Where torch's schedulers and DeepSpeed's count their ticks, and from which number on."""
 
 
 class SchedulerCurve:
@@ -131,13 +132,12 @@ def ticks_of(scheduler: Any) -> int:
     Raises:
         NotCopied: If it does not show that.
     """
-    found = (getattr(scheduler, name, None) for name in _TICKS)
     if isinstance(scheduler, ChainedScheduler):
-        found = (ticks_of(scheduler._schedulers[0]),)
-    ticks = next((each for each in found if isinstance(each, int)), None)
-    if ticks is None:
-        raise NotCopied("it does not show how often it was stepped")
-    return ticks
+        return ticks_of(scheduler._schedulers[0])
+    for name, first in _TICKS.items():
+        if isinstance(count := getattr(scheduler, name, None), int):
+            return count - first
+    raise NotCopied("it does not show how often it was stepped")
 
 
 def _rates(scheduler: Any, tick: int) -> list[float]:

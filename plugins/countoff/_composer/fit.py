@@ -92,7 +92,8 @@ class WatchedFit:
         if (report := self.train) is not None:
             degree = self._data_position[1]
             self._schedules = ScheduleWatch(
-                schedules(state), lambda _: run_length(report.totals.plan, processes=degree)
+                schedules(state, length_is_right=report.wrong_length() is None),
+                lambda _: run_length(report.totals.plan, processes=degree),
             )
             self._warn(self._schedules.begin(self._steps_before))
 

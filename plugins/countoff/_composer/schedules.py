@@ -17,7 +17,7 @@ from countoff.core.arithmetic.curves import UnknownRate
 __all__ = ["schedules"]
 
 
-def schedules(state: Any) -> Iterator[Schedule | None]:
+def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule | None]:
     """Yields the schedules of a run; None stands for one that has no end.
 
     Composer steps torch's schedulers after every epoch or after every batch, which its State does not show: their
@@ -25,20 +25,23 @@ def schedules(state: Any) -> Iterator[Schedule | None]:
 
     Args:
         state: Composer's State.
+        length_is_right: Whether an epoch has as many batches as Composer counts on. Otherwise another warning tells
+            what becomes of a schedule that is made in epochs.
     """
     own = own_schedulers(state)
     for scheduler in own:
         yield Schedule.of(scheduler)
     if not own and len(state.schedulers) == 1:  # several multiply their factors
-        yield _by_time(state, state.schedulers[0])
+        yield _by_time(state, state.schedulers[0], length_is_right)
 
 
-def _by_time(state: Any, compiled: Any) -> Schedule | None:
+def _by_time(state: Any, compiled: Any, length_is_right: bool) -> Schedule | None:
     """Returns the schedule of one of Composer's own schedulers, as a function of batches; None if it cannot be one."""
     with_it = made_with(compiled.lr_lambdas[0])
     units = {"".join(filter(str.isalpha, time)) for time in times_of(with_it["scheduler"])}
     units |= {state.max_duration.unit.value} if "dur" in units else set()
-    if not units <= {"ep", "ba", "dur"} or (units & {"ep", "dur"} and not state.dataloader_len):
+    known = length_is_right and bool(state.dataloader_len)
+    if not units <= {"ep", "ba", "dur"} or (units & {"ep", "dur"} and not known):
         return None  # the batches of a token, a sample or a second are not known
     try:
         scheduler = copied(with_it["scheduler"], {})

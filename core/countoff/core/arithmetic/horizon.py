@@ -281,10 +281,11 @@ def _made_for(horizon: Horizon, run: RunLength) -> str:
 
 
 def _pace(pace: Fraction, run: RunLength) -> str:
-    if run.steps_per_epoch and pace == Fraction(1, run.steps_per_epoch):
-        return "once per epoch"
     if pace == 1:
         return "once per optimizer step"
+    if pace < 1 and run.steps_per_epoch and (pace * run.steps_per_epoch).denominator == 1:
+        times = int(pace * run.steps_per_epoch)
+        return {1: "once", 2: "twice"}.get(times, f"{times:,} times") + " per epoch"
     if pace.numerator == 1:
         return f"once in {pace.denominator:,} optimizer steps"
     times = "twice" if pace.numerator == 2 else f"{pace.numerator:,} times"
@@ -299,6 +300,11 @@ def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) ->
     made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
     if horizon.ending.kind == "vanished":
         return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
+    if _is_displaced(horizon, run, total):
+        return (
+            f"load the state of {name} from the checkpoint of the model, and step it for no step before that; make a "
+            "new schedule for the steps that are left."
+        )
     if horizon.ending.kind == "full":
         return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
     if pace < 1 and _counts(made_for, total, run):
@@ -334,15 +340,26 @@ def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     if horizon.ending.kind == "vanished":
         return
     ticks = _ticks_of(run, pace, horizon.before)
+    if _is_displaced(horizon, run, total):
+        steps, done = horizon.before
+        yield _Cause(f"The schedule has made {_steps(done)} after {steps:,} optimizer steps of the run.", certain=False)
     for number, what in _numbers_of(run, total):
         for factor in (1,) if pace <= 1 else (1, pace):
             count = math.ceil(number * factor)
             if _near(made_for, count, run) and not _near(count, ticks, run):
                 times = "" if factor == 1 else f" × {pace}"
                 yield _Cause(f"{number:,}{times} is the number of {what}.", certain=number in (total, run.epochs))
+    if (warmup := horizon.ending.warmup_ticks) > 1 and made_for + warmup == ticks:
+        yield _Cause(f"That is the run less its warm-up of {_steps(warmup)}, subtracted twice.", certain=False)
     for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
         if number and wrong and _counts(made_for, number, run) and max(number, ticks) >= 10 * min(number, ticks):
             yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", certain=True)
+
+
+def _is_displaced(horizon: Horizon, run: RunLength, total: int) -> bool:
+    """Whether the schedule is not where the run is, as after a resume that has not restored it, or did so twice."""
+    steps, ticks = horizon.before
+    return steps > 0 and abs(ticks - steps * horizon.pace) > max(run.slack, _EARLY * total) * max(1, horizon.pace)
 
 
 def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str]]:

@@ -239,7 +239,7 @@ def test_a_file_that_only_resembles_a_format_is_refused(tmp_path: Path, text: st
 
 def test_a_tie_is_refused_with_both_names(tmp_path: Path) -> None:
     (tmp_path / "both.yaml").write_text("num_train_epochs: 1\nsequence_len: 8\nmicro_batch_size: 2")
-    with pytest.raises(ConfigError, match=r"has fields of transformers and axolotl: give --framework transformers \| axo"):
+    with pytest.raises(ConfigError, match=r"fields of transformers and axolotl: give --framework transformers \| axo"):
         read_job(str(tmp_path / "both.yaml"))
     assert read_job(str(tmp_path / "both.yaml"), framework="transformers").framework == "transformers"
 

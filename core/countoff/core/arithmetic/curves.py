@@ -94,7 +94,7 @@ def ending_of(curve: Curve, *, ticks: int) -> Ending | None:
             begin = ticks << octave
             samples.extend(range(begin + max(1, begin // _PER_OCTAVE), 2 * begin + 1, max(1, begin // _PER_OCTAVE)))
         found = samples.ending()
-        if found is not None and (found.kind != "full" or found.tick >= ticks) and samples.is_a_line(found):
+        if found is not None and (found.kind != "full" or found.tick >= ticks) and found.kind != "vanished":
             return found
     except UnknownRate:
         pass
@@ -150,13 +150,6 @@ class _Samples:
         if self._error is not None:
             return self._of("error", self._last_with_rate(self._error), peak)
         return self._valley(peak) or self._tail(peak)
-
-    def is_a_line(self, ending: Ending) -> bool:
-        """Whether a curve goes to its end as a line, a cosine or a power do, and does not halve for ever."""
-        if ending.kind in ("error", "full", "negative"):
-            return True
-        middle = self._curve((ending.warmup_ticks + ending.tick) // 2)
-        return middle > ending.rate + 1e-3 * (ending.peak - ending.rate)
 
     def _valley(self, peak: float) -> Ending | None:
         """Returns the first of the places where the rate falls and then rises smoothly; sees whether it restarts."""

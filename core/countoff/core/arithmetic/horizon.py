@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.curves import Curve, Ending, ending_of
@@ -24,6 +25,8 @@ _SMALL = 0.01
 """Part of the highest rate with which nobody goes on for long, after a smooth decay."""
 _MADE_FOR = Fraction(2, 100)
 """Part by which a schedule's length may differ from the number for which it was made."""
+_Certainty = Literal["any", "likely", "certain"]
+_CERTAINTIES: tuple[_Certainty, ...] = ("any", "likely", "certain")
 _ON_PURPOSE = " If the run ends before its schedule on purpose, ignore this."
 
 
@@ -222,13 +225,16 @@ def wrong_horizon(
     late = end > total + max(run.slack, math.ceil(_LATE * total))
     if not (early or late):
         return None
-    causes = list(_causes(horizon, run, total))
-    if early and (_is_kept(ending) or ending.periodic):
-        causes = [cause for cause in causes if cause.certain]
-        meant = True
+    if early:
+        needed: _Certainty = "certain" if _is_kept(ending) or ending.periodic else "likely" if ending.rises else "any"
     else:
-        meant = late and run.limited
-    if meant and not causes:
+        needed = "likely" if run.limited else "any"
+    causes = [
+        cause
+        for cause in _causes(horizon, run, total)
+        if _CERTAINTIES.index(cause.certainty) >= _CERTAINTIES.index(needed)
+    ]
+    if needed != "any" and not causes:
         return None
     place = _early(horizon, total) if early else _late(horizon, total)
     sentence = f"{place}: {_made_for(horizon, run)}."
@@ -260,7 +266,7 @@ def _early(horizon: Horizon, total: int) -> str:
 
 
 def _late(horizon: Horizon, total: int) -> str:
-    if horizon.ending.kind == "full":
+    if _is_warmup(horizon):
         end = horizon.warmup_end_step
         return f"the warm-up of the learning rate would end at step {end:,}, and the run ends at {total:,}"
     return f"the learning rate would reach its end at step {horizon.end_step:,}, and the run ends at {total:,}"
@@ -272,10 +278,13 @@ def _made_for(horizon: Horizon, run: RunLength) -> str:
     stepped = f"is stepped {_pace(pace, run)}{reason}"
     if ending.kind == "vanished":  # a rate that falls for ever is made for no number of steps
         return f"{horizon.name} {stepped}"
-    text = f"{horizon.name} was made for {_steps(horizon.made_for)}"
+    if _is_warmup(horizon):
+        text = f"that of {horizon.name} takes {_calls(ending.warmup_ticks, pace)}"
+    else:
+        text = f"{horizon.name} was made for {_calls(horizon.made_for, pace)}"
     if pace != 1:
         text += f", and {stepped}"
-    if pace > 1 and ending.warmup_ticks and ending.kind != "full":
+    if pace > 1 and ending.warmup_ticks and not _is_warmup(horizon):
         text += f"; its warm-up of {_steps(ending.warmup_ticks)} ends at step {horizon.warmup_end_step:,}"
     return text
 
@@ -298,6 +307,8 @@ def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) ->
     """The number of ticks for which the schedule must be made, and those of its warm-up."""
     name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
     made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
+    if horizon.ending.kind == "vanished" and pace < 1:
+        return f"let the rate of {name} fall more slowly."
     if horizon.ending.kind == "vanished":
         return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
     if _is_displaced(horizon, run, total):
@@ -305,14 +316,14 @@ def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) ->
             f"load the state of {name} from the checkpoint of the model, and step it for no step before that; make a "
             "new schedule for the steps that are left."
         )
-    if horizon.ending.kind == "full":
+    if _is_warmup(horizon):
         return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
     if pace < 1 and _counts(made_for, total, run):
-        return f"{stepping.per_step.format(name)}, or make it for {_steps(ticks)}."
+        return f"{stepping.per_step.format(name)}, or make it for {_calls(ticks, pace)}."
     if pace >= 1 and run.epochs and _counts(made_for, run.epochs, run):
-        return f"{stepping.per_epoch.format(name)}, or make it for {_steps(ticks)}."
+        return f"{stepping.per_epoch.format(name)}, or make it for {_calls(ticks, pace)}."
     if pace <= 1:
-        return f"make {name} for {_steps(ticks)}."
+        return f"make {name} for {_calls(ticks, pace)}."
     remedy = f"make {name} for {_steps(ticks)}: {total:,} optimizer steps × {pace}."
     if warmup:
         remedy += (
@@ -327,11 +338,11 @@ class _Cause:
 
     Attributes:
         text: A sentence.
-        certain: Whether nobody would make the schedule for this on purpose.
+        certainty: ``certain``: nobody makes a schedule for this on purpose; ``likely``: the number is no accident.
     """
 
     text: str
-    certain: bool
+    certainty: _Certainty = "any"
 
 
 def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
@@ -342,18 +353,18 @@ def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     ticks = _ticks_of(run, pace, horizon.before)
     if _is_displaced(horizon, run, total):
         steps, done = horizon.before
-        yield _Cause(f"The schedule has made {_steps(done)} after {steps:,} optimizer steps of the run.", certain=False)
-    for number, what in _numbers_of(run, total):
+        yield _Cause(f"The schedule has made {_steps(done)} after {steps:,} optimizer steps of the run.")
+    for number, what, certainty in _numbers_of(run, total):
         for factor in (1,) if pace <= 1 else (1, pace):
             count = math.ceil(number * factor)
             if _near(made_for, count, run) and not _near(count, ticks, run):
                 times = "" if factor == 1 else f" × {pace}"
-                yield _Cause(f"{number:,}{times} is the number of {what}.", certain=number in (total, run.epochs))
+                yield _Cause(f"{number:,}{times} is the number of {what}.", certainty)
     if (warmup := horizon.ending.warmup_ticks) > 1 and made_for + warmup == ticks:
-        yield _Cause(f"That is the run less its warm-up of {_steps(warmup)}, subtracted twice.", certain=False)
+        yield _Cause(f"That is the run less its warm-up of {_steps(warmup)}, subtracted twice.")
     for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
         if number and wrong and _counts(made_for, number, run) and max(number, ticks) >= 10 * min(number, ticks):
-            yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", certain=True)
+            yield _Cause(f"The run has {number:,} {what}: the schedule seems to count these.", "certain")
 
 
 def _is_displaced(horizon: Horizon, run: RunLength, total: int) -> bool:
@@ -362,30 +373,34 @@ def _is_displaced(horizon: Horizon, run: RunLength, total: int) -> bool:
     return steps > 0 and abs(ticks - steps * horizon.pace) > max(run.slack, _EARLY * total) * max(1, horizon.pace)
 
 
-def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str]]:
+def _numbers_of(run: RunLength, steps: int) -> Iterator[tuple[int, str, _Certainty]]:
     """Yields the numbers for which a schedule is made by mistake."""
     accumulation, processes = run.gradient_accumulation_steps, run.processes
-    yield steps, "optimizer steps of the run"
+    yield steps, "optimizer steps of the run", "certain"
     if run.epochs:
-        yield run.epochs, "epochs of the run"
+        yield run.epochs, "epochs of the run", "certain"
     if accumulation > 1:
-        yield steps * accumulation, f"batches of the run: optimizer steps × {accumulation}, the gradient accumulation"
+        what = f"batches of the run: optimizer steps × {accumulation}, the gradient accumulation"
+        yield steps * accumulation, what, "likely"
     if processes > 1:
-        yield steps * processes, f"optimizer steps that one process alone would need: those of the run × {processes}"
+        what = f"optimizer steps that one process alone would need: those of the run × {processes}"
+        yield steps * processes, what, "likely"
     if accumulation > 1 and processes > 1:
-        both = accumulation * processes
-        yield steps * both, f"batches that one process alone would need: optimizer steps × {accumulation} × {processes}"
+        what = f"batches that one process alone would need: optimizer steps × {accumulation} × {processes}"
+        yield steps * accumulation * processes, what, "likely"
     if run.epochs and run.epochs > 1 and run.steps_per_epoch:
-        yield run.steps_per_epoch, "optimizer steps of one epoch"
+        yield run.steps_per_epoch, "optimizer steps of one epoch", "likely"
         if accumulation > 1:
-            yield run.steps_per_epoch * accumulation, "batches of one epoch"
+            yield run.steps_per_epoch * accumulation, "batches of one epoch", "likely"
         if processes > 1:
-            yield run.steps_per_epoch * processes, "optimizer steps of one epoch that one process alone would need"
-        yield steps * run.epochs, f"optimizer steps of the run × {run.epochs} epochs, which are in it already"
+            what = "optimizer steps of one epoch that one process alone would need"
+            yield run.steps_per_epoch * processes, what, "any"
+        yield steps * run.epochs, f"optimizer steps of the run × {run.epochs} epochs, which are in it already", "any"
     if accumulation > 1:
-        yield steps // accumulation, f"optimizer steps of the run / {accumulation}, the gradient accumulation once more"
+        what = f"optimizer steps of the run / {accumulation}, the gradient accumulation once more"
+        yield steps // accumulation, what, "any"
     if processes > 1:
-        yield steps // processes, f"optimizer steps of the run / {processes} processes"
+        yield steps // processes, f"optimizer steps of the run / {processes} processes", "any"
 
 
 def _ticks_of(run: RunLength, pace: Fraction, before: tuple[int, int]) -> int:
@@ -400,9 +415,19 @@ def _near(value: int, number: int, run: RunLength) -> bool:
     return number > 0 and abs(value - number) <= max(slack, math.floor(_MADE_FOR * number))
 
 
+def _is_warmup(horizon: Horizon) -> bool:
+    """Whether the schedule is, or is for the most part, a warm-up."""
+    return horizon.ending.kind == "full" or horizon.ending.warmup_ticks >= 0.9 * horizon.ending.tick
+
+
 def _counts(made_for: int, number: int, run: RunLength) -> bool:
     """Whether a schedule seems to count what the run has a number of: its last change may be before the end."""
     return number / 2 <= made_for < number or _near(made_for, number, run)
+
+
+def _calls(number: int, pace: Fraction) -> str:
+    """Ticks in words: a schedule that ticks more slowly than the optimizer is not made for steps of it."""
+    return _steps(number) if pace >= 1 else f"{number:,} {'call' if number == 1 else 'calls'} of its step()"
 
 
 def _steps(number: int) -> str:

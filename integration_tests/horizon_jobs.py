@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -279,7 +280,7 @@ def _chain(optimizer: Any) -> Any:
 
 
 def with_deepspeed() -> dict[str, Train]:
-    from deepspeed.runtime import lr_schedules
+    lr_schedules = import_module("deepspeed.runtime.lr_schedules")  # not in every environment
 
     def job(name: str, steps: int, *, accumulation: int = 1, **arguments: Any) -> Train:
         total = {} if name == "WarmupLR" else {"total_num_steps": steps}

@@ -143,11 +143,17 @@ class Countoff(Options):
         soon as a few optimizer steps have shown how often it is stepped.
 
         Args:
-            schedulers: The learning-rate schedulers.
+            schedulers: The learning-rate schedulers, of the fit that the next train epoch begins.
             epochs: Epochs of the whole run, at least 0, if known.
             max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
             gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
+
+        Raises:
+            TypeError: If one of them has no `step`.
         """
+        for each in schedulers:
+            if not hasattr(each, "step"):
+                raise TypeError(f"watch_schedule() takes learning-rate schedulers, got a {type(each).__name__}")
         self._loaders.watch_schedules(
             schedulers,
             max_epochs=epochs,

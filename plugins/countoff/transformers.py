@@ -31,7 +31,7 @@ from countoff._transformers.trainer import (
     named_evaluation,
     observe,
     plan_of,
-    schedule,
+    schedules,
     total_warning,
     train_facts,
 )
@@ -93,7 +93,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         self._active.add(handle)
         handle.steps_before = state.global_step
         handle.watch_schedules(
-            [schedule(of_trainer["lr_scheduler"])], processes=process.num_processes, steps=max(0, state.max_steps)
+            schedules(of_trainer["lr_scheduler"], state), processes=process.num_processes, steps=max(0, state.max_steps)
         )
         handle.begin(
             plan_of(facts, args, state),

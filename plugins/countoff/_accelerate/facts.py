@@ -137,8 +137,8 @@ def is_prepared_optimizer(accelerator: Any, optimizer: Any) -> bool:
     return not prepared or any(each is optimizer for each in prepared)
 
 
-def schedules(accelerator: Any) -> Iterator[Schedule | None]:
-    """Yields the schedules of the prepared schedulers; None stands for one that has no end."""
+def schedules(accelerator: Any) -> Iterator[Schedule]:
+    """Yields the schedules of the prepared schedulers."""
     for prepared in accelerator._schedulers:
         scheduler = getattr(prepared, "scheduler", None)
         if scheduler is not None:

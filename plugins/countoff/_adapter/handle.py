@@ -100,12 +100,12 @@ class Attached:
         return values if done is None else values | {"countoff/epoch_progress": done}
 
     def watch_schedules(
-        self, schedules: Iterable[Schedule | None], *, processes: int, steps: int | None = None, why: str = ""
+        self, schedules: Iterable[Schedule], *, processes: int, steps: int | None = None, why: str = ""
     ) -> None:
         """Compares where learning-rate schedules end with where the run ends; to be called before `begin`.
 
         Args:
-            schedules: The schedules; None stands for one that has no end.
+            schedules: The schedules.
             processes: Ranks that read data of their own.
             steps: Optimizer steps of the whole run, where the framework tells them; None: those of the totals.
             why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
@@ -294,6 +294,7 @@ class Attached:
         _active.append(self)
         self._release.callback(_active.remove, self)
         self._release.callback(release)
+        self._release.callback(self.schedules.forget)
         self._release.callback(on_optimizer_step(self._step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
         wrong_schedule = self.schedules.begin(self.steps_before)  # before the guard, whose trace tells where it ends

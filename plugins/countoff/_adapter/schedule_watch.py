@@ -1,15 +1,17 @@
-"""Compares where learning-rate schedules end with where the run ends, once, before a tenth of the run."""
+"""Compares where learning-rate schedules end with where the run ends, once, as soon as both can be told."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from countoff._adapter.scheduler_curves import curve_of, random_state_kept, ticks_of
+from countoff._adapter.scheduler_curves import curve_of, ticks_of, undisturbed
 from countoff.core import BatchPlan, Verdict
 from countoff.core.arithmetic.curves import Curve
 from countoff.core.arithmetic.horizon import (
@@ -24,6 +26,7 @@ from countoff.core.arithmetic.horizon import (
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 
+_log = logging.getLogger("countoff")
 _FEWEST_STEPS, _MOST_STEPS = 3, 8
 """Optimizer steps in which the pace of a scheduler is observed."""
 
@@ -34,31 +37,31 @@ class Schedule:
 
     Attributes:
         name: The scheduler's class.
-        curve: The learning rate after a number of ticks.
+        curve: Returns its curve, the learning rate after a number of ticks; None if it has none. It is called once.
         ticks: Returns how often it was stepped until now.
         pace: Ticks per optimizer step, above 0; None: it is observed.
         reasons: Why it may tick several times per step, by how often, in a few words: ``{4: "once per process"}``.
+        of_framework: Whether the framework made it for the run by itself; then only its warm-up is compared.
     """
 
     name: str
-    curve: Curve
+    curve: Callable[[], Curve | None]
     ticks: Callable[[], int]
     pace: Fraction | None = None
     reasons: Mapping[int, str] = field(default_factory=dict[int, str])
+    of_framework: bool = False
 
     @classmethod
-    def of(
-        cls, scheduler: Any, pace: Fraction | None = None, reasons: Mapping[int, str] | None = None
-    ) -> Schedule | None:
-        """Returns the schedule of a scheduler; None if no copy stands for it, or it has no end by its kind.
+    def of(cls, scheduler: Any, pace: Fraction | None = None, reasons: Mapping[int, str] | None = None) -> Schedule:
+        """Returns the schedule of a scheduler, which is copied when its curve is asked for.
 
         Args:
             scheduler: The scheduler, unwrapped.
             pace: Ticks per optimizer step, if they are known.
             reasons: Why it may tick several times per step.
         """
-        curve = curve_of(scheduler)
-        return None if curve is None else cls(curve.name, curve, lambda: ticks_of(scheduler), pace, reasons or {})
+        name = type(scheduler).__name__
+        return cls(name, lambda: curve_of(scheduler), lambda: ticks_of(scheduler), pace, reasons or {})
 
     def horizon(self, run: RunLength, begin: tuple[int, int]) -> Horizon | None:
         """Returns where the schedule ends, by its present pace; None if it has no end that can be seen.
@@ -67,20 +70,36 @@ class Schedule:
             run: How long the run is.
             begin: Optimizer steps of the whole run, and the ticks that belong to them.
         """
-        if self.pace is None:
+        curve = self.curve() if self.pace is not None else None
+        if self.pace is None or curve is None:
             return None
         by_batch = {run.gradient_accumulation_steps: "once per batch"}
         often = self.pace if self.pace > 1 else self.pace * (run.steps_per_epoch or 0)
         paced_by = {**by_batch, **self.reasons}.get(int(often), "") if often > 1 else ""
-        with random_state_kept():
-            return horizon_of(self.name, self.curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+        with undisturbed():
+            return horizon_of(self.name, curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+
+
+def _contained(compare: Callable[..., Verdict | None]) -> Callable[..., Verdict | None]:
+    """Lets no exception into the training loop: a scheduler of the user's may do anything where it is looked at."""
+
+    @functools.wraps(compare)
+    def contained(watch: ScheduleWatch, *arguments: Any) -> Verdict | None:
+        try:
+            return compare(watch, *arguments)
+        except Exception:
+            _log.debug("the learning-rate schedules are not compared", exc_info=True)
+            watch.forget()
+            return None
+
+    return contained
 
 
 class ScheduleWatch:
     """The schedules of one fit, until each has been compared with the length of the run. One of them is warned of.
 
     Args:
-        schedules: The schedules; None stands for one that has no end.
+        schedules: The schedules.
         run: Returns how long the run is, as far as that is known. It is called with the batches per optimizer step that
             were observed; None: the framework's number holds.
         why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
@@ -92,22 +111,24 @@ class ScheduleWatch:
 
     def __init__(
         self,
-        schedules: Iterable[Schedule | None],
+        schedules: Iterable[Schedule],
         run: Callable[[int | None], RunLength],
         *,
         why: str = "",
         stepping: Stepping | None = None,
     ) -> None:
         self.end_step: int | None = None
-        self._schedules = [each for each in schedules if each is not None]
+        self._schedules = list(schedules)
         self._run_of = run
         self._why = why
         self._stepping = stepping or Stepping()
         self._batches: list[int] = []
         self._batches_per_step: int | None = None
+        self._wanted: int | None = None
         self._told_steps = False
         self._observed = [_Pace(each) for each in self._schedules if each.pace is None]
 
+    @_contained
     def begin(self, steps: int) -> Verdict | None:
         """Compares what is known before the first step.
 
@@ -117,6 +138,7 @@ class ScheduleWatch:
         self._told_steps = steps > 0
         return self._compare(steps)
 
+    @_contained
     def stepped(self, steps: int, batches: int) -> Verdict | None:
         """Observes how often schedulers tick; to be called after each optimizer step, before the schedulers' own.
 
@@ -126,14 +148,16 @@ class ScheduleWatch:
         """
         if not self._observed:
             return None
-        total = self._run().steps
-        wanted = _MOST_STEPS if total is None else max(_FEWEST_STEPS, min(_MOST_STEPS, total // 10))
-        if len(self._batches) < wanted:
+        if self._wanted is None:
+            total = self._run().steps
+            self._wanted = _MOST_STEPS if total is None else max(_FEWEST_STEPS, min(_MOST_STEPS, total // 10))
+        if len(self._batches) < self._wanted:
             self._batches.append(batches)
         for pace in self._observed:
-            pace.stepped(wanted)
+            pace.stepped(self._wanted)
         return self._compare_observed(steps - 1)  # the ticks of this step are still to come
 
+    @_contained
     def epoch_begins(self, span: str, steps: int) -> Verdict | None:
         """Observes how often schedulers tick per epoch, and compares where the run's length was not known before.
 
@@ -157,6 +181,10 @@ class ScheduleWatch:
                 return self._said(found)
         return None
 
+    def forget(self) -> None:
+        """Compares nothing any more, and lets go of the schedulers."""
+        self._schedules, self._observed = [], []
+
     def _compare_observed(self, steps: int) -> Verdict | None:
         """Compares the schedules whose pace has become known, and lets go of those that have none."""
         over = [each for each in self._observed if not each.waits]
@@ -179,7 +207,9 @@ class ScheduleWatch:
                 continue
             self._schedules.remove(schedule)
             wrong = [
-                wrong_horizon(horizon, length, why=self._why_of(schedule), stepping=self._stepping)
+                None
+                if schedule.of_framework and horizon.warmup_end_step <= (length.steps or 0)
+                else wrong_horizon(horizon, length, why=self._why_of(schedule), stepping=self._stepping)
                 for horizon, length in zip(found, lengths, strict=True)
                 if length is not None
             ]
@@ -215,7 +245,7 @@ class ScheduleWatch:
         return self._why if schedule.pace is not None and schedule.pace > 1 else ""
 
     def _said(self, verdict: Verdict) -> Verdict:
-        self._schedules, self._observed = [], []
+        self.forget()
         return verdict
 
 
@@ -234,6 +264,7 @@ class _Pace:
         self.schedule = schedule
         self.waits = True
         self._seen: list[int] = []
+        self._last: int | None = None
         self._epoch: tuple[int, int] | None = None
 
     def stepped(self, wanted: int) -> None:
@@ -242,9 +273,10 @@ class _Pace:
         Args:
             wanted: Steps that are enough.
         """
+        self._last = self.schedule.ticks()
         if len(self._seen) == wanted:
-            return  # the scheduler is not stepped within the epoch
-        self._seen.append(self.schedule.ticks())
+            return  # the scheduler is not stepped within the epoch, or only later in it
+        self._seen.append(self._last)
         if len(self._seen) < wanted:
             return
         ticks = {after - before for before, after in itertools.pairwise(self._seen)}
@@ -266,12 +298,19 @@ class _Pace:
             return
         steps_between, ticks = self._epoch[0] - before[0], self._epoch[1] - before[1]
         self.waits = False
-        if ticks > 0 and steps_between > 0:
+        # Else it was stepped within the epoch, but not regularly.
+        at_the_end = self._last == before[1]
+        if ticks > 0 and at_the_end and steps_between > 1:
             self.schedule.pace = Fraction(ticks, steps_per_epoch or steps_between)
 
 
 def run_length(
-    plan: BatchPlan, batches_per_step: int | None = None, *, processes: int, steps: int | None = None
+    plan: BatchPlan,
+    batches_per_step: int | None = None,
+    *,
+    processes: int,
+    steps: int | None = None,
+    limited: bool = False,
 ) -> RunLength:
     """Returns how long a run is, as far as its plan is known.
 
@@ -280,6 +319,7 @@ def run_length(
         batches_per_step: Batches of one rank per optimizer step that were observed; None: the plan's number holds.
         processes: Ranks that read data of their own.
         steps: Optimizer steps of the whole run, where the framework tells them; None: those of the plan.
+        limited: Whether the run may be a part of a longer one, whatever its plan says.
     """
     if batches_per_step is not None:
         plan = BatchPlan.of(replace(plan.facts, gradient_accumulation_steps=batches_per_step), dp_degree=plan.dp_degree)
@@ -291,5 +331,5 @@ def run_length(
         epochs=epochs or None,
         gradient_accumulation_steps=facts.gradient_accumulation_steps,
         processes=processes,
-        limited=facts.limit_batches is not None or (steps is not None and steps == max_steps),
+        limited=limited or facts.limit_batches is not None or (steps is not None and steps == max_steps),
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
+import numbers
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from torch.optim.lr_scheduler import (
 from countoff._adapter.object_copies import NotCopied, copied
 from countoff.core.arithmetic.curves import UnknownRate
 
-__all__ = ["SchedulerCurve", "curve_of", "random_state_kept", "ticks_of"]
+__all__ = ["SchedulerCurve", "curve_of", "ticks_of", "undisturbed"]
 
 _MOST_STEPS = 5_000
 """Ticks up to which a scheduler is stepped that cannot be asked for any tick."""
@@ -34,6 +36,8 @@ _ENDLESS = (ReduceLROnPlateau, CyclicLR, CosineAnnealingWarmRestarts)
 """They follow what is measured, or begin again on purpose."""
 _TICKS = {"last_epoch": 0, "last_batch_iteration": -1}
 """Where torch's schedulers and DeepSpeed's count their ticks, and from which number on."""
+_PER_GROUP = frozenset(("base_lrs", "lr_lambdas", "min_lrs", "max_lrs", "_last_lr"))
+"""What schedulers of torch and of DeepSpeed hold for each parameter group."""
 
 
 class SchedulerCurve:
@@ -64,28 +68,28 @@ class SchedulerCurve:
 
         Raises:
             UnknownRate: If it cannot be told.
-            ValueError: If the scheduler has none there; also what else its arithmetic raises.
+            ValueError, LookupError: If the scheduler raises it there.
         """
         try:
             if self._stepped is None:
                 try:
-                    return max(_rates(self._copy, tick), default=0.0)
+                    return _highest(_rates(self._copy, tick))
                 except _Recursive:
                     self._copy, self._stepped = _copied(self._scheduler), []
             return self._step_to(tick)
-        except (ValueError, ArithmeticError, LookupError):
+        except (ValueError, LookupError):
             raise
-        except Exception as error:
+        except Exception as error:  # also where numbers overflow, which they do far beyond the run
             raise UnknownRate from error
 
     def _step_to(self, tick: int) -> float:
         """Steps the copy up to a tick; before the present one, the rate is taken for the present one."""
-        stepped = self._stepped = self._stepped or [_highest(self._copy)]
+        stepped = self._stepped = self._stepped or [_highest(_present_rates(self._copy))]
         while len(stepped) <= tick - self.ticks:
             if len(stepped) > _MOST_STEPS:
                 raise UnknownRate
             self._copy.step()
-            stepped.append(_highest(self._copy))
+            stepped.append(_highest(_present_rates(self._copy)))
         return stepped[max(0, tick - self.ticks)]
 
 
@@ -119,11 +123,29 @@ def _copied(scheduler: Any) -> Any:
     if not hasattr(optimizer, "param_groups"):
         raise NotCopied("it has no optimizer")
     copy = copied(scheduler, {id(optimizer): _StandIn(optimizer)})
+    _keep_highest_groups(copy)
     for each in (copy, *getattr(copy, "_schedulers", ())):
         # As torch does it while it steps. Otherwise it warns of being asked, and of steps without the optimizer's.
         each._get_lr_called_within_step = True
         each._step_count = max(2, getattr(each, "_step_count", 2))
     return copy
+
+
+def _keep_highest_groups(copy: Any) -> None:
+    """Leaves a copied scheduler only the highest group of each function, as all others have its curve."""
+    groups = copy.optimizer.param_groups
+    if len(groups) == 1:
+        return
+    parts = [copy, *getattr(copy, "_schedulers", ())]
+    by_function = [part.lr_lambdas for part in parts if hasattr(part, "lr_lambdas")]
+    base = [float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups]
+    # The last one of each function is the highest one.
+    ascending = sorted(range(len(groups)), key=base.__getitem__)
+    kept = {tuple(id(functions[at]) for functions in by_function): at for at in ascending}.values()
+    for part in parts:
+        for name in vars(part).keys() & _PER_GROUP:
+            setattr(part, name, [getattr(part, name)[at] for at in kept])
+    copy.optimizer.param_groups = [groups[at] for at in kept]
 
 
 def ticks_of(scheduler: Any) -> int:
@@ -135,12 +157,12 @@ def ticks_of(scheduler: Any) -> int:
     if isinstance(scheduler, ChainedScheduler):
         return ticks_of(scheduler._schedulers[0])
     for name, first in _TICKS.items():
-        if isinstance(count := getattr(scheduler, name, None), int):
-            return count - first
+        if isinstance(count := getattr(scheduler, name, None), numbers.Integral):
+            return int(count) - first
     raise NotCopied("it does not show how often it was stepped")
 
 
-def _rates(scheduler: Any, tick: int) -> list[float]:
+def _rates(scheduler: Any, tick: int) -> list[Any]:
     """The rates of all parameter groups after a number of ticks, of a scheduler that can be asked for any.
 
     Raises:
@@ -162,31 +184,47 @@ def _rates(scheduler: Any, tick: int) -> list[float]:
     setattr(scheduler, next(name for name in _TICKS if hasattr(scheduler, name)), tick)
     defined_by = next(each for each in kind.__mro__ if "get_lr" in vars(each))
     if "_get_closed_form_lr" in vars(defined_by):
-        return [float(rate) for rate in scheduler._get_closed_form_lr()]  # pyright: ignore[reportAttributeAccessIssue]
+        return list(scheduler._get_closed_form_lr())  # pyright: ignore[reportAttributeAccessIssue]
     found = [_asked(scheduler, rate) for rate in (1.0, 2.0)]
     if found[0] != found[1]:
         raise _Recursive
     return found[0]
 
 
-def _asked(scheduler: Any, rate: float) -> list[float]:
+def _asked(scheduler: Any, rate: float) -> list[Any]:
     """The rates of a scheduler at its present tick, if the present rate were another one."""
     for group in scheduler.optimizer.param_groups:
         group["lr"] = rate
-    return [float(rate) for rate in scheduler.get_lr()]
+    return list(scheduler.get_lr())
 
 
-def _highest(scheduler: Any) -> float:
-    return max((float(group["lr"]) for group in scheduler.optimizer.param_groups), default=0.0)
+def _present_rates(scheduler: Any) -> list[Any]:
+    return [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _highest(rates: Sequence[Any]) -> float:
+    """The highest of the rates of all parameter groups.
+
+    Raises:
+        ValueError: If one of them is a complex number, as a root of what has fallen below 0; an optimizer refuses it.
+        UnknownRate: If one is no finite number.
+    """
+    if any(isinstance(rate, complex) for rate in rates):
+        raise ValueError("a learning rate is a real number")
+    found = max((float(rate) for rate in rates), default=0.0)
+    if not all(math.isfinite(float(rate)) for rate in rates):
+        raise UnknownRate
+    return found
 
 
 @contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Gives the random generators their state back, in case a schedule draws from them while it is looked at."""
-    numpy = sys.modules.get("numpy")
+def undisturbed() -> Iterator[None]:
+    """A context in which a schedule is looked at: random generators of the CPU get their state back, numpy is quiet."""
+    numpy: Any = sys.modules.get("numpy")
     states = random.getstate(), torch.get_rng_state(), None if numpy is None else numpy.random.get_state()
     try:
-        yield
+        with contextlib.nullcontext() if numpy is None else numpy.errstate(all="ignore"):
+            yield
     finally:
         random.setstate(states[0])
         torch.set_rng_state(states[1])

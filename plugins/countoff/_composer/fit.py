@@ -12,7 +12,7 @@ from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
-from countoff._composer.messages import REMEDIES
+from countoff._composer.messages import REMEDIES, STEPPING
 from countoff._composer.resume import record_of, restore
 from countoff._composer.schedules import schedules
 from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
@@ -93,8 +93,11 @@ class WatchedFit:
             degree = self._data_position[1]
             self._schedules = ScheduleWatch(
                 schedules(state, length_is_right=report.wrong_length() is None),
-                lambda _: run_length(report.totals.plan, processes=degree),
+                # Another fit(duration=…) may go on with the run.
+                lambda _: run_length(report.totals.plan, processes=degree, limited=True),
+                stepping=STEPPING,
             )
+            self._undo.callback(self._schedules.forget)
             self._warn(self._schedules.begin(self._steps_before))
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:

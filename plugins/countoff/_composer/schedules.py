@@ -12,13 +12,13 @@ from composer.core import Timestamp
 from countoff._adapter.object_copies import NotCopied, copied
 from countoff._adapter.schedule_watch import Schedule
 from countoff._composer.state import made_with, own_schedulers, times_of
-from countoff.core.arithmetic.curves import UnknownRate
+from countoff.core.arithmetic.curves import Curve, UnknownRate
 
 __all__ = ["schedules"]
 
 
-def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule | None]:
-    """Yields the schedules of a run; None stands for one that has no end.
+def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule]:
+    """Yields the schedules of a run, as far as they can be followed.
 
     Composer steps torch's schedulers after every epoch or after every batch, which its State does not show: their
     first steps do.
@@ -32,28 +32,30 @@ def schedules(state: Any, *, length_is_right: bool) -> Iterator[Schedule | None]
     for scheduler in own:
         yield Schedule.of(scheduler)
     if not own and len(state.schedulers) == 1:  # several multiply their factors
-        yield _by_time(state, state.schedulers[0], length_is_right)
+        yield from _by_time(state, state.schedulers[0], length_is_right)
 
 
-def _by_time(state: Any, compiled: Any, length_is_right: bool) -> Schedule | None:
-    """Returns the schedule of one of Composer's own schedulers, as a function of batches; None if it cannot be one."""
+def _by_time(state: Any, compiled: Any, length_is_right: bool) -> Iterator[Schedule]:
+    """Yields the schedule of one of Composer's own schedulers, as a function of batches, if it can be one."""
     with_it = made_with(compiled.lr_lambdas[0])
     units = {"".join(filter(str.isalpha, time)) for time in times_of(with_it["scheduler"])}
-    units |= {state.max_duration.unit.value} if "dur" in units else set()
     known = length_is_right and bool(state.dataloader_len)
-    if not units <= {"ep", "ba", "dur"} or (units & {"ep", "dur"} and not known):
-        return None  # the batches of a token, a sample or a second are not known
-    try:
-        scheduler = copied(with_it["scheduler"], {})
-    except NotCopied:
-        return None
-    factor, length = _Factor(scheduler, with_it.get("ssr", 1.0), state), max(map(float, compiled.base_lrs))
-    return Schedule(
-        getattr(scheduler, "__name__", type(scheduler).__name__),
-        lambda batch: length * factor(batch),
-        lambda: int(state.timestamp.batch),
-        Fraction(1),
-    )
+    if not units <= {"ep", "ba"} or ("ep" in units and not known):
+        return  # a part of the duration is what the user says, and the batches of a token or a second are not known
+    scheduler = with_it["scheduler"]
+
+    def curve() -> Curve | None:
+        try:
+            factor, rate = (
+                _Factor(copied(scheduler, {}), with_it.get("ssr", 1.0), state),
+                max(map(float, compiled.base_lrs)),
+            )
+        except NotCopied:
+            return None
+        return lambda batch: rate * factor(batch)
+
+    name = getattr(scheduler, "__name__", type(scheduler).__name__)
+    yield Schedule(name, curve, lambda: int(state.timestamp.batch), Fraction(1))
 
 
 class _Factor:

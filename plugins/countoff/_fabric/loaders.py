@@ -220,6 +220,7 @@ class FabricLoaders:
         attached, self.attached = self.attached, None
         if attached is not None:
             self._record, self._resumes = attached.state_dict(), False
+            self._schedulers, self._run = [], {}
         return attached
 
     def _kind_of_pass(self, loader: Any) -> Literal["train", "evaluation"] | None:

@@ -132,8 +132,8 @@ def train_facts(trainer: Any) -> LoaderFacts:
     return loader_facts(loader, **known)
 
 
-def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule | None]:
-    """Yields the schedules of the schedulers that Lightning steps by itself; None stands for one that has no end.
+def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule]:
+    """Yields the schedules of the schedulers that Lightning steps by itself, as far as their pace is known.
 
     Lightning steps a scheduler with ``interval="step"`` after the batches whose number its `frequency` divides, if they
     have made an optimizer step; see ``_TrainingEpochLoop._update_learning_rates``.
@@ -143,18 +143,25 @@ def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule | None]:
         run: What is known of the run.
     """
     accumulates_anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
-    if accumulates_anew or not trainer.lightning_module.automatic_optimization:
+    module = trainer.lightning_module
+    steps_by_itself = not type(module).lr_scheduler_step.__module__.startswith(("lightning.", "pytorch_lightning."))
+    if accumulates_anew or steps_by_itself or not module.automatic_optimization:
         return
     for config in trainer.lr_scheduler_configs:
-        if config.reduce_on_plateau:
-            continue
-        accumulated = run.gradient_accumulation_steps
-        if config.interval == "step":
-            yield Schedule.of(config.scheduler, Fraction(accumulated, math.lcm(accumulated, config.frequency)))
-        elif run.steps_per_epoch is None:
-            yield Schedule.of(config.scheduler)  # its first epoch shows it
-        else:
-            yield Schedule.of(config.scheduler, Fraction(1, run.steps_per_epoch * config.frequency))
+        if not config.reduce_on_plateau and (pace := _pace(config, run)) != 0:
+            yield Schedule.of(config.scheduler, pace)
+
+
+def _pace(config: Any, run: RunLength) -> Fraction | None:
+    """Returns how often a scheduler is stepped per optimizer step; None if the first epoch must show it."""
+    accumulated, per_epoch = run.gradient_accumulation_steps, run.steps_per_epoch
+    if config.interval == "step" and config.frequency == 1:
+        return Fraction(1)
+    if per_epoch is None:
+        return None
+    if config.interval == "step":  # it counts the batches of each epoch anew
+        return Fraction(per_epoch * accumulated // math.lcm(accumulated, config.frequency), per_epoch)
+    return Fraction(1, per_epoch * config.frequency)
 
 
 def fetcher_of(loop: Any, name: str) -> Any:

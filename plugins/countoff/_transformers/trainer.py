@@ -35,7 +35,7 @@ __all__ = [
     "named_evaluation",
     "observe",
     "plan_of",
-    "schedule",
+    "schedules",
     "total_warning",
     "train_facts",
 ]
@@ -193,9 +193,21 @@ def named_evaluation(found: Mapping[str, float], metrics: Mapping[str, float]) -
     return {f"{metric}/{name}" if name else metric: value for metric, value in found.items()}
 
 
-def schedule(scheduler: Any) -> Schedule | None:
-    """Returns the schedule of the Trainer, which steps it once per optimizer step; None if it has no end."""
-    return None if scheduler is None else Schedule.of(getattr(scheduler, "scheduler", scheduler), Fraction(1))
+def schedules(scheduler: Any, state: Any) -> Iterator[Schedule]:
+    """Yields the schedule of the Trainer, if it has one; the Trainer steps it once per optimizer step.
+
+    Args:
+        scheduler: The Trainer's scheduler, which Accelerate may have prepared; None if there is none.
+        state: The TrainerState.
+    """
+    if scheduler is None:
+        return
+    scheduler = getattr(scheduler, "scheduler", scheduler)
+    found = Schedule.of(scheduler, Fraction(1))
+    function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
+    made_for = getattr(function, "keywords", {}).get("num_training_steps")
+    found.of_framework = made_for == state.max_steps  # as Trainer.create_scheduler makes it
+    yield found
 
 
 def total_warning(args: Any, world_size: int) -> Verdict | None:

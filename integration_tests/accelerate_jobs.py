@@ -216,9 +216,10 @@ def run(loop: Loop) -> Outcome:
 
 def evaluate(accelerator: Accelerator, model: Any, loader: Any, loop: Loop, outcome: Outcome) -> int:
     batches = gathered = 0
+    alone: Any = accelerator.unwrap_model(model)
     for images, _ in loader:
         batches += 1
-        predictions = accelerator.unwrap_model(model)(images)
+        predictions = alone(images)
         if loop.gather:
             gathered += len(accelerator.gather_for_metrics(predictions))
         if batches == loop.eval_break_at.get(own_rank()):

@@ -241,7 +241,7 @@ def plain() -> dict[str, Train]:
         "per batch, made for batches": job(named("cosine", 60, 8), accumulation=4, per="batch"),
         "per step, made for batches": job(named("cosine", 60, 2), accumulation=4),
         "per step, made for optimizer steps": job(named("cosine", 15, 2), accumulation=4),
-        "divided by the accumulation twice": job(named("cosine", 15, 2), epochs=12, accumulation=4),
+        "divided by the accumulation twice": job(named("linear", 15, 2), epochs=12, accumulation=4),
         "steps of one process alone": job(named("linear", 120)),
         "steps divided by the processes": job(named("linear", 30)),
         "per epoch, made for steps": job(of_torch("CosineAnnealingLR", T_max=60), epochs=12, samples=40, per="epoch"),

@@ -47,7 +47,7 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             BATCHES,
         ),
         "divided by the accumulation twice": (
-            "reaches 0 at step 15 of 60 and then rises again: LambdaLR was made for 15 steps.",
+            "reaches 0 at step 15 of 60: LambdaLR was made for 15 steps.",
             "15 is the number of optimizer steps of the run / 4, the gradient accumulation once more.",
         ),
         "steps of one process alone": (
@@ -56,8 +56,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "steps divided by the processes": ("reaches 0 at step 30 of 60: LambdaLR was made for 30 steps.", HALF),
         "per epoch, made for steps": (
-            "would reach its end at step 300, and the run ends at 60: CosineAnnealingLR was made for 60 steps, and is "
-            "stepped once per epoch.",
+            "would reach its end at step 300, and the run ends at 60: CosineAnnealingLR was made for 60 calls of its "
+            "step(), and is stepped once per epoch.",
             THE_RUN.format(60),
         ),
         "per step, made for epochs": (
@@ -69,8 +69,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             "That is the run less its warm-up of 12 steps, subtracted twice.",
         ),
         "a warm-up longer than the run": (
-            "the warm-up of the learning rate would end at step 600, and the run ends at 60: LambdaLR was made for 600 "
-            "steps.",
+            "the warm-up of the learning rate would end at step 600, and the run ends at 60: that of LambdaLR takes "
+            "600 steps.",
             "",
         ),
         "a cosine that rises again": (
@@ -102,8 +102,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             ALONE,
         ),
         "a warm-up longer than the run": (
-            "the warm-up of the learning rate would end at step 600, and the run ends at 60: WarmupLR was made for 599 "
-            "steps.",
+            "the warm-up of the learning rate would end at step 600, and the run ends at 60: that of WarmupLR takes "
+            "600 steps.",
             "",
         ),
     },
@@ -132,8 +132,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             ALONE,
         ),
         "per epoch, made for epochs": (
-            "reaches 0 at step 30 of 60 and then rises again: CosineAnnealingLR was made for 3 steps, and is stepped "
-            "twice per epoch (once per process).",
+            "reaches 0 at step 30 of 60 and then rises again: CosineAnnealingLR was made for 3 calls of its step(), "
+            "and is stepped twice per epoch (once per process).",
             "3 is the number of epochs of the run.",
         ),
         "a limit of steps": (
@@ -164,13 +164,13 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             ONE_EPOCH,
         ),
         "the interval left at epoch": (
-            "would reach its end at step 1,200, and the run ends at 60: OneCycleLR was made for 60 steps, and is "
-            "stepped once per epoch.",
+            "would reach its end at step 1,200, and the run ends at 60: OneCycleLR was made for 60 calls of its "
+            "step(), and is stepped once per epoch.",
             THE_RUN.format(60),
         ),
         "every second step": (
-            "would reach its end at step 120, and the run ends at 60: OneCycleLR was made for 60 steps, and is stepped "
-            "10 times per epoch.",
+            "would reach its end at step 120, and the run ends at 60: OneCycleLR was made for 60 calls of its step(), "
+            "and is stepped 10 times per epoch.",
             THE_RUN.format(60),
         ),
         "a cosine of epochs, per step": (
@@ -178,8 +178,8 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             "3 is the number of epochs of the run.",
         ),
         "a cosine of epochs, in a run of one": (
-            "would reach its end at step 60, and the run ends at 20: CosineAnnealingLR was made for 3 steps, and is "
-            "stepped once per epoch.",
+            "would reach its end at step 60, and the run ends at 20: CosineAnnealingLR was made for 3 calls of its "
+            "step(), and is stepped once per epoch.",
             "",
         ),
     },
@@ -215,14 +215,9 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
             ALONE,
         ),
         "linear, one epoch of three": ("reaches 0 at step 20 of 60: LinearScheduler was made for 20 steps.", ONE_EPOCH),
-        "a warm-up longer than the run": (
-            "the warm-up of the learning rate would end at step 140, and the run ends at 60: "
-            "ConstantWithWarmupScheduler was made for 140 steps.",
-            "",
-        ),
         "torch's, made for batches, per epoch": (
-            "would reach its end at step 1,200, and the run ends at 60: CosineAnnealingLR was made for 60 steps, and "
-            "is stepped once per epoch.",
+            "would reach its end at step 1,200, and the run ends at 60: CosineAnnealingLR was made for 60 calls of "
+            "its step(), and is stepped once per epoch.",
             THE_RUN.format(60),
         ),
         "torch's, one epoch of three, per batch": (

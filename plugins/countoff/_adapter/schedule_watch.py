@@ -265,6 +265,7 @@ class _Pace:
         self.waits = True
         self._seen: list[int] = []
         self._last: int | None = None
+        self._complete = False
         self._epoch: tuple[int, int] | None = None
 
     def stepped(self, wanted: int) -> None:
@@ -274,10 +275,11 @@ class _Pace:
             wanted: Steps that are enough.
         """
         self._last = self.schedule.ticks()
-        if len(self._seen) == wanted:
+        if self._complete:
             return  # the scheduler is not stepped within the epoch, or only later in it
         self._seen.append(self._last)
-        if len(self._seen) < wanted:
+        self._complete = len(self._seen) == wanted
+        if not self._complete:
             return
         ticks = {after - before for before, after in itertools.pairwise(self._seen)}
         if ticks == {0}:
@@ -297,10 +299,11 @@ class _Pace:
         if before is None:
             return
         steps_between, ticks = self._epoch[0] - before[0], self._epoch[1] - before[1]
+        within_epoch = self._last is not None and self._last > before[1]
+        if within_epoch and not self._complete:
+            return  # the first steps tell more
         self.waits = False
-        # Else it was stepped within the epoch, but not regularly.
-        at_the_end = self._last == before[1]
-        if ticks > 0 and at_the_end and steps_between > 1:
+        if ticks > 0 and not within_epoch and steps_between > 1:
             self.schedule.pace = Fraction(ticks, steps_per_epoch or steps_between)
 
 

@@ -557,7 +557,11 @@ def resumes() -> Iterator[Situation]:
 
 
 def stepping_of(adapter: str) -> Stepping:
-    homes = {"lightning": "countoff._lightning.trainer", "composer": "countoff._composer.messages"}
+    homes = {
+        "lightning": "countoff._lightning.trainer",
+        "composer": "countoff._composer.messages",
+        "transformers": "countoff._transformers.trainer",
+    }
     return import_module(homes[adapter]).STEPPING if adapter in homes else Stepping()
 
 

@@ -28,6 +28,7 @@ from countoff._adapter.weights import Wrappers
 from countoff._transformers.resume import first_epoch, loaded_record, restore, state_of
 from countoff._transformers.trainer import (
     REMEDIES,
+    STEPPING,
     named_evaluation,
     observe,
     plan_of,
@@ -93,7 +94,10 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         self._active.add(handle)
         handle.steps_before = state.global_step
         handle.watch_schedules(
-            schedules(of_trainer["lr_scheduler"], state), processes=process.num_processes, steps=max(0, state.max_steps)
+            schedules(of_trainer["lr_scheduler"], state),
+            processes=process.num_processes,
+            steps=max(0, state.max_steps),
+            stepping=STEPPING,
         )
         handle.begin(
             plan_of(facts, args, state),

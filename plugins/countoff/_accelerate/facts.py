@@ -142,4 +142,5 @@ def schedules(accelerator: Any) -> Iterator[Schedule]:
     for prepared in accelerator._schedulers:
         scheduler = getattr(prepared, "scheduler", None)
         if scheduler is not None:
-            yield Schedule.of(scheduler, reasons={accelerator.num_processes: "once per process"})
+            per_process = getattr(prepared, "step_with_optimizer", False) and not prepared.split_batches
+            yield Schedule.of(scheduler, reasons={accelerator.num_processes: "once per process"} if per_process else {})

@@ -22,7 +22,7 @@ from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
-from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
@@ -100,7 +100,13 @@ class Attached:
         return values if done is None else values | {"countoff/epoch_progress": done}
 
     def watch_schedules(
-        self, schedules: Iterable[Schedule], *, processes: int, steps: int | None = None, why: str = ""
+        self,
+        schedules: Iterable[Schedule],
+        *,
+        processes: int,
+        steps: int | None = None,
+        why: str = "",
+        stepping: Stepping | None = None,
     ) -> None:
         """Compares where learning-rate schedules end with where the run ends; to be called before `begin`.
 
@@ -109,11 +115,13 @@ class Attached:
             processes: Ranks that read data of their own.
             steps: Optimizer steps of the whole run, where the framework tells them; None: those of the totals.
             why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
+            stepping: How the framework's user lets a scheduler be stepped; None: by calling its `step`.
         """
         self.schedules = ScheduleWatch(
             schedules,
             lambda per_step: run_length(self.totals.plan, per_step, processes=processes, steps=steps),
             why=why,
+            stepping=stepping,
         )
         self.passes.began = self._compare_schedules
 

@@ -74,10 +74,19 @@ class Schedule:
         if self.pace is None or curve is None:
             return None
         by_batch = {run.gradient_accumulation_steps: "once per batch"}
-        often = self.pace if self.pace > 1 else self.pace * (run.steps_per_epoch or 0)
-        paced_by = {**by_batch, **self.reasons}.get(int(often), "") if often > 1 else ""
+        paced_by = {**by_batch, **self.reasons}.get(self._often(run), "")
         with undisturbed():
             return horizon_of(self.name, curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+
+    def explained(self, run: RunLength) -> bool:
+        """Whether one of the reasons tells why it ticks as often as it does."""
+        return self._often(run) in self.reasons
+
+    def _often(self, run: RunLength) -> int:
+        """How often it ticks at once, at a step or at an epoch's end; 0 if that is once, or not known."""
+        pace = self.pace or Fraction(0)
+        often = pace if pace > 1 else pace * (run.steps_per_epoch or 0)
+        return int(often) if often > 1 else 0
 
 
 def _contained(compare: Callable[..., Verdict | None]) -> Callable[..., Verdict | None]:
@@ -242,7 +251,7 @@ class ScheduleWatch:
             self._batches_per_step = between.most_common(1)[0][0]
 
     def _why_of(self, schedule: Schedule) -> str:
-        return self._why if schedule.pace is not None and schedule.pace > 1 else ""
+        return self._why if schedule.explained(self._run()) else ""
 
     def _said(self, verdict: Verdict) -> Verdict:
         self.forget()

@@ -27,11 +27,13 @@ from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff.core import FitPlan, LoaderFacts, Verdict
+from countoff.core.arithmetic.horizon import Stepping
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = [
     "REMEDIES",
+    "STEPPING",
     "named_evaluation",
     "observe",
     "plan_of",
@@ -85,6 +87,8 @@ REMEDIES: Remedies = {
 }
 
 
+STEPPING = Stepping(per_step=None, per_epoch=None)
+"""The Trainer steps its scheduler by itself, once per optimizer step."""
 _BY_LENGTH = (
     "Each rank's Trainer steps, and ends its epochs, by the length that its own loader reports; uneven_train does not "
     "change that."
@@ -206,7 +210,8 @@ def schedules(scheduler: Any, state: Any) -> Iterator[Schedule]:
     found = Schedule.of(scheduler, Fraction(1))
     function = next(iter(getattr(scheduler, "lr_lambdas", ())), None)
     made_for = getattr(function, "keywords", {}).get("num_training_steps")
-    found.of_framework = made_for == state.max_steps  # as Trainer.create_scheduler makes it
+    if made_for == state.max_steps:  # as Trainer.create_scheduler makes it
+        found.of_framework, found.name = True, "the Trainer's schedule (warmup_steps, warmup_ratio)"
     yield found
 
 

@@ -69,12 +69,12 @@ class Stepping:
     """How a user lets a scheduler be stepped, as the beginning of a remedy; ``{}`` stands for its class.
 
     Attributes:
-        per_step: Once per optimizer step.
-        per_epoch: Once per epoch.
+        per_step: Once per optimizer step; None where the user cannot change it.
+        per_epoch: Once per epoch, likewise.
     """
 
-    per_step: str = "step {} once per optimizer step"
-    per_epoch: str = "step {} once per epoch"
+    per_step: str | None = "step {} once per optimizer step"
+    per_epoch: str | None = "step {} once per epoch"
 
 
 @dataclass(frozen=True)
@@ -236,13 +236,14 @@ def wrong_horizon(
     ]
     if needed != "any" and not causes:
         return None
-    place = _early(horizon, total) if early else _late(horizon, total)
-    sentence = f"{place}: {_made_for(horizon, run)}."
+    by_warmup = ending.kind == "full" or (late and not causes and horizon.warmup_end_step > total)
+    place = _early(horizon, total) if early else _late(horizon, total, by_warmup)
+    sentence = f"{place}: {_made_for(horizon, run, by_warmup)}."
     return Verdict(
         "WrongHorizon",
         sentence,
         why=" ".join(part for part in (*(cause.text for cause in causes[:1]), why) if part),
-        remedy=_remedy(horizon, run, total, stepping) + (_ON_PURPOSE if late and not causes else ""),
+        remedy=_remedy(horizon, run, total, stepping, by_warmup) + (_ON_PURPOSE if late and not causes else ""),
         time=time.time(),
     )
 
@@ -265,26 +266,27 @@ def _early(horizon: Horizon, total: int) -> str:
     return f"the learning rate reaches {value} {where}{' and then rises again' if ending.rises else ''}"
 
 
-def _late(horizon: Horizon, total: int) -> str:
-    if _is_warmup(horizon):
-        end = horizon.warmup_end_step
+def _late(horizon: Horizon, total: int, by_warmup: bool) -> str:
+    if by_warmup:
+        end = horizon.end_step if _cuts_warmup(horizon.ending) else horizon.warmup_end_step
         return f"the warm-up of the learning rate would end at step {end:,}, and the run ends at {total:,}"
     return f"the learning rate would reach its end at step {horizon.end_step:,}, and the run ends at {total:,}"
 
 
-def _made_for(horizon: Horizon, run: RunLength) -> str:
+def _made_for(horizon: Horizon, run: RunLength, by_warmup: bool = False) -> str:
     ending, pace = horizon.ending, horizon.pace
     reason = f" ({horizon.paced_by})" if horizon.paced_by else ""
     stepped = f"is stepped {_pace(pace, run)}{reason}"
     if ending.kind == "vanished":  # a rate that falls for ever is made for no number of steps
         return f"{horizon.name} {stepped}"
-    if _is_warmup(horizon):
-        text = f"that of {horizon.name} takes {_calls(ending.warmup_ticks, pace)}"
+    if by_warmup:
+        ticks = ending.tick if _cuts_warmup(ending) else ending.warmup_ticks
+        text = f"that of {horizon.name} takes {_calls(ticks, pace)}"
     else:
         text = f"{horizon.name} was made for {_calls(horizon.made_for, pace)}"
     if pace != 1:
         text += f", and {stepped}"
-    if pace > 1 and ending.warmup_ticks and not _is_warmup(horizon):
+    if pace > 1 and ending.warmup_ticks and not by_warmup:
         text += f"; its warm-up of {_steps(ending.warmup_ticks)} ends at step {horizon.warmup_end_step:,}"
     return text
 
@@ -303,24 +305,24 @@ def _pace(pace: Fraction, run: RunLength) -> str:
     )
 
 
-def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping) -> str:
+def _remedy(horizon: Horizon, run: RunLength, total: int, stepping: Stepping, by_warmup: bool) -> str:
     """The number of ticks for which the schedule must be made, and those of its warm-up."""
     name, pace, ticks = horizon.name, horizon.pace, _ticks_of(run, horizon.pace, horizon.before)
     made_for, warmup = horizon.made_for, horizon.ending.warmup_ticks
-    if horizon.ending.kind == "vanished" and pace < 1:
+    if horizon.ending.kind == "vanished" and (pace < 1 or stepping.per_epoch is None):
         return f"let the rate of {name} fall more slowly."
-    if horizon.ending.kind == "vanished":
+    if horizon.ending.kind == "vanished" and stepping.per_epoch is not None:
         return f"{stepping.per_epoch.format(name)}, if that is what it was made for; or let its rate fall more slowly."
     if _is_displaced(horizon, run, total):
         return (
             f"load the state of {name} from the checkpoint of the model, and step it for no step before that; make a "
             "new schedule for the steps that are left."
         )
-    if _is_warmup(horizon):
+    if by_warmup:
         return f"make the warm-up of {name} shorter than the {_steps(ticks)} of the run."
-    if pace < 1 and _counts(made_for, total, run):
+    if pace < 1 and stepping.per_step is not None and _counts(made_for, total, run):
         return f"{stepping.per_step.format(name)}, or make it for {_calls(ticks, pace)}."
-    if pace >= 1 and run.epochs and _counts(made_for, run.epochs, run):
+    if pace >= 1 and stepping.per_epoch is not None and run.epochs and _counts(made_for, run.epochs, run):
         return f"{stepping.per_epoch.format(name)}, or make it for {_calls(ticks, pace)}."
     if pace <= 1:
         return f"make {name} for {_calls(ticks, pace)}."
@@ -359,7 +361,9 @@ def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
             count = math.ceil(number * factor)
             if _near(made_for, count, run) and not _near(count, ticks, run):
                 times = "" if factor == 1 else f" × {pace}"
-                yield _Cause(f"{number:,}{times} is the number of {what}.", certainty)
+                # A plan and a schedule may round in other places.
+                about = "" if made_for == count else f" {made_for:,} is about as many."
+                yield _Cause(f"{number:,}{times} is the number of {what}.{about}", certainty)
     if (warmup := horizon.ending.warmup_ticks) > 1 and made_for + warmup == ticks:
         yield _Cause(f"That is the run less its warm-up of {_steps(warmup)}, subtracted twice.")
     for number, what, wrong in ((run.epochs, "epochs", pace >= 1), (total, "optimizer steps", pace < 1)):
@@ -415,9 +419,9 @@ def _near(value: int, number: int, run: RunLength) -> bool:
     return number > 0 and abs(value - number) <= max(slack, math.floor(_MADE_FOR * number))
 
 
-def _is_warmup(horizon: Horizon) -> bool:
-    """Whether the schedule is, or is for the most part, a warm-up."""
-    return horizon.ending.kind == "full" or horizon.ending.warmup_ticks >= 0.9 * horizon.ending.tick
+def _cuts_warmup(ending: Ending) -> bool:
+    """Whether the rate falls to 0 where the warm-up would be over, because the schedule was made for fewer steps."""
+    return ending.kind == "zero" and ending.tick - ending.warmup_ticks == 1
 
 
 def _counts(made_for: int, number: int, run: RunLength) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -73,7 +73,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
     "unsized": lambda ranks: share_loader(BATCHES),
 }
 SCHEDULES: dict[str, Callable[[Any], Any]] = {
-    "cosine": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, T_0=40),  # it fits runs of any length
+    "cosine": lambda optimizer: CosineAnnealingLR(optimizer, T_max=40),
     "warm-up": lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8)),
     "steps": lambda optimizer: StepLR(optimizer, 1, gamma=0.5),
 }

@@ -99,7 +99,7 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "a cosine of twice the run": (
             "would reach its end at step 119, and the run ends at 60: WarmupCosineLR was made for 119 steps.",
-            ALONE,
+            f"{ALONE} 119 is about as many.",
         ),
         "a warm-up longer than the run": (
             "the warm-up of the learning rate would end at step 600, and the run ends at 60: that of WarmupLR takes "
@@ -134,7 +134,7 @@ WRONG: dict[str, dict[str, tuple[str, str]]] = {
         "per epoch, made for epochs": (
             "reaches 0 at step 30 of 60 and then rises again: CosineAnnealingLR was made for 3 calls of its step(), "
             "and is stepped twice per epoch (once per process).",
-            "3 is the number of epochs of the run.",
+            f"3 is the number of epochs of the run. {PREPARED}",
         ),
         "a limit of steps": (
             "reaches 0 at step 5,000 of 10,000 and then rises again: LambdaLR was made for 10,000 steps, and is "

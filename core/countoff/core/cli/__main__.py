@@ -99,7 +99,7 @@ replaced; any other file of this name is kept, and the call refused.
 A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
 directories if each host wrote to its own, or for a run and its resume.
 The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
-Exit code: 0; 1 if the extra is missing and -o or --open asks for the page; or 2 if there is no trace or the page cannot
+Exit code: 0; 1 if the extra is missing and -o, --open or --perfetto asks for it; or 2 if there is no trace or the page cannot
 be written, with one line that gives the reason.
 """
 _TOP = """\
@@ -277,7 +277,7 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
         help="the format of the file, if its fields do not show which; an unknown NAME lists all",
     )
     parser.add_argument(
-        "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; several are shown side by side"
+        "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; or several numbers of ranks"
     )
     parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size; needs --ranks-per-node")
     parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")

@@ -99,8 +99,8 @@ replaced; any other file of this name is kept, and the call refused.
 A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
 directories if each host wrote to its own, or for a run and its resume.
 The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
-Exit code: 0; 1 if the extra is missing and -o, --open or --perfetto asks for it; or 2 if there is no trace or the page cannot
-be written, with one line that gives the reason.
+Exit code: 0; 1 if the extra is missing and -o, --open or --perfetto asks for it; or 2 if there is no trace or the page
+cannot be written, with one line that gives the reason.
 """
 _TOP = """\
 Shows what the ranks of a job are doing while it runs. The job has to write a trace: give it trace_dir="runs/today", or

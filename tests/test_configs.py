@@ -165,6 +165,12 @@ def test_any_two_deepspeed_batch_numbers_give_the_third(
     assert plan.batches.global_batch_size == batch * accumulation * 8
 
 
+@pytest.mark.parametrize("kind", ["WarmupDecayLR", "OneCycleLR", "OneCycle", "LRRangeTest", "WarmupCosineLR"])
+def test_a_scheduler_that_deepspeed_can_make_is_no_issue(configs: ConfigDirectory, kind: str) -> None:
+    text = '{"train_batch_size": 4, "scheduler": {"type": "%s", "params": {"last_batch_iteration": -1}}}'
+    assert configs.read("ds.json", text % kind).issues == ()
+
+
 def test_deepspeeds_tensor_parallel_ranks_share_their_data(configs: ConfigDirectory) -> None:
     text = json.dumps({"train_micro_batch_size_per_gpu": 2, "tensor_parallel": {"autotp_size": 4}})
     plan = RunPlan.of(configs.read("ds.json", text), world_size=8)
@@ -387,6 +393,24 @@ def test_an_unknown_framework_is_refused_with_the_nearest(tmp_path: Path) -> Non
             "did you mean train_micro",
         ),
         ("a.yaml", "max_duration: 1ep\nglobal_train_batchsize: 4\n", "stops", "did you mean global_train_batch_size?"),
+        (
+            "a.json",
+            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecayLR", "params": {"total_steps": 9}}}',
+            "stops",
+            "WarmupDecayLR takes no scheduler.params.total_steps; did you mean total_num_steps? DeepSpeed stops with",
+        ),
+        (
+            "a.json",
+            '{"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {"xyz": 9}}}',
+            "stops",
+            "WarmupLR takes no scheduler.params.xyz: DeepSpeed stops with a TypeError.",
+        ),
+        (
+            "a.json",
+            '{"train_batch_size": 4, "scheduler": {"type": "WarmupDecay", "params": {"total_num_steps": 9}}}',
+            "stops",
+            "scheduler.type is WarmupDecay, and there is no such scheduler; did you mean WarmupDecayLR? DeepSpeed",
+        ),
         ("a.yaml", "distributed_type: NO\nnum_machine: 1\n", "silent", "no num_machine; did you mean num_machines?"),
     ],
 )

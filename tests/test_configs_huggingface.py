@@ -500,12 +500,35 @@ def test_a_deepspeed_file_that_agrees_or_is_not_here_is_no_fault(
     assert trainer(deepspeed="tp.json").rank_map(8).dp_degree == 2
 
 
-def test_a_misspelt_argument_that_counts_is_named() -> None:
-    (note,) = notes_of(transformers.read({"per_device_train_batchsize": 4, "dataset_name": "x", "num_train_epochs": 1}))
-    assert note == (
-        "note    unknown-field: per_device_train_batchsize is not a field that countoff knows; did you mean "
-        "per_device_train_batch_size? That is not in the file"
+@pytest.mark.parametrize(
+    ("reader", "name", "meant"),
+    [
+        (transformers, "per_device_train_batchsize", "per_device_train_batch_size"),
+        (transformers, "gradient_acumulation_steps", "gradient_accumulation_steps"),
+        (llamafactory, "cutof_len", "cutoff_len"),
+    ],
+)
+def test_a_misspelt_argument_that_counts_stops_the_run(reader: Any, name: str, meant: str) -> None:
+    (fault,) = faults_of(reader.read({name: 4, "dataset_name": "x", "num_train_epochs": 1}))
+    assert fault == (
+        f"stops   unknown-field: there is no {name}; did you mean {meant}? HfArgumentParser stops on it with a "
+        f"ValueError."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_epochs", "num_train_epochs"),
+        ("warmup_rate", "warmup_ratio"),
+        ("train_batch_size", "per_device_train_batch_size"),
+    ],
+)
+def test_a_name_of_another_program_gives_a_note(name: str, meant: str) -> None:
+    assert notes_of(transformers.read({name: 1, "learning_rate": 1e-4})) == [
+        f"note    unknown-field: TrainingArguments has no {name}; did you mean {meant}? The default of {meant} is used."
+    ]
+    assert notes_of(transformers.read({name: 1, meant: 1})) == []
 
 
 def packed(**fields: Any) -> Job:

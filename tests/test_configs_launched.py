@@ -306,6 +306,12 @@ SAMPLES = {"--train-iters": None, "--train-samples": "64000", "--lr-warmup-iters
             "unknown-field",
             "there is no --micro_batch_size; did you mean --micro-batch-size?",
         ),
+        (
+            {"--tensor-model-paralel-size": "1"},
+            "stops",
+            "unknown-field",
+            "there is no --tensor-model-paralel-size; did you mean --tensor-model-parallel-size? Megatron-LM stops",
+        ),
     ],
 )
 def test_a_fault_of_a_megatron_run_is_found(
@@ -326,12 +332,43 @@ def nemo_faults(path: Path, *changes: tuple[str, str]) -> list[tuple[str, str, s
     return [(issue.level, issue.code, issue.text) for issue in check_job(job, world_size=job.world_size or 8)]
 
 
+def test_flags_of_megatron_that_look_like_those_read_are_no_fault(tmp_path: Path) -> None:
+    real = ("--eval-global-batch-size", "--eval-micro-batch-size", "--eval-iters", "--decoder-seq-length")
+    assert megatron_faults(tmp_path, dict.fromkeys(real, "8")) == []
+
+
+def test_a_misspelt_override_of_nemo_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "python gpt.py trainer.devices=8 model.micro_batch_size=4 model.global_batchsize=64 model.decoder_seq_length=64"
+    )
+    issues = [issue for issue in read_job(str(tmp_path / "train.sh")).issues if issue.code == "unknown-field"]
+    assert [(issue.level, issue.text) for issue in issues] == [
+        (
+            "silent",
+            "there is no model.global_batchsize; did you mean global_batch_size? In a file NeMo ignores it; as an "
+            "override without + Hydra stops on it.",
+        )
+    ]
+
+
 STEPS = "constant_steps: 0"
 
 
 @pytest.mark.parametrize(
     ("changes", "level", "code", "text"),
     [
+        (
+            [("tensor_model_parallel_size", "tensor_model_paralel_size")],
+            "silent",
+            "unknown-field",
+            "no model.tensor_model_paralel_size; did you mean tensor_model_parallel_size? In a file NeMo ignores it",
+        ),
+        (
+            [("warmup_steps: 500", "warmup_step: 500")],
+            "stops",
+            "unknown-field",
+            "no model.optim.sched.warmup_step; did you mean warmup_steps? NeMo stops on it.",
+        ),
         (
             [("warmup_steps: 500", "warmup_steps: 100000")],
             "silent",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +13,12 @@ from countoff.core._nearest import nearest
 from countoff.core.configs.issues import ConfigIssue, Level
 from countoff.core.configs.job import Origin
 
-__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "near_miss", "note_unknown_fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
+# How much of two names must be the same, from 0 to 1, for one to be a slip of the other.
+_NEAR = 0.9
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -254,6 +257,17 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     good = list(known)
     plain = _plain(name)
     return None if name in good else next((one for one in good if _plain(one) == plain), None)
+
+
+def near_miss(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name from which the given one differs by a letter or two; None if there is none.
+
+    Example:
+        >>> near_miss("--globl-batch-size", ["--global-batch-size"]), near_miss("--eval-iters", ["--train-iters"])
+        ('--global-batch-size', None)
+    """
+    good = list(known)
+    return None if name in good else next(iter(difflib.get_close_matches(name, good, n=1, cutoff=_NEAR)), None)
 
 
 def _plain(name: str) -> str:

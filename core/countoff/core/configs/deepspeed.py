@@ -1,10 +1,15 @@
-"""DeepSpeed's JSON files: any two of the three batch numbers give the third; the Trainer fills in ``auto``."""
+"""DeepSpeed's JSON files: any two of the three batch numbers give the third; the Trainer fills in ``auto``.
+
+Source: DeepSpeed 0.19.8, ``deepspeed/runtime/lr_schedules.py`` and ``_scheduler_from_config`` in
+``deepspeed/runtime/engine.py``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from countoff.core._nearest import nearest
 from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.configs._fields import Fields, note_unknown_fields
 from countoff.core.configs.job import Job
@@ -26,6 +31,28 @@ _FIELDS = (
     *("gradient_accumulation_dtype", "weight_quantization", "fp16_master_weights_and_gradients", "pipeline"),
 )
 
+# The arguments of each scheduler of DeepSpeed. It takes the schedulers of torch as well.
+_WARMUP = ("warmup_num_steps", "warmup_type", "last_batch_iteration")
+_SCHEDULERS = {
+    "LRRangeTest": (
+        *("lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate", "lr_range_test_staircase"),
+        "last_batch_iteration",
+    ),
+    "OneCycle": (
+        *("cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size", "cycle_second_step_size"),
+        *("cycle_first_stair_count", "cycle_second_stair_count", "decay_step_size", "cycle_momentum"),
+        *("cycle_min_mom", "cycle_max_mom", "decay_mom_rate", "last_batch_iteration"),
+    ),
+    "WarmupLR": ("warmup_min_lr", "warmup_max_lr", *_WARMUP),
+    "WarmupDecayLR": ("total_num_steps", "warmup_min_lr", "warmup_max_lr", *_WARMUP),
+    "WarmupCosineLR": ("total_num_steps", "warmup_min_ratio", "cos_min_ratio", *_WARMUP),
+}
+_OF_TORCH = (
+    *("LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR"),
+    *("SequentialLR", "CosineAnnealingLR", "ChainedScheduler", "ReduceLROnPlateau", "CyclicLR", "OneCycleLR"),
+    *("CosineAnnealingWarmRestarts", "PolynomialLR"),
+)
+
 
 def read(data: Mapping[str, Any]) -> Job:
     """Returns the run that a DeepSpeed JSON describes.
@@ -40,6 +67,7 @@ def read(data: Mapping[str, Any]) -> Job:
     # JSON has no comments: by custom, they are fields whose names begin with an underscore.
     named = {name: value for name, value in data.items() if not str(name).startswith("_")}
     note_unknown_fields(fields, {}, sections=_FIELDS, data=named, consequence="DeepSpeed ignores it.")
+    _note_scheduler(fields)
     return Job(
         framework="deepspeed",
         names=ORDERS["deepspeed"].names,
@@ -61,6 +89,25 @@ def read(data: Mapping[str, Any]) -> Job:
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
+
+
+def _note_scheduler(fields: Fields) -> None:
+    """Adds the issues of a scheduler that DeepSpeed cannot make."""
+    kind = fields.text("scheduler.type")
+    if kind is None or kind in _OF_TORCH:
+        return
+    if kind not in _SCHEDULERS:
+        hint = nearest(kind, _SCHEDULERS)
+        if hint:
+            text = f"scheduler.type is {kind}, and there is no such scheduler{hint} DeepSpeed stops on it."
+            fields.note("unknown-field", text, "stops")
+        return
+    known = _SCHEDULERS[kind]
+    for name in fields.section("scheduler.params"):
+        if name not in known:
+            text = f"{kind} takes no scheduler.params.{name}{nearest(str(name), known)}"
+            end = " DeepSpeed" if text.endswith("?") else ": DeepSpeed"
+            fields.note("unknown-field", f"{text}{end} stops with a TypeError.", "stops")
 
 
 def _rate(fields: Fields) -> float | None:

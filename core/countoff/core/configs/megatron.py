@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
 from countoff.core.arithmetic.ramp import Ramp
-from countoff.core.configs._fields import ConfigError, Fields, misspelt
+from countoff.core.configs._fields import ConfigError, Fields, misspelt, near_miss
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import MegatronSchedule
 
@@ -98,9 +98,10 @@ def read(data: Mapping[str, Any]) -> Job:
 
 
 def _note_misspelt(fields: Fields, data: Mapping[str, Any]) -> None:
+    absent = [flag for flag in FLAGS if flag not in data]
     for name in data:
-        meant = misspelt(str(name), FLAGS)
-        if meant is not None:
+        meant = misspelt(str(name), FLAGS) or near_miss(str(name), absent)
+        if meant is not None and name not in FLAGS:
             fields.note("unknown-field", f"there is no {name}; did you mean {meant}? Megatron-LM stops on it.", "stops")
 
 

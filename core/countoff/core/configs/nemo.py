@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import ConfigError, Fields
+from countoff.core.configs._fields import ConfigError, Fields, near_miss
 from countoff.core.configs._references import with_references
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import NemoCosine, Schedule, WarmupDecay
@@ -30,6 +30,19 @@ _MICRO_BATCH = ("model.micro_batch_size", "model.data.train_ds.micro_batch_size"
 _SAMPLE_BATCH = ("model.train_ds.batch_size",)
 _LENGTH = ("model.encoder_seq_length", "model.data.seq_length", "model.data.train_ds.max_seq_length")
 _UNSET = ("???", -1)
+_SCHEDULES = ("CosineAnnealing", "WarmupPolicy")
+_SCHED = "model.optim.sched"
+# The fields that decide the numbers of a run, and what a misspelt one does.
+_COUNTED = {
+    "trainer": ("devices", "num_nodes", "max_steps", "max_epochs", "accumulate_grad_batches"),
+    "model": (
+        *("global_batch_size", "micro_batch_size", "rampup_batch_size", "encoder_seq_length"),
+        *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    ),
+    _SCHED: ("warmup_steps", "warmup_ratio", "constant_steps", "constant_ratio", "max_steps", "min_lr"),
+}
+# One that looks like a counted one, and is read by the models that have a decoder.
+_OTHERS = ("decoder_seq_length",)
 _ALL = ("auto", "-1", -1)
 
 
@@ -44,6 +57,7 @@ def read(data: Mapping[str, Any]) -> Job:
     """
     filled = with_references(data, relative=True)
     fields = Fields(filled, reads_exponents=True)
+    _note_misspelt(fields)
     is_megatron = any(fields.has(path) for path in (*_BATCH, *_MICRO_BATCH))
     degrees = {name: fields.parse_count(name, path, 1) or 1 for name, path in _DEGREES.items()} if is_megatron else {}
     batch = fields.parse_count("global_batch_size", _written(fields, _BATCH), None, unset=_UNSET)
@@ -69,6 +83,29 @@ def read(data: Mapping[str, Any]) -> Job:
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
+
+
+def _note_misspelt(fields: Fields) -> None:
+    """Adds an issue for each field whose name is nearly that of one that counts and is not written.
+
+    The trainer and the schedulers take the fields of their sections as arguments. A model looks up those it needs.
+    """
+    for section, known in _COUNTED.items():
+        if section == _SCHED and fields.text(f"{section}.name") not in _SCHEDULES:
+            continue
+        if not isinstance(fields.raw(section), Mapping):
+            continue
+        absent = [name for name in known if not fields.has(f"{section}.{name}")]
+        for name in fields.section(section):
+            meant = None if name in (*known, *_OTHERS) else near_miss(str(name), absent)
+            if meant is None:
+                continue
+            text = f"there is no {section}.{name}; did you mean {meant}?"
+            if section == "model":
+                text = f"{text} In a file NeMo ignores it; as an override without + Hydra stops on it."
+                fields.note("unknown-field", text, "silent")
+            else:
+                fields.note("unknown-field", f"{text} NeMo stops on it.", "stops")
 
 
 def _written(fields: Fields, paths: tuple[str, ...]) -> str:
@@ -131,9 +168,9 @@ def _schedule(fields: Fields, steps: int | None, is_megatron: bool) -> Schedule 
 
     Only a Megatron model keeps a ``max_steps`` of its own where the trainer has one (``ModelPT.setup_optimization``).
     """
-    section = "model.optim.sched"
+    section = _SCHED
     name = fields.text(f"{section}.name")
-    if name not in ("CosineAnnealing", "WarmupPolicy"):
+    if name not in _SCHEDULES:
         return None
     is_own = is_megatron or steps is None
     own = fields.raw(f"{section}.max_steps") if is_own else None

@@ -9,14 +9,13 @@ Sources: transformers 4.57.6 and 5.23.0, ``training_args.py`` (``TrainingArgumen
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from countoff.core.arithmetic.dim_orders import ORDERS
-from countoff.core.configs._fields import ConfigError, Fields
+from countoff.core.configs._fields import ConfigError, Fields, near_miss
 from countoff.core.configs._training_arguments import TRAINING_ARGUMENTS
 from countoff.core.configs.job import Job, Origin
 from countoff.core.configs.schedules import TrainerSchedule
@@ -43,8 +42,12 @@ _KWARGS = {
         *("num_stable_steps", "num_decay_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"),
     ),
 }
-# How near a misspelt name must be, from 0 to 1.
-_NEAR = 0.9
+# Names of other programs, and those that TrainingArguments has instead.
+_ELSEWHERE = {
+    "num_epochs": "num_train_epochs",
+    "warmup_rate": "warmup_ratio",
+    "train_batch_size": "per_device_train_batch_size",
+}
 _WARMUP_CURVES = ("linear", "cosine", "1-sqrt")
 
 
@@ -194,25 +197,32 @@ def note_misspelt(
 ) -> None:
     """Adds an issue for each field whose name is nearly that of one that counts and is not in the file.
 
-    Such files may also hold the fields of the user's own script, so any other unknown name is left alone.
+    Such files may also hold the fields of the user's own script, so other unknown names are left alone, and one that
+    another program has in the place of a field that counts gives a note.
 
     Args:
         fields: The fields to which the issues are added.
         data: The configuration.
         known: All names of the format that are known.
         counted: Those that decide the numbers of a run.
-        ignored_by: The framework that is known to ignore such a field; if empty, it may be one of the user's own, and
-            the issue is a note.
+        ignored_by: The framework that ignores such a field; if empty, the arguments are those of transformers'
+            ``HfArgumentParser``, which stops on an unknown one (``parse_dict``).
     """
     for name in data:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), list(counted), n=1, cutoff=_NEAR)
-            if near and not fields.has(near[0]) and ignored_by:
-                text = f"there is no {name}; did you mean {near[0]}? {ignored_by} ignores it."
-                fields.note("unknown-field", text, "silent")
-            elif near and not fields.has(near[0]):
-                text = f"{name} is not a field that countoff knows; did you mean {near[0]}? That is not in the file"
-                fields.note("unknown-field", text)
+        if name in known:
+            continue
+        absent = [field for field in counted if not fields.has(field)]
+        meant = near_miss(str(name), absent)
+        if meant is not None and ignored_by:
+            text = f"there is no {name}; did you mean {meant}? {ignored_by} ignores it."
+            fields.note("unknown-field", text, "silent")
+        elif meant is not None:
+            text = f"there is no {name}; did you mean {meant}? HfArgumentParser stops on it with a ValueError."
+            fields.note("unknown-field", text, "stops")
+        elif not ignored_by and _ELSEWHERE.get(str(name)) in absent:
+            meant = _ELSEWHERE[str(name)]
+            text = f"TrainingArguments has no {name}; did you mean {meant}? The default of {meant} is used."
+            fields.note("unknown-field", text)
 
 
 def _with_parsed_json(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -603,6 +603,25 @@ def test_a_run_in_samples_has_fewer_steps_with_a_larger_batch(capsys: pytest.Cap
     assert "steps                                  1,144,409\n" in capsys.readouterr().out
 
 
+def test_a_schedule_of_nemo_or_composer_follows_the_steps_of_epochs(tmp_path: Path) -> None:
+    (tmp_path / "nemo.yaml").write_text(
+        "trainer: {max_epochs: 2, max_steps: -1, devices: 1}\n"
+        "model: {train_ds: {batch_size: 4}, optim: {lr: 0.1, sched: {name: CosineAnnealing, warmup_ratio: 0.1}}}\n"
+    )
+    (tmp_path / "composer.yaml").write_text(
+        "max_duration: 2ep\nglobal_train_batch_size: 4\ndevice_train_microbatch_size: 4\n"
+        "scheduler: {name: cosine_with_warmup, t_warmup: 0.1dur, alpha_f: 0.0}\noptimizer: {lr: 0.1}\n"
+    )
+    for name in ("nemo", "composer"):
+        job = read_job(str(tmp_path / f"{name}.yaml"), framework=name)
+        assert job.schedule is not None
+        assert job.schedule.horizon_steps == 0
+        steps = RunPlan.of(dataclasses.replace(job, dataset_size=200), world_size=1).batches.total_steps
+        assert steps == 100
+        planned = job.schedule.planned_for(100)
+        assert (planned.warmup_steps, planned.horizon_steps) == (10, 100)
+
+
 def test_only_a_megatron_model_keeps_the_length_of_its_own_schedule(tmp_path: Path) -> None:
     """NeMo gives any other model the steps of the trainer, if it has them."""
     text = (CONFIGS / "nemo" / "citrinet_512.wrong.yaml").read_text()

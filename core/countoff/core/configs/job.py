@@ -328,6 +328,8 @@ class RunPlan:
             return "--steps N", "--seq-len N"
         if job.dataset_size is not None and self.batch_size is None:
             return "--steps N", "--batch-size N"
+        if job.epochs is None:
+            return ("--steps N",)
         return "--steps N", "--dataset-size N"
 
     @property

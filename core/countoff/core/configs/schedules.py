@@ -496,7 +496,8 @@ class NemoCosine:
 
     Attributes:
         warmup_steps: Steps of the warm-up, at least 0.
-        horizon_steps: ``max_steps``, of the schedule or of the trainer, at least 1; the minimum holds after it.
+        horizon_steps: ``max_steps``, of the schedule or of the trainer; the minimum holds after it. 0 if that is the
+            run's length, which is not known yet.
         constant_steps: Steps at the minimum before ``horizon_steps``, at least 0.
         min_factor: The factor of the minimum.
         own_horizon: Whether the schedule has its own ``max_steps``.

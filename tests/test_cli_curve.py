@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -359,6 +360,9 @@ def test_a_schedule_as_long_as_an_unknown_run_asks_for_its_steps(
         "countoff: --curve cannot draw epochs.yaml on 4 ranks: how many steps it has is not known: give --steps N, or "
         "--dataset-size N\n",
     )
+    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: dataclasses.replace(unknown, epochs=None))
+    assert call(capsys, *flags)[2].endswith("is not known: give --steps N\n")
+    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: unknown)
     [drawing] = parsed(call(capsys, *flags, "--dataset-size", "80")[1])
     assert drawing.table["E"][:3] == ["end of the decay and of the run", "30", "3"]
 

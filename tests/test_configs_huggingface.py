@@ -151,7 +151,7 @@ REAL = [
         LITGPT.format("finetune/phi-2/full.yaml"),
         *(2, 10_000, 8, None, 100, 20),
         "silent",
-        "warm-up: train.lr_warmup_steps is 200 and train.max_steps is 100: the learning rate rises until",
+        "warm-up: train.lr_warmup_steps is 200 and train.max_steps is 100: the learning rate only rises, to 0.495 of",
     ),
 ]
 NAMES = [real.file for real in REAL]
@@ -280,9 +280,12 @@ def test_every_schedule_of_axolotl_and_litgpt_is_reproduced() -> None:
     assert len(rows) == 24
     for row in rows:
         reader = axolotl if row["source"].startswith("axolotl") else litgpt
-        schedule = reader.read(json.loads(row["config"])).schedule
-        assert schedule is not None
-        assert schedule.horizon_steps == int(row["steps"])
+        job = reader.read(json.loads(row["config"]))
+        assert job.schedule is not None
+        steps = RunPlan.of(job, world_size=1).batches.total_steps
+        assert steps == int(row["steps"])
+        schedule = job.schedule.planned_for(int(row["steps"]))
+        assert schedule.horizon_steps == steps
         factors = [schedule.factor(step) for step in range(int(row["steps"]))]
         assert factors == pytest.approx([float(factor) for factor in row["factors"].split()], abs=1e-8), row
 
@@ -704,7 +707,48 @@ def test_a_warmup_that_is_a_fraction_is_explained_in_steps(capsys: pytest.Captur
 
 def test_a_finetuning_file_of_litgpt_may_leave_its_checkpoint_to_the_command() -> None:
     assert litgpt.read({"train": {"epochs": 2}}).epochs == 2
-    assert litgpt.read({"tokenizer_dir": "a", "train": {"max_tokens": 4096, "max_seq_length": 8}}).steps == 1
+    pretraining = litgpt.read({"tokenizer_dir": "a", "train": {"max_tokens": 4096, "max_seq_length": 8}})
+    assert RunPlan.of(pretraining, world_size=1).batches.total_steps == 1
+
+
+def test_litgpts_pretraining_cuts_its_tokens_into_whole_batches_of_a_rank() -> None:
+    """9,765 batches of each of 4 ranks, in steps of 6: more than 100,000,000 tokens in steps of 125 samples."""
+    train: dict[str, object] = {"max_tokens": 10**8, "global_batch_size": 125, "micro_batch_size": 5}
+    job = litgpt_file({**train, "max_seq_length": 512}, checkpoint_dir=None, model_name="a")
+    assert RunPlan.of(job, world_size=4).batches.total_steps == 1627
+    assert "train.max_tokens is 100,000,000" in " ".join(
+        issue.text for issue in check_job(read_warmup(job, 1627), world_size=4)
+    )
+    assert [issue.code for issue in check_job(read_warmup(job, 1626), world_size=4)] == ["batch"]
+    for tokens, steps in ((10 * 61_440, 10), (10 * 61_440 - 1, 9)):
+        assert RunPlan.of(dataclasses.replace(job, run_tokens=tokens), world_size=4).batches.total_steps == steps
+    assert RunPlan.of(dataclasses.replace(job, steps=9), world_size=4).batches.total_steps == 9
+
+
+def read_warmup(job: Job, steps: int) -> Job:
+    assert isinstance(job.schedule, WarmupDecay)
+    return dataclasses.replace(job, schedule=dataclasses.replace(job.schedule, warmup_steps=steps))
+
+
+def test_litgpts_pretraining_asks_for_the_tokens_of_a_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pretrain.yaml"
+    path.write_text(
+        "model_name: a\ndevices: 4\noptimizer: {init_args: {lr: 6e-4}}\n"
+        "train: {max_tokens: 100000000, global_batch_size: 125, micro_batch_size: 5, max_seq_length: }\n"
+    )
+    assert exit_code(["plan", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(
+        "note    length: train.max_tokens is 100,000,000, and nothing says how many tokens a sample has: give "
+        "--seq-len N\n"
+    )
+    assert exit_code(["plan", str(path), "--curve"]) == 2
+    assert capsys.readouterr().err.endswith("is not known: give --steps N, or --seq-len N\n")
+    assert exit_code(["plan", str(path), "--seq-len", "512", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  steps = 1,627  (train.max_tokens: written in the configuration)\n" in shown
+    assert "note" not in shown
 
 
 CURVES = [

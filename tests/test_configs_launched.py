@@ -1,5 +1,6 @@
 """Configurations of Megatron-LM, NeMo and verl with the numbers of real ones, and wrong twins of them."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import pytest
 
 from countoff.core.cli import __main__ as cli
 from countoff.core.configs import ConfigError, read_job
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.job import RunPlan
+from countoff.core.configs.checks import check_job, check_length
+from countoff.core.configs.job import Job, JobError, RunPlan
 from countoff.core.configs.schedules import MegatronSchedule
 
 CONFIGS = Path(__file__).parent / "golden" / "configs"
@@ -491,7 +492,7 @@ ACTOR = "actor_rollout_ref.actor"
             {"data.train_batch_size": "1028"},
             "stops",
             "batch",
-            "data.train_batch_size 1028 does not divide into 8 data ranks",
+            "data.train_batch_size 1,028 does not divide into 8 data ranks × 1 batch each",
         ),
         (
             {"actor_rollout_ref.rollout.tensor_model_parallel_size": "3"},
@@ -550,6 +551,73 @@ def test_prompts_of_a_dataset_give_the_steps(tmp_path: Path, capsys: pytest.Capt
     assert (rows["steps"], rows["samples per step"], rows["optimizer updates per step"]) == ("18", "416", "4")
 
 
+def grpo(path: Path, **changes: str) -> Job:
+    """A run of verl whose epochs are its only length, unless changes has another."""
+    fields = {
+        "data.train_batch_size": "1024",
+        "actor_rollout_ref.rollout.n": "5",
+        f"{ACTOR}.optim.lr": "1e-6",
+        f"{ACTOR}.optim.warmup_style": "cosine",
+        "trainer.n_gpus_per_node": "8",
+        "trainer.total_epochs": "15",
+        **changes,
+    }
+    written = " ".join(f"{name}={value}" for name, value in fields.items())
+    (path / "grpo.sh").write_text(f"python -m verl.trainer.main_ppo {written}")
+    return read_job(str(path / "grpo.sh"))
+
+
+def test_a_verl_schedule_follows_the_steps_of_its_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """7,473 prompts are 7 batches of 1,024 in each of 15 epochs."""
+    job = grpo(tmp_path, **{f"{ACTOR}.optim.lr_warmup_steps": "200"})
+    [fault] = check_job(dataclasses.replace(job, dataset_size=7473), world_size=8)
+    assert fault.line.startswith(
+        f"silent  warm-up: {ACTOR}.optim.lr_warmup_steps is 200 and trainer.total_epochs 15 gives 105 steps: "
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", str(tmp_path / "grpo.sh"), "--curve"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.endswith("how many steps it has is not known: give --steps N, or --dataset-size N\n")
+
+
+def test_verl_rounds_a_warmup_that_is_a_fraction_down(tmp_path: Path) -> None:
+    schedule = grpo(tmp_path, **{f"{ACTOR}.optim.lr_warmup_steps_ratio": "0.1"}).schedule
+    assert schedule is not None
+    assert schedule.horizon_steps == 0
+    planned = schedule.planned_for(107)
+    assert (planned.warmup_steps, planned.horizon_steps) == (10, 107)
+
+
+def test_steps_end_a_run_whose_epochs_have_no_known_length(tmp_path: Path) -> None:
+    job = grpo(tmp_path, **{"trainer.total_training_steps": "100"})
+    plan = RunPlan.of(job, world_size=8)
+    assert plan.batches.total_steps == 100
+    assert [issue.text for issue in check_length(plan)] == [
+        "trainer.total_epochs is 15 epochs, and nothing says how long one is, so the plan goes to the end of "
+        "trainer.total_training_steps 100: give --dataset-size N"
+    ]
+    known = RunPlan.of(dataclasses.replace(job, dataset_size=2048), world_size=8)
+    assert known.batches.total_steps == 30
+
+
+def test_the_remedy_for_a_batch_of_verl_is_in_prompts(tmp_path: Path) -> None:
+    job = grpo(tmp_path, **{"trainer.n_gpus_per_node": "6"})
+    expected = (
+        r"rollout\.n 5,120 does not divide into 6 data ranks × 1 batch each: 5,120 = 853 × 6 \+ 2; "
+        r"data\.train_batch_size 1,020 or 1,026 would$"
+    )
+    with pytest.raises(JobError, match=expected):
+        RunPlan.of(job, world_size=6)
+    for prompts in (1020, 1026):
+        assert RunPlan.of(dataclasses.replace(job, global_batch_size=5 * prompts), world_size=6).batch_size
+
+
+def test_one_share_is_not_shares(tmp_path: Path) -> None:
+    job = grpo(tmp_path, **{f"{ACTOR}.ulysses_sequence_parallel_size": "8"})
+    assert "8 ranks read 1 share: count" in " ".join(issue.text for issue in check_job(job, world_size=8))
+
+
 def test_a_ramp_of_the_script_is_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", str(CONFIGS / "megatron" / "gpt3_175b.sh")])
@@ -570,6 +638,25 @@ def test_a_run_in_samples_has_fewer_steps_with_a_larger_batch(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         cli.main(["plan", str(CONFIGS / "megatron" / "mamba_800m.sh"), "--global-batch-size", "64"])
     assert "steps                                  1,144,409\n" in capsys.readouterr().out
+
+
+def test_a_schedule_of_nemo_or_composer_follows_the_steps_of_epochs(tmp_path: Path) -> None:
+    (tmp_path / "nemo.yaml").write_text(
+        "trainer: {max_epochs: 2, max_steps: -1, devices: 1}\n"
+        "model: {train_ds: {batch_size: 4}, optim: {lr: 0.1, sched: {name: CosineAnnealing, warmup_ratio: 0.1}}}\n"
+    )
+    (tmp_path / "composer.yaml").write_text(
+        "max_duration: 2ep\nglobal_train_batch_size: 4\ndevice_train_microbatch_size: 4\n"
+        "scheduler: {name: cosine_with_warmup, t_warmup: 0.1dur, alpha_f: 0.0}\noptimizer: {lr: 0.1}\n"
+    )
+    for name in ("nemo", "composer"):
+        job = read_job(str(tmp_path / f"{name}.yaml"), framework=name)
+        assert job.schedule is not None
+        assert job.schedule.horizon_steps == 0
+        steps = RunPlan.of(dataclasses.replace(job, dataset_size=200), world_size=1).batches.total_steps
+        assert steps == 100
+        planned = job.schedule.planned_for(100)
+        assert (planned.warmup_steps, planned.horizon_steps) == (10, 100)
 
 
 def test_only_a_megatron_model_keeps_the_length_of_its_own_schedule(tmp_path: Path) -> None:

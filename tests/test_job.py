@@ -119,7 +119,7 @@ def test_pipeline_micro_batches_cut_a_batch_or_multiply_it(inside: bool, tokens:
 
 def test_an_error_about_tokens_counts_in_tokens() -> None:
     described = job(tokens_per_micro_batch=4096, tokens_per_step=100_000, microbatches_inside=False)
-    with pytest.raises(JobError, match=r"= 32768 tokens: 98304 or 131072 would do"):
+    with pytest.raises(JobError, match=r"= 32,768 tokens: 98,304 or 131,072 would do"):
         RunPlan.of(described, world_size=8)
 
 

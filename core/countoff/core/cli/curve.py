@@ -267,7 +267,7 @@ def _curve_of(plan: RunPlan, config: str | None) -> Curve:
         raise ValueError("--curve draws the learning-rate schedule of a configuration: give CONFIG")
     curve = Curve.of(plan)
     if curve is None:
-        why = "how many steps it has is not known: give --steps N, or --dataset-size N"
+        why = f"how many steps it has is not known: give {', or '.join(plan.length_flags)}"
         if plan.job.schedule is None:
             why = "it has no learning-rate schedule that countoff knows"
         elif plan.batches.total_steps == 0:

@@ -152,6 +152,7 @@ def _job(chosen: argparse.Namespace) -> Job:
         other = "epochs" if chosen.epochs is None else "steps"
         changes[other] = None
         origins.pop(other, None)
+        changes["run_tokens"] = None
     changes["sizes"] = _sizes(chosen, job, origins)
     _refuse_unknown(job, origins)
     batch = changes.get("global_batch_size")

@@ -149,6 +149,8 @@ def explain(plan: RunPlan) -> None:
         schedule = schedule.planned_for(steps)
     for name, origin in job.origins.items():
         value = sizes.get(name, getattr(job, name, None))
+        if name == "steps" and value is None and job.run_tokens is not None:
+            value = steps
         if value is None and schedule is not None:
             value = getattr(schedule, name, None)
         if origin.given:

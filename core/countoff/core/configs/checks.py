@@ -55,8 +55,12 @@ def check_length(plan: RunPlan) -> Iterator[ConfigIssue]:
     if batches.total_steps == 0:
         yield ConfigIssue("silent", "length", _no_steps(plan))
     elif job.epochs is not None and batches.batches_per_epoch is None:
-        missing = "--dataset-size N" if job.dataset_size is None else "--batch-size N"
-        text = f"{job.key('epochs')} is {_count(job.epochs, 'epoch')}, and nothing says how long one is: give {missing}"
+        text = f"{job.key('epochs')} is {_count(job.epochs, 'epoch')}, and nothing says how long one is"
+        if batches.total_steps is not None:
+            text += f", so the plan goes to the end of {job.stated('steps', batches.total_steps, '')}"
+        yield ConfigIssue("note", "length", f"{text}: give {plan.length_flags[-1]}")
+    elif job.run_tokens is not None and batches.total_steps is None:
+        text = f"{job.stated('steps', 0)}, and nothing says how many tokens a sample has: give {plan.length_flags[-1]}"
         yield ConfigIssue("note", "length", text)
     elif job.epochs is not None and job.steps is not None and batches.steps_per_epoch is not None:
         steps_of_epochs = math.ceil(job.epochs * batches.steps_per_epoch)
@@ -252,8 +256,8 @@ def _check_data_ranks(ranks: RankMap) -> Iterator[ConfigIssue]:
     shared = ranks.world_size // ranks.dp_degree
     if shared > 1:
         text = (
-            f"{ranks.world_size} ranks read {ranks.dp_degree} shares: count samples and tokens over the data ranks "
-            f"alone, or they come out {shared} times too high"
+            f"{ranks.world_size:,} ranks read {_count(ranks.dp_degree, 'share')}: count samples and tokens over the "
+            f"data ranks alone, or they come out {shared} times too high"
         )
         yield ConfigIssue("note", "data-ranks", text)
 

@@ -128,11 +128,15 @@ def _steps(path: str, duration: tuple[float, str], batch: int | None, length: in
 
 def _schedule(fields: Fields, steps: int | None, batch: int | None, length: int | None) -> WarmupDecay | None:
     curve = _CURVES.get(fields.text("scheduler.name") or "")
-    if curve is None or steps is None:
+    if curve is None:
         return None
     warmup, warmup_part = _duration_in_steps(fields, "warmup_steps", "scheduler.t_warmup", "0ba", steps, batch, length)
     horizon, horizon_part = _duration_in_steps(fields, "horizon_steps", "scheduler.t_max", "1dur", steps, batch, length)
-    if warmup is None or not horizon:
+    if warmup is None or horizon is None:
+        return None
+    if steps is None and horizon_part is None and warmup_part is not None:
+        return None  # a warm-up of an unknown number of steps, in a schedule of a known one
+    if not horizon and (steps is not None or horizon_part is None):
         return None
     lowest = fields.number("min_factor", "scheduler.alpha_f", 0.0) or 0.0
     return WarmupDecay(cast("Any", curve), warmup, horizon, lowest, warmup_part, horizon_part)
@@ -150,14 +154,14 @@ def _compare_epochs(fields: Fields, epochs: int) -> None:
 
 
 def _duration_in_steps(
-    fields: Fields, name: str, path: str, default: str, steps: int, batch: int | None, length: int | None
+    fields: Fields, name: str, path: str, default: str, steps: int | None, batch: int | None, length: int | None
 ) -> tuple[int | None, float | None]:
-    """Returns a duration in steps, and as a fraction of the run where it is written as one."""
+    """Returns a duration in steps, and as a fraction of the run where it is written as one; 0 steps of no known run."""
     fields.origins[name] = Origin(path, given=fields.has(path))
     duration = _duration(fields, path) or _duration(Fields({"default": default}), "default")
     assert duration is not None
     amount, unit = duration
-    return (round(amount * steps), amount) if unit == "dur" else (_steps(path, duration, batch, length), None)
+    return (round(amount * (steps or 0)), amount) if unit == "dur" else (_steps(path, duration, batch, length), None)
 
 
 def _whole(path: str, amount: float) -> int:

@@ -35,6 +35,7 @@ _MINIMA = {
     "world_size": 1,
     "micro_batch_size": 1,
     "mini_batch_size": 1,
+    "run_tokens": 1,
 }
 
 
@@ -92,6 +93,8 @@ class Job:
         world_size: Ranks of the job, for a format that has this number; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
+        run_tokens: Tokens of the run, where its length is given in tokens: each dp_rank takes whole batches and steps
+            of its share; the steps follow from the ranks, unless steps has them; else None.
         ramp: The first global batch, the increment, and the samples over which the global batch grows; None if it does
             not grow.
         batch_stages: The global batches that follow each other, each with the samples after which it begins; empty if
@@ -143,6 +146,7 @@ class Job:
     world_size: int | None = None
     micro_batch_size: int | None = None
     run_samples: int | None = None
+    run_tokens: int | None = None
     ramp: tuple[int, int, int] | None = None
     batch_stages: tuple[tuple[int, int], ...] = ()
     mini_batch_size: int | None = None
@@ -295,14 +299,16 @@ class RunPlan:
         in_tokens = job.tokens_per_micro_batch is not None
         # A framework that counts in tokens alone reads packed rows: one per micro-batch, with all of its tokens.
         batch = micro_batches if in_tokens else None if batch_size is None else batch_size * micro_batches
+        endless = job.dataset_size is None and job.steps is not None
         facts = LoaderFacts(
             reported_batches=None,
             batch_size=batch,
             # A dataset of unknown size is an endless stream, in which every batch is full.
             drop_last=job.drop_last or job.dataset_size is None,
             gradient_accumulation_steps=accumulation,
-            max_epochs=None if job.epochs is None else math.ceil(job.epochs),
-            max_steps=job.steps,
+            # Where nothing says how long an epoch is, the steps are the only end that can be known.
+            max_epochs=None if job.epochs is None or endless else math.ceil(job.epochs),
+            max_steps=_steps_of_tokens(job, ranks, accumulation) if job.steps is None else job.steps,
             sequence_length=job.tokens_per_micro_batch if in_tokens else job.sequence_length,
             partial_step=job.partial_step,
             **_dataset_facts(job, batch, ranks.dp_degree),
@@ -313,6 +319,18 @@ class RunPlan:
             facts = replace(facts, max_epochs=None, max_steps=steps)
             batches = BatchPlan.of(facts, dp_degree=ranks.dp_degree)
         return cls(job, ranks, batch_size, batches, accumulation)
+
+    @property
+    def length_flags(self) -> tuple[str, ...]:
+        """The flags of which each gives the steps of the run, where these are not known."""
+        job = self.job
+        if job.run_tokens is not None and job.sequence_length is None:
+            return "--steps N", "--seq-len N"
+        if job.dataset_size is not None and self.batch_size is None:
+            return "--steps N", "--batch-size N"
+        if job.epochs is None:
+            return ("--steps N",)
+        return "--steps N", "--dataset-size N"
 
     @property
     def identity(self) -> str:
@@ -339,6 +357,14 @@ class RunPlan:
         if plan.tokens_per_step is None:
             return f"{' × '.join(factors)} = {plan.global_batch_size:,} samples per step"
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
+
+
+def _steps_of_tokens(job: Job, ranks: RankMap, accumulation: int) -> int | None:
+    """Returns the steps of a run that is given in tokens; None if it is not, or if a batch has no known tokens."""
+    if job.run_tokens is None or job.sequence_length is None or job.batch_size is None:
+        return None
+    batches = job.run_tokens // ranks.dp_degree // (job.batch_size * job.sequence_length)
+    return max(1, batches // accumulation)
 
 
 def _steps_of_epochs(job: Job, batches: BatchPlan) -> int | None:
@@ -424,8 +450,8 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
     if total % divisor:
         factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(
-            f"{job.key(total_name)} {total} is no multiple of {job.stated(size_name, size, '')}{factors} × "
-            f"{_count(dp_degree, 'data rank')} = {divisor} {unit}: {_nearest(total, divisor)} would do"
+            f"{job.key(total_name)} {total:,} is no multiple of {job.stated(size_name, size, '')}{factors} × "
+            f"{_count(dp_degree, 'data rank')} = {divisor:,} {unit}: {_nearest(total, divisor)} would do"
         )
     return total // divisor
 
@@ -435,10 +461,17 @@ def _batch_size(job: Job, ranks: RankMap, total: int, accumulation: int) -> int:
     batches = accumulation * _micro_batches_outside(job)
     divisor = batches * ranks.dp_degree
     if total % divisor:
+        key = job.key("global_batch_size")
+        noun = "batch" if batches == 1 else "batches"
+        # The configuration has the prompts of a step, of each of which the framework makes several samples.
+        of_prompts = key.removesuffix(f" × {job.key('samples_per_prompt')}")
+        remedy = _nearest(total, divisor)
+        if of_prompts != key:
+            samples = job.samples_per_prompt
+            remedy = f"{of_prompts} {_nearest(total // samples, divisor // math.gcd(divisor, samples))}"
         raise JobError(
-            f"{job.key('global_batch_size')} {total} does not divide into {_count(ranks.dp_degree, 'data rank')} × "
-            f"{batches} batches each: {total} = {total // divisor} × {divisor} + {total % divisor}; "
-            f"{_nearest(total, divisor)} would"
+            f"{key} {total:,} does not divide into {_count(ranks.dp_degree, 'data rank')} × {batches:,} {noun} each: "
+            f"{total:,} = {total // divisor:,} × {divisor:,} + {total % divisor:,}; {remedy} would"
         )
     return total // divisor
 
@@ -448,9 +481,9 @@ def _check_product(job: Job, ranks: RankMap, total: int, size: int, accumulation
     if product != total:
         batches = f"{job.key('gradient_accumulation_steps')} {accumulation}"
         raise JobError(
-            f"{job.key('global_batch_size')} {total} is not {job.key('batch_size')} {size} × {batches} × "
-            f"{_count(ranks.dp_degree, 'data rank')} = {product}: {_likely_mistake(job, ranks, total, product)}change "
-            f"one of them, or leave one out"
+            f"{job.key('global_batch_size')} {total:,} is not {job.key('batch_size')} {size:,} × {batches} × "
+            f"{_count(ranks.dp_degree, 'data rank')} = {product:,}: {_likely_mistake(job, ranks, total, product)}"
+            f"change one of them, or leave one out"
         )
 
 
@@ -467,7 +500,7 @@ def _likely_mistake(job: Job, ranks: RankMap, total: int, product: int) -> str:
 
 def _nearest(total: int, divisor: int) -> str:
     below = total // divisor * divisor
-    return f"{below} or {below + divisor}" if below else f"{divisor}"
+    return f"{below:,} or {below + divisor:,}" if below else f"{divisor:,}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -67,6 +67,7 @@ _FINETUNE_EPOCHS = 5
 class _Length(NamedTuple):
     steps: int | None
     epochs: int | None
+    tokens: int | None = None
 
 
 def read(data: Mapping[str, Any]) -> Job:
@@ -87,7 +88,7 @@ def read(data: Mapping[str, Any]) -> Job:
     # In finetuning it is the most tokens that a sample may have.
     length = fields.parse_count("sequence_length" if pretrain else "", "train.max_seq_length", None)
     rate = _rate(fields)
-    run = _pretrain_length(fields, total, length) if pretrain else _finetune_length(fields)
+    run = _pretrain_length(fields) if pretrain else _finetune_length(fields)
     return Job(
         framework="litgpt",
         names=("data_parallel",),
@@ -100,6 +101,7 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=length if pretrain else None,
         steps=run.steps,
         epochs=run.epochs,
+        run_tokens=run.tokens,
         world_size=_world_size(fields),
         learning_rate=rate,
         schedule=_schedule(fields, run, rate, defaults, pretrain=pretrain),
@@ -125,7 +127,7 @@ def _rate(fields: Fields) -> float | None:
     return fields.number("learning_rate", "train.learning_rate", None)
 
 
-def _pretrain_length(fields: Fields, total: int, length: int | None) -> _Length:
+def _pretrain_length(fields: Fields) -> _Length:
     tokens = fields.parse_count("", "train.max_tokens", None)
     fields.origins["steps"] = Origin(
         "train.max_tokens", given=tokens is not None, written=f"{tokens or _PRETRAIN_TOKENS:,}"
@@ -140,9 +142,7 @@ def _pretrain_length(fields: Fields, total: int, length: int | None) -> _Length:
     if fields.has("train.max_steps"):
         text = f"train.max_steps is {fields.text('train.max_steps')}, and litgpt pretrain does not use it"
         fields.note("length", f"{text}: train.max_tokens ends the run", "silent")
-    if length is None:
-        return _Length(None, None)
-    return _Length(max(1, (tokens or _PRETRAIN_TOKENS) // (total * length)), None)
+    return _Length(None, None, tokens or _PRETRAIN_TOKENS)
 
 
 def _finetune_length(fields: Fields) -> _Length:
@@ -175,12 +175,12 @@ def _schedule(
         fields.note("warm-up", text, "stops")
     if not pretrain:
         return _finetune_schedule(fields, run, warmup, lowest)
-    if fraction or run.steps is None:
+    if fraction or run.tokens is None:
         return None  # the fraction is one of an epoch, whose length is not in the file
     if rate is not None and lowest > rate:
         text = f"train.min_lr is {lowest:g} and the learning rate {rate:g}: it would rise after the warm-up"
         fields.note("learning-rate", text, "silent")
-    return WarmupDecay("cosine", warmup, run.steps, lowest / rate if rate else 0.0, horizon_part=1.0)
+    return WarmupDecay("cosine", warmup, 0, lowest / rate if rate else 0.0, horizon_part=1.0)
 
 
 def _finetune_schedule(fields: Fields, run: _Length, warmup: int, lowest: float) -> WarmupDecay | None:

@@ -185,8 +185,12 @@ def _schedule(fields: Fields, steps: int | None, is_megatron: bool) -> Schedule 
     constant, _ = _part(fields, "constant_steps", f"{section}.constant", horizon)
     rate = fields.number("learning_rate", "model.optim.lr", None)
     lowest = fields.number("", f"{section}.min_lr", 0.0) or 0.0
-    if horizon is None or warmup is None or constant is None:
+    if constant is None or (warmup is None and part is None) or f"{section}.max_steps" in fields.unknown:
         return None
+    # Without a horizon in the file the schedule is as long as the run.
+    horizon, warmup = horizon or 0, warmup or 0
+    if not horizon:
+        fields.origins["horizon_steps"] = fields.origins["epochs"]
     if name == "WarmupPolicy":
         return WarmupDecay("constant", warmup, horizon, 0.0, part, 1.0)
     if not rate or rate < 0:

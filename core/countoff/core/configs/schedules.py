@@ -177,6 +177,7 @@ class WarmupDecay:
         min_factor: The factor at its end.
         warmup_part: The warm-up as a fraction of the run; None if it is configured in steps.
         horizon_part: The horizon as a fraction of the run; None if it is configured in steps.
+        warmup_rounding: How the steps of warmup_part are made whole: to the ``nearest``, or ``down`` as in verl.
 
     Example:
         >>> WarmupDecay("linear", warmup_steps=10, horizon_steps=110).factor(60)
@@ -189,10 +190,14 @@ class WarmupDecay:
     min_factor: float = 0.0
     warmup_part: float | None = None
     horizon_part: float | None = None
+    warmup_rounding: Literal["nearest", "down"] = "nearest"
 
     def planned_for(self, steps: int) -> WarmupDecay:
         """Returns the schedule that the same configuration gives in a run of this many steps, at least 1."""
-        warmup = self.warmup_steps if self.warmup_part is None else round(self.warmup_part * steps)
+        warmup = self.warmup_steps
+        if self.warmup_part is not None:
+            warmup = self.warmup_part * steps
+            warmup = int(warmup) if self.warmup_rounding == "down" else round(warmup)
         horizon = self.horizon_steps if self.horizon_part is None else max(round(self.horizon_part * steps), 1)
         return replace(self, warmup_steps=warmup, horizon_steps=horizon)
 
@@ -491,7 +496,8 @@ class NemoCosine:
 
     Attributes:
         warmup_steps: Steps of the warm-up, at least 0.
-        horizon_steps: ``max_steps``, of the schedule or of the trainer, at least 1; the minimum holds after it.
+        horizon_steps: ``max_steps``, of the schedule or of the trainer; the minimum holds after it. 0 if that is the
+            run's length, which is not known yet.
         constant_steps: Steps at the minimum before ``horizon_steps``, at least 0.
         min_factor: The factor of the minimum.
         own_horizon: Whether the schedule has its own ``max_steps``.

@@ -167,7 +167,7 @@ def _schedule(fields: Fields, section: str, steps: int | None, default_curve: st
     Args:
         fields: The configuration.
         section: The section of the optimizer.
-        steps: Steps of the run; None if unknown: then there is only a warm-up in steps to compare, and no schedule.
+        steps: Steps of the run; None if the epochs give them.
         default_curve: The curve where none is written; None: a constant one.
 
     Raises:
@@ -183,14 +183,15 @@ def _schedule(fields: Fields, section: str, steps: int | None, default_curve: st
     warmup = fields.parse_count("warmup_steps", f"{section}.lr_warmup_steps", None, minimum=0, unset=_UNSET)
     lowest = fields.number("", f"{section}.min_lr_ratio", 0.0) or 0.0
     has_unknown = any(path.startswith(f"{section}.") and path != f"{section}.lr" for path in fields.unknown)
-    if steps is None or curve not in ("constant", "cosine", "linear") or has_unknown or fields.has(f"{section}.min_lr"):
+    if curve not in ("constant", "cosine", "linear") or has_unknown or fields.has(f"{section}.min_lr"):
         return None
     if warmup is None:
         fields.origins["warmup_steps"] = Origin(f"{section}.lr_warmup_steps_ratio", written=f"{part:g}")
     decays = "constant" if curve == "constant" else "cosine" if curve == "cosine" else "linear"
     own_part = part if warmup is None else None
-    fields.origins["horizon_steps"] = Origin("trainer.total_training_steps")
-    return WarmupDecay(decays, int(part * steps) if warmup is None else warmup, steps, lowest, own_part, 1.0)
+    fields.origins["horizon_steps"] = fields.origins["epochs" if steps is None else "steps"]
+    schedule = WarmupDecay(decays, warmup or 0, 0, lowest, own_part, 1.0, warmup_rounding="down")
+    return schedule if steps is None else schedule.planned_for(steps)
 
 
 def _fine_tuning(fields: Fields) -> dict[str, Any]:

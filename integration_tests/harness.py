@@ -20,6 +20,7 @@ import functools
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -50,6 +51,8 @@ NAME_LOOKUPS: Final = {"RES_OPTIONS": "timeout:1 attempts:1"}
 torch's TCPStore makes a reverse DNS look-up of its peer at each connection, on both sides. The address ::ffff:127.0.0.1
 is in no hosts file, so the name server is asked, and by default the resolver waits 5 s for an answer that was lost.
 """
+_LOST_LOOKUP: Final = re.compile(r"^(\[rank\d+\]:)?\[W.* \[c10d\] The hostname of the .* cannot be retrieved.*\n", re.M)
+"""What torch prints then. It is about the name server of the machine, so it is no output of the job."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class _Rank:
             rank=self.rank,
             value=self.value,
             exit_code=self.process.exitcode,
-            output=self.output.read_text(errors="replace") if self.output.exists() else "",
+            output=_LOST_LOOKUP.sub("", self.output.read_text(errors="replace")) if self.output.exists() else "",
             error_file=self.error_file.read_text() if self.error_file.exists() else "",
             seconds=(self.ended_at or time.monotonic()) - started_at,
             host=self.host,

@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from countoff.core import FitPlan, Guard, Settings
+from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.connection import Connection
 from countoff.torch import attach
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines
@@ -218,8 +221,6 @@ def test_warn_mode_prints_once_and_ends_nothing(run_ranks):
 
 def epochs_by_hand() -> int:
     """Two epochs in which nothing is synchronised, so that only the counts differ."""
-    from countoff.core import FitPlan, Guard, Settings
-
     dist.init_process_group("gloo")
     rank = own_rank()
     guard = Guard(Settings(on_divergence="warn"), rank=rank, world_size=2)
@@ -243,11 +244,30 @@ def test_a_closed_guard_leaves_no_thread_and_no_descriptor(run_ranks):
         assert result.value == (0, 0)
 
 
+def test_a_guard_closed_while_it_connects_leaves_no_thread_and_no_descriptor(run_ranks):
+    """A fit may be shorter than a look-up of a name, which torch's client makes while it connects."""
+    for result in run_ranks(leftovers_of_a_slow_connection, 2):
+        assert result.value == (0, 0)
+
+
+def leftovers_of_a_slow_connection() -> tuple[int, int]:
+    connect = Connection._connect
+
+    def late(self: Connection) -> Channel:
+        channel = connect(self)
+        if threading.current_thread() is self._listener:
+            self._closing.wait()
+            time.sleep(0.5)  # a name server that is slow
+        return channel
+
+    Connection._connect = late
+    try:
+        return leftovers()
+    finally:
+        Connection._connect = connect
+
+
 def leftovers() -> tuple[int, int]:
-    import threading
-
-    from countoff.core import FitPlan, Guard, Settings
-
     dist.init_process_group("gloo")
     threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
     for _ in range(3):

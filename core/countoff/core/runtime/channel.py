@@ -32,7 +32,7 @@ RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
 _CALL = timedelta(seconds=30)
 _CONNECT_SECONDS = 30.0
-_TRY = timedelta(seconds=6)
+TRY_SECONDS = 6.0
 """One try to connect, in which no other guard of this process can; longer than a lost look-up of a name (5 s)."""
 _connecting = threading.Lock()
 
@@ -182,9 +182,11 @@ def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPSto
                 raise TimeoutError("the guard was closed before it was connected")
             began, before = time.monotonic(), _descriptors()
             try:
-                store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TRY)
+                store = TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=TRY_SECONDS)
+                )
             except RuntimeError:
-                if time.monotonic() - began < _TRY.total_seconds() / 2 or time.monotonic() > deadline:
+                if time.monotonic() - began < TRY_SECONDS / 2 or time.monotonic() > deadline:
                     raise
             else:
                 store.set_timeout(_CALL)

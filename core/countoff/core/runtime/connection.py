@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from countoff.core.protocol.state import State
-from countoff.core.runtime.channel import Channel
+from countoff.core.runtime.channel import TRY_SECONDS, Channel
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.runtime.lifelines import Lifelines, Loss
 from countoff.core.runtime.line import Line
@@ -32,6 +32,7 @@ _log = logging.getLogger("countoff")
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 _SILENT_SECONDS = 5.0
 _lock = threading.Lock()
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
@@ -125,14 +126,14 @@ class Connection:
             self._closing.set()
             self._connected.set()
             self._woken.set()
-            _join(self._listener, self._listening)
+            _join(self._listener, lambda: self._listening)
         return last
 
     def close(self) -> None:
-        """Ends the threads, within a second or so."""
+        """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
         self._ready.put(None)
-        _join(self._speaker, self._speaking)
-        _join(self._watchdog, None)
+        _join(self._speaker, lambda: self._speaking)
+        _join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
         for channel in (self._listening, self._speaking):
@@ -351,10 +352,23 @@ def connect(member: Member, place: Place, store: Any) -> Connection:
     return connection
 
 
-def _join(thread: threading.Thread, channel: Channel | None) -> None:
+def _join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:
+    """Waits for the end of a thread that has been told to end.
+
+    Args:
+        thread: The thread.
+        find_channel: Returns the thread's channel, through which it can be interrupted; None while it is connecting.
+            Without this function the thread has no channel.
+    """
     if thread is threading.current_thread() or thread.ident is None:
         return
+    if find_channel is not None:
+        # Nothing interrupts torch's client while it connects: it may be looking up a name for a log line of its own.
+        deadline = time.monotonic() + TRY_SECONDS
+        while thread.is_alive() and find_channel() is None and time.monotonic() < deadline:
+            thread.join(_LOOK_SECONDS)
     thread.join(_JOIN_SECONDS / 4)
+    channel = find_channel() if find_channel is not None else None
     if thread.is_alive() and channel is not None:  # blocked in the store: shutting its socket wakes it
         channel.shut()
         thread.join(_JOIN_SECONDS)

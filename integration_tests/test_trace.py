@@ -86,6 +86,14 @@ def test_a_healthy_loop_trains_to_the_same_bits_and_is_told_whole(traced, direct
     assert not (directory / "incident").exists()
 
 
+def assert_counted(rows: list[dict[str, Any]]) -> None:
+    """Asserts what the ranks of an uneven job had counted: 5, 4 and 5 batches."""
+    counted = {row["rank"]: (row["where"], row["batches"]) for row in rows}
+    # The end of a pass waits for 5 ms at most. On a busy machine, the short rank is in its next epoch by then.
+    assert counted.pop(1) in [("train epoch 0", 4), ("train epoch 1", 1)]
+    assert counted == {0: ("train epoch 0", 5), 2: ("train epoch 0", 5)}
+
+
 def test_an_uneven_job_leaves_the_verdict_and_the_incident(traced, directory):
     """Every rank's file ends with the verdict; rank 0 keeps the counts and the stacks of all ranks."""
     traced(loops.uneven, 3, [5, 4, 5], expect=[1, 1, 1])
@@ -93,7 +101,7 @@ def test_an_uneven_job_leaves_the_verdict_and_the_incident(traced, directory):
         lines = read(directory, rank)
         verdict = of("verdict", lines)[0]["verdict"]
         assert (verdict["kind"], verdict["ranks"]) == ("UnevenBatches", [1])
-        assert {row["rank"]: row["batches"] for row in verdict["rows"]} == {0: 5, 1: 4, 2: 5}
+        assert_counted(verdict["rows"])
         assert kinds(lines)[-3:] == ["verdict", "stacks", "end"]
         assert any("loops.py" in frame for frame in of("stacks", lines)[0]["frames"])
         assert lines[-1]["how"] == "verdict"
@@ -103,7 +111,7 @@ def test_an_uneven_job_leaves_the_verdict_and_the_incident(traced, directory):
     assert json.loads(found["verdict.json"])["ranks"] == [1]
     counts = json.loads(found["ranks.json"])
     assert counts["world_size"] == 3
-    assert [(row["rank"], row["batches"]) for row in counts["ranks"]] == [(0, 5), (1, 4), (2, 5)]
+    assert_counted(counts["ranks"])
     assert stacked(found["stacks.txt"]) == [0, 1, 2]
     assert found["stacks.txt"].count("loops.py") >= 2
     variables = json.loads(found["environment.json"])["environment"]

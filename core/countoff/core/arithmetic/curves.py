@@ -252,7 +252,7 @@ class _Samples:
 
 
 def _extreme(value: Curve, low: int, high: int) -> int:
-    """The first tick of two's range at which a value is highest that rises, and then falls or stays."""
+    """The first tick from `low` to `high` with the highest value, where the value rises and then falls or stays."""
     while high - low > 2:
         first, second = low + (high - low) // 3, high - (high - low) // 3
         if value(first) < value(second):

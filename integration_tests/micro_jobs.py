@@ -8,6 +8,7 @@ import copy
 import functools
 import os
 import pickle
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -336,3 +337,61 @@ def _train_with_fabric(case: Micro) -> dict[str, Any]:
     guard = None if countoff is None else countoff.guard
     fabric.call("on_train_end")
     return {"said": said(guard), "weights": weights(net), "hooks": 0}
+
+
+def found_at_two_ticks() -> list[str]:
+    """Both of two ticks differ, and each rank is the second one at one of them; returns what is warned of.
+
+    Rank 1 finds the first difference. It claims its second tick, and only then rank 0 does, while rank 1 writes
+    nothing more.
+    """
+    from countoff.core import FitPlan, Guard, Settings
+
+    dist.init_process_group("gloo")
+    guard = Guard(Settings(tick_batches=2), rank=own_rank(), world_size=2)
+    guard.fit_start(FitPlan())
+    guard.train_start(0)
+    monitor: Any = guard._monitor
+    speaker = monitor.speaker
+
+    def train(batches: Sequence[int]) -> None:
+        for batch in batches:
+            guard.batch()
+            for _ in range(Micro(extra=(7, 8)).micro_batches(batch)):
+                guard.micro_batch()
+            guard.step()
+
+    def wait_for_the_speaker() -> None:
+        done = threading.Event()
+        speaker.hand(lambda _: done.set())
+        assert done.wait(20)
+
+    def wait_for_a_warning(_: object = None) -> None:
+        deadline = time.monotonic() + 10
+        while not guard.notices and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    if own_rank() == 0:
+        train(range(1, 9))
+        wait_for_the_speaker()
+        dist.barrier()
+        dist.barrier()
+        train(range(9, 11))
+    else:
+        dist.barrier()
+        busy = threading.Event()
+        speaker.hand(lambda _: busy.wait(20))
+        train(range(1, 11))
+        claimed = threading.Event()
+        speaker.hand(lambda _: claimed.set())
+        speaker.hand(wait_for_a_warning)
+        busy.set()
+        assert claimed.wait(20)
+        dist.barrier()
+    wait_for_a_warning()
+    said = [notice.sentence for notice in guard.notices]
+    dist.barrier()
+    guard.train_end("exhausted")
+    guard.fit_end()
+    guard.close()
+    return said

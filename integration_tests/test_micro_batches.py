@@ -78,6 +78,12 @@ def test_an_extra_micro_batch_is_named_in_a_plain_loop(run_ranks):
     assert "  do:  if the ranks weight their losses by their samples" in results[0].output
 
 
+def test_the_first_tick_that_differs_is_the_one_that_is_told(run_ranks):
+    """Its warning is in the log before any rank can find the same at a later tick."""
+    for result in run_ranks(micro_jobs.found_at_two_ticks, 2):
+        assert result.value == in_batch(7), result
+
+
 def test_a_step_missed_after_an_extra_micro_batch_ends_the_job(run_ranks):
     """Rank 0 prints the warning, and then every rank raises the verdict about the steps."""
     case = Micro(extra=(3,), missed=4, options={"tick_batches": 2})

@@ -23,7 +23,7 @@ from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.micro_batches import MICRO_BATCHES
-from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry
+from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry, verdict_entry
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import Tick
 from countoff.core.runtime import shutdown, verdict_file
@@ -615,7 +615,7 @@ class Guard:
         if announces:
             self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
-            speaker.hand(self._compare_tick(span))
+            speaker.hand(self._compare_tick(span, speaker))
         self._look_at_weights(span)
         self._raise_if_diverged()
         with state.lock:
@@ -653,7 +653,7 @@ class Guard:
         elif agreement is not None:
             speaker.hand(agreement.count)
 
-    def _compare_tick(self, span: SpanCounters) -> Callable[[Channel], None]:
+    def _compare_tick(self, span: SpanCounters, speaker: Speaker) -> Callable[[Channel], None]:
         """Returns a job for the speaker that compares this rank's steps and learning rates, as they are now."""
         state, batch = self._state, span.started
         steps, step_hash = state.steps, state.step_hash
@@ -663,10 +663,14 @@ class Guard:
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
             tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates, micro=micro)
             verdict = tick.compare(channel.claim(tick.key, tick.record))
-            if verdict is not None and verdict.subject == MICRO_BATCHES:
-                state.note(verdict)
-            elif verdict is not None:
-                state.propose(verdict)
+            if verdict is None:
+                return
+            warns = verdict.subject == MICRO_BATCHES
+            (state.note if warns else state.propose)(verdict)
+            if state.comparing:
+                # At once, and not behind later ticks that wait: by those, another rank finds it at a later batch.
+                entry = verdict_entry("notice" if warns else "end", verdict)
+                speaker.append(entry, lambda: state.is_written(entry))(channel)
 
         return compare
 

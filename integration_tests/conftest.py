@@ -15,7 +15,7 @@ from integration_tests import devices, harness, hosts, torchrun
 collect_ignore = ["preload.py", "trl_jobs.py", "composer_parts.py", "titan_job.py", "faults"]
 
 
-os.environ.update(harness.NAME_LOOKUPS)  # for the store that pytest hosts
+harness.ask_no_name_server()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

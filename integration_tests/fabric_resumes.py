@@ -131,8 +131,9 @@ def resume_all(runs: list[Run], folder: Path) -> dict[str, list[tuple[str, str]]
             job.train((run.place[0], run.place[1] + 2), None)
         else:
             job.train(run.place, None)
-        found[run.name] = [(notice.subject, notice.headline) for notice in job.guard.notices]
-        job.end()
+        guard = job.guard
+        job.end()  # the last warnings have come then
+        found[run.name] = [(notice.subject, notice.headline) for notice in guard.notices]
     return found
 
 
@@ -149,8 +150,9 @@ def use_record(folder: Path) -> dict[str, Any]:
     found["gone back"] = _place(job)
     job.train((1, 2), (2, 3))
     found["behind another break"] = _place(job)
-    found["said"] = [notice.headline for notice in job.guard.notices]
+    guard = job.guard
     job.end()
+    found["said"] = [notice.headline for notice in guard.notices]
     found["after the fit"] = _place(job)
     without = {"model": job.state["model"], "optimizer": job.state["optimizer"], "scheduler": job.state["scheduler"]}
     found["left over"] = list(job.fabric.load(job.path, without, strict=False))

@@ -55,6 +55,18 @@ _LOST_LOOKUP: Final = re.compile(r"^(\[rank\d+\]:)?\[W.* \[c10d\] The hostname o
 """What torch prints then. It is about the name server of the machine, so it is no output of the job."""
 
 
+def ask_no_name_server() -> None:
+    """Lets no name look-up of this process reach the name server; those of its children may.
+
+    This process hosts the ranks' store. Where it waits for a lost answer, the ranks all wait for the store. To be
+    called before the first look-up of the process: the C library then reads its options, once.
+    """
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    with contextlib.suppress(OSError):
+        socket.getnameinfo(("192.0.2.1", 0), socket.NI_NAMEREQD)  # an address of no host (RFC 5737)
+    os.environ.update(NAME_LOOKUPS)
+
+
 @dataclass(frozen=True)
 class RankResult:
     """How one rank ended.

@@ -128,11 +128,20 @@ def two_accelerators() -> list[tuple[int, int, int]]:
     return found
 
 
+_kept: list[Any] = []
+"""What lives until the interpreter ends, as the globals of a script do.
+
+A model that goes right after `end_training()` has the last reference to the process group. torch 2.13 then joins the
+group's thread with the interpreter's lock in hand, and the thread may need that lock for what the last all-reduce held.
+"""
+
+
 def ends_training(before_detach: bool) -> bool:
     """`end_training()` destroys the process group; the handle is let go of before that or after it."""
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    _kept.append(model)
     handle = attach(accelerator, train=train)
     for batch in train:
         forward_and_back(accelerator, model, optimizer, batch)
@@ -150,6 +159,7 @@ def leaves_it_to_the_exit() -> None:
     accelerator = Accelerator(cpu=True)
     model, raw = model_and_optimizer()
     model, optimizer, train = accelerator.prepare(model, raw, map_loader(40))
+    _kept.append(model)
     attach(accelerator, train=train)
     for batch in train:
         forward_and_back(accelerator, model, optimizer, batch)

@@ -131,8 +131,8 @@ def two_accelerators() -> list[tuple[int, int, int]]:
 _kept: list[Any] = []
 """What lives until the interpreter ends, as the globals of a script do.
 
-A model that goes right after `end_training()` has the last reference to the process group. torch 2.13 then joins the
-group's thread with the interpreter's lock in hand, and the thread may need that lock for what the last all-reduce held.
+A model that goes right after `end_training()` has the last reference to the process group. torch 2.13 then waits
+for the group's thread while it holds the interpreter's lock, and the thread may need that lock to end.
 """
 
 

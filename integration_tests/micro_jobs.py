@@ -57,11 +57,15 @@ class Micro:
 
     def wait_for_warning(self, guard: Any, epoch: int, batch: int) -> None:
         """Waits in batch 2 of train epoch 1, from 1, until this rank has received a warning, where one is due."""
-        deadline = time.monotonic() + 20
-        if guard is None or (epoch, batch) != (1, 2) or not (self.extra or self.aside == "preview"):
-            return
-        while not guard.notices and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if guard is not None and (epoch, batch) == (1, 2) and (self.extra or self.aside == "preview"):
+            _wait_for_notice(guard)
+
+
+def _wait_for_notice(guard: Any) -> None:
+    """Waits until this rank has received a warning, at most 20 s."""
+    deadline = time.monotonic() + 20
+    while not guard.notices and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 class Net(torch.nn.Module):
@@ -366,11 +370,6 @@ def found_at_two_ticks() -> list[str]:
         speaker.hand(lambda _: done.set())
         assert done.wait(20)
 
-    def wait_for_a_warning(_: object = None) -> None:
-        deadline = time.monotonic() + 10
-        while not guard.notices and time.monotonic() < deadline:
-            time.sleep(0.01)
-
     if own_rank() == 0:
         train(range(1, 9))
         wait_for_the_speaker()
@@ -384,11 +383,11 @@ def found_at_two_ticks() -> list[str]:
         train(range(1, 11))
         claimed = threading.Event()
         speaker.hand(lambda _: claimed.set())
-        speaker.hand(wait_for_a_warning)
+        speaker.hand(lambda _: _wait_for_notice(guard))
         busy.set()
         assert claimed.wait(20)
         dist.barrier()
-    wait_for_a_warning()
+    _wait_for_notice(guard)
     said = [notice.sentence for notice in guard.notices]
     dist.barrier()
     guard.train_end("exhausted")

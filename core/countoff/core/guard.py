@@ -668,7 +668,7 @@ class Guard:
             warns = verdict.subject == MICRO_BATCHES
             (state.note if warns else state.propose)(verdict)
             if state.comparing:
-                # At once, and not behind later ticks that wait: by those, another rank finds it at a later batch.
+                # At once, not behind the later ticks that wait: another rank could find the same by one of these first.
                 entry = verdict_entry("notice" if warns else "end", verdict)
                 speaker.append(entry, lambda: state.is_written(entry))(channel)
 

@@ -32,7 +32,6 @@ _log = logging.getLogger("countoff")
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
-_LOOK_SECONDS = 0.05
 _SILENT_SECONDS = 5.0
 _lock = threading.Lock()
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
@@ -366,7 +365,7 @@ def _join(thread: threading.Thread, find_channel: Callable[[], Channel | None] |
         # Nothing interrupts torch's client while it connects: it may be looking up a name for a log line of its own.
         deadline = time.monotonic() + TRY_SECONDS
         while thread.is_alive() and find_channel() is None and time.monotonic() < deadline:
-            thread.join(_LOOK_SECONDS)
+            thread.join(LOOK_SECONDS)
     thread.join(_JOIN_SECONDS / 4)
     channel = find_channel() if find_channel is not None else None
     if thread.is_alive() and channel is not None:  # blocked in the store: shutting its socket wakes it

@@ -104,7 +104,7 @@ class Monitor:
         """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
 
         Where ranks are kept even and the store is slow, it takes as long as the last entries, at most `lost_seconds`.
-        A connection that is still being made takes up to 6 s.
+        It waits up to 6 s for a connection that is still being made.
 
         Args:
             survived: Whether the process has survived its verdict and begins another fit, so that NCCL may be busy

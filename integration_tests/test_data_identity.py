@@ -83,6 +83,15 @@ def test_right_shares_in_a_plain_loop_give_no_warning(run_ranks):
     assert found[: len(HEALTHY)] == found[len(HEALTHY) :]
 
 
+def test_odd_batches_and_passes_train_to_the_same_bits(run_ranks):
+    """No method of a batch is called, no mode sees an operation more, and nothing is said about right passes."""
+    watched = run_ranks(identity_jobs.odd, 2, True, deadline_seconds=240)
+    bare = run_ranks(identity_jobs.odd, 2, False, deadline_seconds=240)
+    for one, other in zip(watched, bare, strict=True):
+        assert one.value == other.value
+        assert verdict_lines(one) == []
+
+
 def test_only_the_ranks_that_read_the_same_are_named(run_ranks):
     """Of four ranks those that read identical data are named, and repeats inside the data set are not."""
     # Of three samples over and over, ranks 0 and 3 of 4 get the same: that is the data set's doing.

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from countoff._adapter.dealt_streams import stream_facts
+from countoff._adapter.remedies import data_remedies
 from countoff.core.data.identity import DataIdentity
 from countoff.core.data.streams import (
     ELEMENTS,
@@ -21,6 +22,7 @@ from countoff.core.data.streams import (
     parse_stream,
 )
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.records import FitPlan, verdict_to_json
 from countoff.core.protocol.state import State
 from countoff.core.runtime.channel import RECORD_BYTES, encode
@@ -93,6 +95,16 @@ PROVED = {
 def test_what_the_facts_of_all_ranks_prove(name: str) -> None:
     facts, kind = PROVED[name]
     assert judge(facts) == kind
+
+
+def test_datasets_of_other_lengths_are_not_said_to_be_shuffled_by_other_seeds() -> None:
+    """One seed gives another order where a dataset has fewer rows."""
+    shuffled = [{**each, "length": 9 - n} for n, each in enumerate(begins(0, 100, sampler=True, order="shuffled"))]
+    found = judge_streams("train epoch 0", {rank: StreamFacts("It", 2, **each) for rank, each in enumerate(shuffled)})
+    assert found is not None
+    assert found.sentence.endswith(" differ in train epoch 0: they have from 8 to 9 samples.")
+    remedies = data_remedies(shares="shard.", order="seed.", off="off", dealer="It", undo="leave it")
+    assert "seed" not in remedy_for(found, remedies)
 
 
 def test_ranks_that_name_another_dealer_are_not_compared() -> None:

@@ -9,23 +9,26 @@ Requirements that shaped it:
   another kind has no fingerprint.
 - Equal data has equal fingerprints, whatever its strides.
 - A batch with a part of an unknown type has no fingerprint at all, because equality without that part proves nothing.
+- It calls no code of the user's, so what computes on access is of an unknown type (`plain`). No mode and no profiler of
+  the user's sees it read a tensor in the CPU's memory: it calls no operation of torch for that.
 
 torch and numpy are not imported: where a batch holds a tensor or an array, they have been already.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from countoff.core.data import device_copy
 from countoff.core.data.device_copy import DeviceCopy
+from countoff.core.data.plain import fields_of, items_of, module_of, pairs_of
+from countoff.core.data.unobserved import unobserved
 
-__all__ = ["Fingerprint", "PendingFingerprint", "begin_fingerprint", "distinct_bytes", "fingerprint"]
+__all__ = ["Fingerprint", "PendingFingerprint", "begin_fingerprint", "distinct_bytes", "fingerprint", "parts_of"]
 
 LEAF_BYTES = 256 * 1024
 """A tensor up to this size is hashed whole, a larger one by as many bytes of it."""
@@ -34,6 +37,8 @@ _PIECE_BYTES = 8192
 _MOST_ITEMS = 256
 _EXCERPT_BYTES = 12 * 1024
 _CHUNKS, _CHUNK_BYTES = 32, 64
+_NUMBERS = (bool, int, float, complex)
+_WORDS = {1: "|u1", 2: "|u2", 4: "|u4", 8: "|u8"}
 
 
 class Fingerprint(NamedTuple):
@@ -49,17 +54,15 @@ class Fingerprint(NamedTuple):
     excerpt: bytes
 
 
-def fingerprint(batch: Any, *, plain: bool = False) -> Fingerprint | None:
+def fingerprint(batch: Any) -> Fingerprint | None:
     """Returns the fingerprint of a batch in the CPU's memory; None if a part cannot be read or is not understood.
 
-    It reads tensors in the CPU's memory, numpy arrays, numbers, strings and bytes, in mappings, sequences and
-    dataclasses. It copies only pieces of tensors that are not contiguous, changes nothing and advances no iterator. It
-    never raises, whatever the batch is.
+    It reads tensors in the CPU's memory, numpy arrays, numbers, strings and bytes, in dicts, lists, tuples,
+    dataclasses, and what stores its items in one of these. It copies only pieces of tensors that are not contiguous,
+    changes nothing, advances no iterator, and calls no code of the user's. It never raises, whatever the batch is.
 
     Args:
         batch: What a loader has returned.
-        plain: Whether mappings and sequences other than dicts, lists and tuples, and dataclasses, cannot be read:
-            reading a field of these may call code of the user's.
 
     Example:
         >>> fingerprint({"ids": [1, 2], "text": "a"}) == fingerprint({"text": "a", "ids": [1, 2]})
@@ -67,7 +70,7 @@ def fingerprint(batch: Any, *, plain: bool = False) -> Fingerprint | None:
         >>> fingerprint([1, 2]) == fingerprint([1, 3]), fingerprint(iter([1]))
         (False, None)
     """
-    digest = _read(batch, from_devices=False, plain=plain)
+    digest = _read(batch, from_devices=False)
     return None if digest is None else digest.fingerprint()
 
 
@@ -105,10 +108,29 @@ class PendingFingerprint:
         None if the device has reported an error; the program's next operation on it raises that.
         """
         try:
-            arrived = self._digest.take_in()
+            with unobserved():
+                arrived = self._digest.take_in()
         except Exception:  # of the program's own kernels: torch raises it again where the program uses the device
             return None
         return self._digest.fingerprint() if arrived else self
+
+
+def parts_of(sample: Any) -> list[Any]:
+    """Returns the fields of a sample, in an order that is equal on all ranks; nothing if it has none.
+
+    Raises:
+        ValueError: If they have no such order.
+
+    Example:
+        >>> parts_of({"b": 1, "a": 2}), parts_of((3, 4)), parts_of("text")
+        ([2, 1], [3, 4], [])
+    """
+    try:
+        if (pairs := pairs_of(sample)) is not None:
+            return [value for _, value in sorted(pairs, key=_name)]
+    except _Unreadable:
+        raise ValueError("the keys have no order") from None
+    return list(items_of(sample) or ())
 
 
 def distinct_bytes(excerpts: Sequence[bytes]) -> int:
@@ -187,12 +209,13 @@ class _Digest:
                 self._excerpt += view[start : start + _CHUNK_BYTES]
 
 
-def _read(batch: Any, *, from_devices: bool, plain: bool = False) -> _Digest | None:
+def _read(batch: Any, *, from_devices: bool) -> _Digest | None:
     """What one walk over a batch reads; None if a part of it cannot be read."""
-    reading = _Reading(from_devices=from_devices, plain=plain)
+    reading = _Reading(from_devices=from_devices)
     try:
-        reading.take(batch)
-    except Exception:  # a class of the user's may raise anything: there is no fingerprint then
+        with unobserved():
+            reading.take(batch)
+    except Exception:  # as for a list that contains itself, or one that another thread changes
         return None
     return reading.digest
 
@@ -200,36 +223,37 @@ def _read(batch: Any, *, from_devices: bool, plain: bool = False) -> _Digest | N
 class _Reading:
     """One walk over one batch."""
 
-    def __init__(self, *, from_devices: bool, plain: bool) -> None:
+    def __init__(self, *, from_devices: bool) -> None:
         self.digest = _Digest()
-        self._from_devices, self._plain = from_devices, plain
+        self._from_devices = from_devices
         self._left = _BATCH_BYTES
 
     def take(self, value: Any) -> None:
-        if value is None or isinstance(value, (bool, int, float, complex)):
-            self._say(repr(value))
-        elif isinstance(value, str):
-            self._bytes("str", value.encode(errors="surrogatepass"))
-        elif isinstance(value, (bytes, bytearray)):
-            self._bytes("bytes", bytes(value))
-        elif (kind := _array_kind(value, from_devices=self._from_devices)) is not None:
-            self._array(value, kind)
-        elif self._plain and type(value) not in (dict, list, tuple):
-            raise _Unreadable
-        elif isinstance(value, Mapping):
-            self._say(f"mapping {len(value)}")
-            for key in _spread(sorted(value, key=_name)):
+        kind = type(value)  # not `isinstance`, which asks an object of another class for its `__class__`
+        if value is None or issubclass(kind, _NUMBERS):
+            self._say(_text_of_number(value))
+        elif issubclass(kind, str):
+            self._bytes("str", str.encode(value, "utf-8", "surrogatepass"))
+        elif issubclass(kind, bytes):
+            self._bytes("bytes", bytes.__getitem__(value, slice(None)))
+        elif issubclass(kind, bytearray):
+            self._bytes("bytes", bytes(bytearray.__getitem__(value, slice(None))))
+        elif (array := _array_kind(value, from_devices=self._from_devices)) is not None:
+            self._array(value, array)
+        elif (pairs := pairs_of(value)) is not None:
+            self._say(f"mapping {len(pairs)}")
+            for key, item in _spread(sorted(pairs, key=_name)):
                 self.take(key)
-                self.take(value[key])
-        elif isinstance(value, Sequence):
-            self._say(f"sequence {len(value)}")
-            for item in _spread(value):
                 self.take(item)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        elif (items := items_of(value)) is not None:
+            self._say(f"sequence {len(items)}")
+            for item in _spread(items):
+                self.take(item)
+        elif (fields := fields_of(value)) is not None:
             self._say("fields")
-            for field in dataclasses.fields(value):
-                self._say(field.name)
-                self.take(getattr(value, field.name))
+            for name, item in fields:
+                self._say(name)
+                self.take(item)
         else:
             raise _Unreadable
 
@@ -244,19 +268,21 @@ class _Reading:
         shape = tuple(int(length) for length in array.shape)
         self._say(f"{kind} {array.dtype} {shape}")
         budget = max(_PIECE_BYTES, min(LEAF_BYTES, self._left))
-        if kind == "tensor":
-            array = array.detach()
-        pieces = list(_pieces(array, budget))
-        chunks = max(1, _CHUNKS // len(pieces))
         if kind == "tensor" and array.numel() and device_copy.is_on_gpu(array):
-            parts = [_flat(piece) for piece in pieces]
-            self._left -= sum(len(part) for part in parts)
-            self.digest.add_copy(DeviceCopy(parts), chunks)
+            pieces = [_flat(piece) for piece in _pieces(array.detach(), budget)]
+            self._left -= sum(map(len, pieces))
+            self.digest.add_copy(DeviceCopy(pieces), max(1, _CHUNKS // len(pieces)))
             return
+        pieces = list(_pieces(_as_array(array) if kind == "tensor" else array, budget))
         for piece in pieces:
-            content = _content(piece, kind)
+            content = _content(piece)
             self._left -= len(content)
-            self.digest.add(content, chunks)
+            self.digest.add(content, max(1, _CHUNKS // len(pieces)))
+
+
+def _text_of_number(value: Any) -> str:
+    """The text of a number or of None, as the number's own type of Python writes it."""
+    return next((base.__repr__(value) for base in _NUMBERS if issubclass(type(value), base)), repr(None))
 
 
 def _array_kind(value: Any, *, from_devices: bool) -> str | None:
@@ -265,36 +291,75 @@ def _array_kind(value: Any, *, from_devices: bool) -> str | None:
     Raises:
         _Unreadable: If it is one whose memory cannot be read.
     """
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(value, torch.Tensor):
-        plain = value.layout == torch.strided and not value.is_nested
-        if not plain or value.is_quantized or value.is_conj() or value.is_neg():
+    torch, numpy, kind = sys.modules.get("torch"), sys.modules.get("numpy"), type(value)
+    if torch is not None and issubclass(kind, torch.Tensor):
+        if not _is_plain_tensor(kind) or value.layout != torch.strided or value.is_nested:
+            raise _Unreadable
+        if value.is_quantized or value.is_conj() or value.is_neg():
             raise _Unreadable
         if value.device.type != "cpu" and not (from_devices and _can_be_copied(value)):
             raise _Unreadable
         return "tensor"
-    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-        if value.dtype.hasobject:
+    if numpy is not None and issubclass(kind, (numpy.ndarray, numpy.generic)):
+        if not _is_of_numpy(kind) or value.dtype.hasobject:
             raise _Unreadable
         return "array"
     return None
 
 
-def _can_be_copied(tensor: Any) -> bool:
-    """Whether a tensor outside of the CPU's memory can be copied from there.
-
-    A slice of a subclass such as DTensor may need a collective.
-    """
+def _is_plain_tensor(kind: Any) -> bool:
+    """Whether tensors of a class are their memory, and nothing of it is computed."""
     torch = sys.modules["torch"]
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and device_copy.is_on_gpu(tensor) and not device_copy.is_capturing()
+    return kind is torch.Tensor or kind is torch.nn.Parameter or module_of(kind).startswith("torchvision.tv_tensors.")
 
 
-def _content(piece: Any, kind: str) -> Any:
-    """The bytes of a piece in the CPU's memory, in the order of its elements."""
-    if kind == "array":
+def _is_of_numpy(kind: Any) -> bool:
+    numpy = sys.modules["numpy"]
+    is_scalar = issubclass(kind, numpy.generic) and module_of(kind) == "numpy"
+    return is_scalar or kind is numpy.ndarray or kind is numpy.memmap
+
+
+def _can_be_copied(tensor: Any) -> bool:
+    """Whether a tensor outside of the CPU's memory can be copied from there."""
+    return device_copy.is_on_gpu(tensor) and not device_copy.is_capturing()
+
+
+class _Memory:
+    """The memory of a tensor as numpy's protocol describes it; it keeps the tensor alive.
+
+    `Tensor.numpy` would call operations, which a profiler sees, and it knows no bfloat16.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        shape, size = tuple(tensor.shape), tensor.element_size()
+        strides = tensor.stride()
+        last = tensor.storage_offset() + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if tensor.untyped_storage().nbytes() < (last + 1) * size:
+            raise _Unreadable  # its memory was given back
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": shape,
+            "strides": tuple(stride * size for stride in strides),
+            "typestr": _WORDS.get(size, f"|V{size}"),
+        }
+
+
+def _as_array(tensor: Any) -> Any:
+    """A tensor in the CPU's memory as an array of numpy over the same memory, of words of its elements' size."""
+    numpy = sys.modules["numpy"]
+    return numpy.asarray(_Memory(tensor)) if tensor.numel() else numpy.empty(tuple(tensor.shape), numpy.uint8)
+
+
+def _content(piece: Any) -> Any:
+    """The bytes of an array, in the order of its elements."""
+    numpy = sys.modules["numpy"]
+    if not piece.nbytes or not issubclass(type(piece), numpy.ndarray):
         return piece.tobytes()
-    return memoryview(_flat(piece).numpy()) if piece.numel() else b""
+    return memoryview(numpy.ascontiguousarray(piece).reshape(-1).view(numpy.uint8))
 
 
 def _flat(piece: Any) -> Any:
@@ -325,20 +390,29 @@ def _pieces(array: Any, budget: int) -> Iterator[Any]:
             yield part
 
 
-def _name(key: Any) -> str:
-    """What the keys of a mapping are sorted by. The text of any other object could hold that of a tensor on a device.
+def _name(pair: tuple[Any, Any]) -> str:
+    """What the pairs of a mapping are sorted by."""
+    return _name_of_key(pair[0])
+
+
+def _name_of_key(key: Any) -> str:
+    """The text of a key; that of any other object could be made by code of the user's.
 
     Raises:
         _Unreadable: If the key is of an unknown type.
     """
-    if key is None or isinstance(key, (str, bytes, int, float)):
-        return repr(key)
-    if isinstance(key, tuple):
-        return ",".join(map(_name, key))
-    if dataclasses.is_dataclass(key) and not isinstance(key, type):
-        return ",".join(_name(getattr(key, field.name)) for field in dataclasses.fields(key))
+    kind = type(key)
+    if key is None or issubclass(kind, _NUMBERS):
+        return _text_of_number(key)
+    for base in (str, bytes):
+        if issubclass(kind, base):
+            return base.__repr__(key)
+    if (items := items_of(key)) is not None:
+        return ",".join(map(_name_of_key, items))
+    if (fields := fields_of(key)) is not None:
+        return ",".join(_name_of_key(value) for _, value in fields)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(key, numpy.generic):
+    if numpy is not None and issubclass(kind, numpy.generic) and _is_of_numpy(kind):
         return repr(key)
     raise _Unreadable
 

@@ -71,12 +71,15 @@ class DataIdentity:
         dp_degree: The number of dp_ranks.
         elements: The first elements of the stream that the framework deals out, in the fit's first train epoch. An
             adapter lets them be looked at where the framework takes them. None where they are not to be.
+        is_whole: Whether the open train epoch is whole though its loader is not asked for a further batch. An adapter
+            sets it before the epoch ends, where the framework says so.
         order: The epoch by which the sampler shuffled the last train epoch of which a batch was read, the number of
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
     """
 
     def __init__(self, state: State) -> None:
         self.fingerprints_due = 0
+        self.is_whole = False
         self.elements: FirstElements | None = None
         self.dp_rank = state.rank
         self.dp_degree = state.world_size
@@ -131,6 +134,7 @@ class DataIdentity:
         self.fingerprints_due = self._state.settings.fingerprint_batches if span.compared else 0
         self._span = span if self.fingerprints_due else None
         self._epoch = epoch
+        self.is_whole = False
         self._read, self._order = [], None
         self._stream = _no_stream
         dealt = self.fingerprints_due and self._report_to is not None and not self._streams_told
@@ -171,22 +175,31 @@ class DataIdentity:
         if not self.fingerprints_due:
             self._report()
 
-    def close(self, span: SpanCounters) -> None:
-        """Ends a train epoch."""
+    def close(self, span: SpanCounters, *, exhausted: bool = True) -> None:
+        """Ends a train epoch.
+
+        Args:
+            span: Its counters.
+            exhausted: Whether the loader has no further batch, so that the pass was a whole epoch.
+        """
         if self._span is span and self._ever_read:  # also of no batch: rank 0 expects a record of every rank
             self._collect()
             self._report()
         self.fingerprints_due = 0
-        # A pass without a step, or of a single batch, was no training.
-        if (
-            self._report_to is not None
-            and self._order is not None
-            and self._state.steps > self._steps_before
-            and len(self._read) > 1
-        ):
-            if self._order == self._last_order:
-                self._state.note(_same_order(span.name, self._state.rank))
-            self._last_order = self._order
+        if self._report_to is not None and self._state.steps > self._steps_before:  # else it was no training
+            self._compare_order(span.name, exhausted=exhausted)
+
+    def _compare_order(self, name: str, *, exhausted: bool) -> None:
+        """Warns if a whole epoch has read the same data in the same order as the whole epoch before it.
+
+        The same order of other data is right, as where a buffer is filled again before each pass. So is a short pass in
+        the order of the epoch behind it, as in a search for a learning rate.
+        """
+        prints, last = self.prints, self._last_order
+        known = (exhausted or self.is_whole) and self._order is not None and len(prints) > 1
+        self._last_order = (self._order, self._first, prints) if known else None
+        if known and self._last_order == last:
+            self._state.note(_same_order(name, self._state.rank))
 
     def _known(self) -> list[Fingerprint]:
         return [each for each in self._read if isinstance(each, Fingerprint)]

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from countoff.core.data.plain import attributes_of, bases_of, module_of, names_in
+
 __all__ = ["holds_generator"]
 
 _MOST_OBJECTS, _MOST_ITEMS = 1024, 32
@@ -43,7 +45,7 @@ def holds_generator(stream: Any) -> bool:
         seen.add(id(value))
         if _is_generator(value):
             return True
-        if isinstance(value, types.CodeType):
+        if type(value) is types.CodeType:
             if not _MAKERS.isdisjoint(value.co_names):
                 return True
             continue
@@ -61,31 +63,32 @@ def _is_generator(value: Any) -> bool:
     if torch is not None:
         kinds.append(torch.Generator)
         shared.append(torch.default_generator)
-    return isinstance(value, tuple(kinds)) and not any(value is each for each in shared)
+    return issubclass(type(value), tuple(kinds)) and not any(value is each for each in shared)
 
 
 def _inside(value: Any) -> list[Any]:
     """The objects that a value is made of, where it is of a kind that can be looked into without calling its code."""
-    if isinstance(value, types.GeneratorType):
+    kind = type(value)  # not `isinstance`, which asks an object of another class for its `__class__`
+    if kind is types.GeneratorType:
         return _of_frame(value)
-    if isinstance(value, types.FunctionType):
+    if kind is types.FunctionType:
         named = _named(value.__code__, value.__globals__)
         return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *named]
-    if isinstance(value, types.CellType):
+    if kind is types.CellType:
         return gc.get_referents(value)
-    if isinstance(value, types.MethodType):
+    if kind is types.MethodType:
         return [value.__func__, value.__self__]
-    if isinstance(value, types.BuiltinMethodType):
-        return [] if isinstance(value.__self__, types.ModuleType) else [value.__self__]
-    if isinstance(value, functools.partial):
+    if kind is types.BuiltinMethodType:
+        return [] if type(value.__self__) is types.ModuleType else [value.__self__]
+    if kind is functools.partial:
         return [value.func, *value.args, *value.keywords.values()]
-    if type(value) in (list, tuple):
+    if kind is list or kind is tuple:
         return list(value[:_MOST_ITEMS])
-    if type(value) is dict:
+    if kind is dict:
         return list(islice(value.values(), _MOST_ITEMS))
-    if isinstance(value, (types.ModuleType, type)):
+    if issubclass(kind, (types.ModuleType, type)):
         return []
-    if type(value).__module__ in ("builtins", "itertools") and isinstance(value, Iterator):
+    if module_of(kind) in ("builtins", "itertools") and issubclass(kind, Iterator):
         return gc.get_referents(value)[:_MOST_ITEMS]
     return _of_object(value)
 
@@ -116,12 +119,8 @@ def _named(code: types.CodeType, variables: dict[str, Any]) -> list[Any]:
 
 def _of_object(value: Any) -> list[Any]:
     """The attributes of an object, and the functions of its classes."""
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return []
-    found = list(islice(attributes.values(), _MOST_ITEMS)) if type(attributes) is dict else []
-    for kind in type(value).__mro__:
-        if kind.__module__.partition(".")[0] not in (*_LIBRARIES, "builtins", "typing", "collections"):
-            found += [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]
+    found = list(islice(attributes_of(value).values(), _MOST_ITEMS))
+    for kind in bases_of(type(value)):
+        if module_of(kind).partition(".")[0] not in (*_LIBRARIES, "builtins", "typing", "collections"):
+            found += [each for each in names_in(kind).values() if type(each) is types.FunctionType]
     return found

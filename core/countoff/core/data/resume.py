@@ -301,6 +301,7 @@ class Resumes:
         if self._resumes_here and not self._judged and self._data.complete and self._goes_beyond(span):
             self._judge_data()
         rates_due = len(self._start_rates) < _STEPS or (record is not None and len(self._after) < _STEPS)
+        rates_due |= self._state.steps < _STEPS
         self.due = rates_due or (self._resumes_here and not self._judged)
 
     def close(self, span: SpanCounters) -> None:

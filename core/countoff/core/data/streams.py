@@ -19,14 +19,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from countoff.core.data.fingerprint import fingerprint
+from countoff.core.data.fingerprint import fingerprint, parts_of
 from countoff.core.data.own_generators import holds_generator
+from countoff.core.data.unobserved import unobserved
 from countoff.core.verdict import Verdict, names_of
 
-__all__ = ["ELEMENTS", "FirstElements", "StreamFacts", "column_digest", "judge_streams", "parse_stream"]
+__all__ = ["ELEMENTS", "LENGTHS", "FirstElements", "StreamFacts", "column_digest", "judge_streams", "parse_stream"]
 
 ELEMENTS = 12
 """Elements at the start of a stream that are compared."""
+LENGTHS = "lengths"
+"""Subject of a `StreamsDiffer` where the ranks' streams are not even equally long."""
 DIGEST = 8
 """Hexadecimal digits of each digest in a record."""
 _PARTS = 4
@@ -53,6 +56,7 @@ class StreamFacts(NamedTuple):
         order: What the object says about its order: `shuffled` where it holds all data, in a random order; `drawn`
             where it or its iterator has a random generator of its own, and nobody knows for what.
         sampler: Whether the elements are indices, not samples.
+        begin: Place of the first row in the table in memory that the rows of the dataset are a part of.
     """
 
     dealer: str
@@ -69,6 +73,7 @@ class StreamFacts(NamedTuple):
     whole: int | None = None
     order: str = ""
     sampler: bool = False
+    begin: int | None = None
 
     def to_json(self) -> list[Any]:
         """These facts as JSON types, for a record."""
@@ -90,7 +95,7 @@ def parse_stream(value: object) -> StreamFacts | None:
         all(isinstance(known[name], str) and len(known[name]) <= most for name, most in texts.items())
         and all(len(known[name]) % DIGEST == 0 for name in digests)
         and all(type(known[name]) is int and known[name] >= 0 for name in ("ways", "shares"))
-        and all(each is None or (type(each) is int and each >= 0) for each in (facts.length, facts.whole))
+        and all(each is None or (type(each) is int and each >= 0) for each in (facts.length, facts.whole, facts.begin))
         and all(isinstance(each, bool) for each in (facts.first_only, facts.sampler))
     )
     return facts if good and facts.ways > 1 else None
@@ -150,9 +155,10 @@ class FirstElements:
     def _take(self, sample: Any) -> None:
         """Takes the digest of a sample; a sample that cannot be read ends that."""
         try:
-            parts = _parts_of(sample)
-            read = [fingerprint(part, plain=True) for part in parts or [sample]]
-        except Exception:  # the keys of a sample may be of any class
+            parts = parts_of(sample)
+            parts = parts if len(parts) <= _MOST_PARTS else []
+            read = [fingerprint(part) for part in parts or [sample]]
+        except ValueError:  # the keys of a sample may be of any class
             self._give_up()
             return
         digests = [each.digest for each in read if each is not None]
@@ -216,8 +222,12 @@ def judge_streams(span: str, records: Mapping[int, StreamFacts]) -> Verdict | No
     declared = [facts for facts in reading.values() if facts.shares > 1]
     if declared and len(declared) == len(reading):
         return _declared(span, declared[0])
-    if first.first_only or len(records) < 2 or len({(facts.dealer, facts.ways) for facts in records.values()}) > 1:
+    if len(records) < 2 or len({(facts.dealer, facts.ways) for facts in records.values()}) > 1:
         return None
+    if (parts := _parts_of_one_table(list(records.values()))) > 1:
+        return _declared(span, first._replace(shares=parts, said_by="consecutive rows of one Dataset"))
+    if first.first_only:
+        return _other_contents(span, records)
     return _other_seeds(span, records) or _other_contents(span, records) or _other_elements(span, records)
 
 
@@ -233,6 +243,16 @@ def _declared(span: str, facts: StreamFacts) -> Verdict:
     )
     why = "The shares of the other ranks are never read." if facts.first_only else _NEVER_READ
     return _verdict("DoubleSharded", sentence, (), why=why)
+
+
+def _parts_of_one_table(everything: Sequence[StreamFacts]) -> int:
+    """Into how many parts of consecutive rows a table is divided among the ranks; 0 if that is not what they hold."""
+    known = [(facts.begin, facts.length) for facts in everything]
+    parts = sorted({(begin, length) for begin, length in known if begin is not None and length})
+    if any(begin is None or not length for begin, length in known):
+        return 0
+    consecutive = all(begin + length == after for (begin, length), (after, _) in itertools.pairwise(parts))
+    return len(parts) if consecutive else 0
 
 
 def _other_seeds(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
@@ -254,11 +274,20 @@ def _other_contents(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
     if any(facts.whole is None for facts in everything):
         return None  # these may be the same rows, changed at random
     who, minority = _odd(records, lambda facts: facts.contents)
-    if minority or not _may_be_share(everything[0]):
+    is_share = not minority and _may_be_share(everything[0])
+    if everything[0].first_only and not is_share:
+        return None  # rank 0 reads all that is read
+    if not is_share:
         return _differing(
             span, records, lambda facts: facts.contents, "their datasets have different rows at the same index"
         )
     ways, dealer = everything[0].ways, everything[0].dealer
+    if everything[0].first_only:
+        sentence = (
+            f"{dealer} reads the train dataset of rank 0 for all ranks, but the datasets of {names_of(who)} hold "
+            f"different rows. In {span}, about 1/{ways} of the data is read."
+        )
+        return _verdict("DoubleSharded", sentence, who, why="The shares of the other ranks are never read.")
     sentence = (
         f"{dealer} takes the train dataset to be the same on all ranks, but the datasets of {names_of(who)} hold "
         f"different rows. In {span}, each rank reads about 1/{ways} of its own dataset."
@@ -288,6 +317,8 @@ def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
         return tuple(_split(facts.prints)[:common])
 
     if all(facts.order == "shuffled" for facts in everything) or (overlap and not first.sampler):
+        if (other := _other_lengths(span, records)) is not None:
+            return other  # by which a shuffle with one seed gives another order
         return _differing(span, records, begin_of, f"their first {common} {what} are not the same")
     if overlap:
         return None
@@ -308,12 +339,22 @@ def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
     return _verdict("DoubleSharded", sentence, who, why=_LEFT_OUT.format("stream", by))
 
 
+def _other_lengths(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
+    """Whether the ranks' streams differ in length."""
+    lengths = {facts.length for facts in records.values()}
+    if len(lengths) == 1 or None in lengths:
+        return None
+    shortest, *_, longest = sorted(length for length in lengths if length is not None)
+    how = f"they have from {shortest} to {longest} samples"
+    return _differing(span, records, lambda facts: facts.length, how, subject=LENGTHS)
+
+
 _NEVER_READ = "What a rank leaves out of its share, no other rank has: it is never read."
 _LEFT_OUT = "Where each rank's {} is a share already, as by {}, no rank ever reads what it leaves out of it."
 
 
 def _differing(
-    span: str, records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any], how: str
+    span: str, records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any], how: str, subject: str = ""
 ) -> Verdict | None:
     """A `StreamsDiffer`, if the ranks' streams differ in what `by` returns."""
     who, minority = _odd(records, by)
@@ -326,7 +367,7 @@ def _differing(
         f"Each rank keeps about 1/{ways} of its own stream. So several ranks read some samples, and no rank reads "
         "others."
     )
-    return _verdict("StreamsDiffer", sentence, who, why=why)
+    return _verdict("StreamsDiffer", sentence, who, why=why, subject=subject)
 
 
 def _odd(records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any]) -> tuple[tuple[int, ...], bool]:
@@ -355,17 +396,8 @@ def _some_part_is_equal(everything: Sequence[StreamFacts]) -> bool:
     return any(len(set(column)) == 1 and column[0] != _NOTHING for column in columns)
 
 
-def _verdict(kind: Any, sentence: str, ranks: tuple[int, ...], *, why: str) -> Verdict:
-    return Verdict(kind, sentence, ranks, why=why, time=time.time())
-
-
-def _parts_of(sample: Any) -> list[Any]:
-    """The fields of a sample, in a fixed order; nothing if it has none or too many."""
-    if type(sample) is dict:
-        fields = [sample[key] for key in sorted(sample, key=str)]
-    else:
-        fields = list(sample) if type(sample) in (tuple, list) else []
-    return fields if len(fields) <= _MOST_PARTS else []
+def _verdict(kind: Any, sentence: str, ranks: tuple[int, ...], *, why: str, subject: str = "") -> Verdict:
+    return Verdict(kind, sentence, ranks, why=why, time=time.time(), subject=subject)
 
 
 def _holds_generator(elements: Iterator[Any]) -> bool:
@@ -391,5 +423,6 @@ def _random_states() -> tuple[Any, ...]:
         _, keys, *rest = numpy.random.get_state()
         states += [keys.tobytes(), *rest]
     if torch is not None:
-        states.append(torch.get_rng_state().numpy().tobytes())
+        with unobserved():
+            states.append(torch.get_rng_state().numpy().tobytes())
     return tuple(states)

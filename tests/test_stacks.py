@@ -1,9 +1,14 @@
 """Where the main thread is, sampled from its real frames."""
 
+import os
+import re
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,23 +110,123 @@ def test_frames_are_the_three_innermost_of_user_code() -> None:
     assert call().frames[1:] == ("model.py:2 in inside", "train.py:2 in inside")
 
 
-def test_two_samples_are_equal_until_the_thread_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def steps() -> Iterator[None]:
-        yield
-        yield
-
-    moving = steps()
-    frame: Any = moving.gi_frame  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(sys, "_current_frames", lambda: {threading.main_thread().ident: frame})
-    next(moving)
-    first, second = stacks.main_thread(), stacks.main_thread()
-    next(moving)
-    assert first.token == second.token != stacks.main_thread().token
+@pytest.fixture(params=["the main thread alone", "all threads"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way in which a stack is written; the first one exists in Python 3.11 and 3.12."""
+    if request.param == "all threads":
+        monkeypatch.setattr(stacks, "_write_main", None)
+    elif stacks._write_main is None:
+        pytest.skip("this Python does not have it")
+    return request.param
 
 
-def test_a_missing_main_thread_has_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "_current_frames", dict)
-    assert stacks.main_thread() == Place("code", (), (0, 0))
+def test_both_ways_find_the_same(way: str) -> None:
+    place = compiled("/site-packages/torch/distributed/distributed_c10d.py")(sampled)
+    assert place.state == "collective"
+    assert place.stack[0].startswith("test_stacks.py:")
+    assert place.stack[0].endswith(" in sampled")
+    assert place.stack[1] == "torch/distributed/distributed_c10d.py:2 in inside"
+    assert stacks.main_thread().stack[0].startswith("test_stacks.py:")  # the sampling thread itself
+
+
+def test_the_innermost_of_many_frames_remain(way: str) -> None:
+    def deep(depth: int) -> Place:
+        return deep(depth - 1) if depth else sampled()
+
+    place = deep(150)
+    assert len(place.stack) == 64
+    assert [frame.rpartition(" in ")[2] for frame in place.stack[:3]] == ["sampled", "deep", "deep"]
+
+
+def test_a_file_may_have_any_name(way: str) -> None:
+    name = 'üben \U0001f600, line 3 in "a".py'
+    place = compiled(f"/home/me/{name}")(sampled)
+    assert place.stack[1] == f"{name}:2 in inside"
+
+
+def test_two_samples_are_equal_until_the_thread_has_moved(way: str) -> None:
+    """To another line: what moves within one looks as if it stood still."""
+    first, second = (sampled() for _ in range(2))
+    assert first.token == second.token
+    third = sampled()
+    assert first.token != third.token
+
+
+def test_the_main_thread_of_a_forked_process_may_be_another_one() -> None:
+    """What was remembered of the main thread before is not used there: it is gone."""
+    code = """if True:
+        import os, threading
+        from countoff.core.runtime import stacks
+
+        def fork():
+            child = os.fork()
+            if child == 0:
+                os._exit(stacks.main_thread().stack[0].endswith(" in fork"))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+        forking = threading.Thread(target=fork)
+        forking.start()
+        forking.join()
+        fork()
+        """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("why", ["more threads than a dump has", "no file descriptor", "no global interpreter lock"])
+def test_a_stack_that_cannot_be_had_is_empty(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_write_main", None)
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(101 if why.startswith("more threads") else 0)]
+    for thread in threads:
+        thread.start()
+    if why == "no file descriptor":
+        monkeypatch.setattr(os, "memfd_create", _refuse, raising=False)
+        monkeypatch.setattr(stacks.tempfile, "mkstemp", _refuse)
+    elif why == "no global interpreter lock":
+        monkeypatch.setattr(sys, "version_info", (3, 13))
+        monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    place = stacks.main_thread()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert place == Place("code", ())
+
+
+def _refuse(*args: Any, **options: Any) -> Any:
+    raise OSError(24, "Too many open files")
+
+
+def test_without_files_in_memory_a_temporary_one_is_used(
+    way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on macOS; it has no name, so nothing is left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delattr(os, "memfd_create")
+    assert stacks.main_thread().frames[0].startswith("test_stacks.py:")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "Current thread 0x00007f0000000010 (most recent call first):",
+        "Thread 0x00007f0000000010 (most recent call first):",
+        "Thread 0x00007f0000000010 [MainThread] (most recent call first):",  # Python 3.14
+    ],
+)
+def test_a_thread_is_found_by_its_identity(heading: str) -> None:
+    other = 'Thread 0x00007f0000000011 [0x00007f0000000010] (most recent call first):\n  File "b.py", line 1 in other\n'
+    own = '  File "a.py", line 1 in own\n'
+    assert stacks._lines_below("0x00007f0000000010", f"{other}\n{heading}\n{own}\n{other}") == own
+
+
+def test_frames_of_other_threads_are_not_followed_from_python() -> None:
+    """Between two steps the thread may have left them, and the interpreter may crash."""
+    unsafe = re.compile(r"_current_frames|_current_exceptions|walk_stack|\bf_back\b")
+    root = Path(stacks.__file__).parents[4]
+    files = [file for part in ("core", "plugins") for file in (root / part).rglob("*.py")]
+    assert len(files) > 100
+    assert [file.name for file in files if unsafe.search(file.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("registered", ["/plugins/countoff/fetching.py", "C:\\plugins\\countoff\\fetching.py"])

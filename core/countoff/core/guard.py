@@ -11,7 +11,9 @@ import contextlib
 import itertools
 import os
 import queue
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +21,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from countoff.core.data.identity import DataIdentity
 from countoff.core.data.resume import Resumes, ScheduleState
 from countoff.core.data.weights import WeightWatch
+from countoff.core.levels import effect
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
+from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.judgement import uneven_apart
 from countoff.core.protocol.micro_batches import MICRO_BATCHES
-from countoff.core.protocol.records import FitPlan, MarkKind, Reason, clip, mark_entry, verdict_entry
+from countoff.core.protocol.rates import compared_rates
+from countoff.core.protocol.records import (
+    FitPlan,
+    MarkKind,
+    Reason,
+    Records,
+    clip,
+    mark_entry,
+    parse_count,
+    verdict_entry,
+)
+from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.protocol.state import NEVER, State
-from countoff.core.protocol.ticks import Tick
-from countoff.core.runtime import shutdown, verdict_file
+from countoff.core.protocol.ticks import COMPARED_STEPS, StepRates, Tick, tick_key
+from countoff.core.runtime import shutdown, sigterm, verdict_file
 from countoff.core.runtime.agreement import Agreement
 from countoff.core.runtime.roll_call import RollCall
 from countoff.core.runtime.speaker import MARK_SECONDS
@@ -68,22 +84,24 @@ class Guard:
         guard.fit_end()
         guard.close()
 
-    An exception that leaves the loop goes through `failed` first, so that the other ranks are told. Any method may
-    raise `DivergenceError` (one of its leaves) while the guard is watching. In a healthy job `fit_start` waits for
-    other ranks, at most `deadline_seconds`. The end of a span waits until all ranks are there, at most 5 ms, and
-    `fit_end` at most 50 ms; every other method waits at most 50 ms, for its own threads. Once there is a verdict, a
-    method waits until that is printed, a few seconds at most, and `close` completes the last roll calls for at most
-    5 s. Where ranks are kept even, `close` also waits until what this rank has to tell is written, at most
-    `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No method calls the store. With one
-    rank nothing is ever raised, and nothing is started but the thread that writes the trace.
+    An exception that leaves the loop goes through `failed` first, so that the other ranks are told; where the program
+    may still catch it, through `failing`. Any method may raise `DivergenceError` (one of its leaves) while the guard is
+    watching. In a healthy job `fit_start` waits for other ranks, at most `deadline_seconds`. The end of a span waits
+    until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
+    its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
+    completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
+    has to tell is written, at most `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No
+    method calls the store. With one rank nothing is ever raised, and nothing is started but the thread that writes the
+    trace.
 
     Args:
         settings: The user's choices.
         rank: This rank.
         world_size: Ranks in the job.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
-        learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the first two
-            optimizer steps of a fit, and when a checkpoint is written; with `trace_dir` also by a thread of its own.
+        learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the marks of a
+            train epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir`
+            also by a thread of its own.
         schedules: Returns the base rates of the learning-rate schedules, and how often each scheduler was stepped; as
             far as they are known.
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
@@ -113,6 +131,7 @@ class Guard:
         self._learning_rates = learning_rates
         self._schedules = schedules
         self._ticks_per_step = ticks_per_step
+        self._apart: Counter[str] = Counter()
         self._monitor: Monitor | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
@@ -120,7 +139,7 @@ class Guard:
         self._horizon: Callable[[], int | None] = lambda: None
         self._recorder: Recorder | None = None
         self._comparing = True
-        self._closed = False
+        self._closed = self._left = self._exhausted = False
         self._own_batches: int | None = None
         self._span = self._train = SpanCounters("before the first span", compared=False)
         self._state = State(rank, world_size, settings, remedies or {})
@@ -130,23 +149,35 @@ class Guard:
         self._weights = WeightWatch(settings.weights_every, weights) if watched and weights is not None else None
         self._exchange: WeightExchange | None = None
 
-    def fit_start(self, plan: FitPlan, versions: Mapping[str, str] | None = None) -> None:
+    def fit_start(
+        self,
+        plan: FitPlan,
+        versions: Mapping[str, str] | None = None,
+        schedules: Sequence[SchedulePlan] = (),
+        *,
+        own_length: int | None = None,
+    ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
 
         Args:
             plan: What all ranks must agree on.
             versions: Versions of what computes, by package; a difference is a warning.
+            schedules: The learning-rate schedules of this rank, as far as they are known.
+            own_length: What `len` of this rank's train loader gives now, where a pass that begins now has so many
+                batches or the framework takes no more; None if that is not known. `common_length` follows from it.
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
             SettingsError: If `verdict_file` cannot be written there; nothing is started then.
             PlanMismatch: If ranks differ in one of the plan's values.
+            LearningRateMismatch: If their schedules have different learning rates within the run.
             RankMapError: If their dp_ranks leave data unread, or make ranks read each other's data.
         """
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         verdict_file.clear(self._settings, self._state.rank)
         number = next(_numbers)
+        self._state.evidence.home = threading.get_ident()
         self._trace(plan, versions or {}, number)
         self.data.begin(plan, None)
         self.resumes.begin(plan)
@@ -161,7 +192,7 @@ class Guard:
             if self._weights is not None:
                 self._exchange = WeightExchange(self._state, self._monitor.speaker)
             self._monitor.start()
-            self._count_off(plan, versions or {}, self._monitor)
+            self._count_off(plan, versions or {}, self._monitor, schedules, own_length)
         self._pass("fit_start", "the fit")
 
     def trace_totals(
@@ -258,7 +289,9 @@ class Guard:
         samples: Callable[[Any], int | None] = lambda batch: None,
         snapshot: Callable[[], Any] | None = None,
         ahead: bool = False,
+        prefetches: bool = False,
         proven: bool = False,
+        length: int | None = None,
     ) -> Iterator[Any]:
         """Returns an iterator with which the innermost open span has the same number of batches on every rank.
 
@@ -271,7 +304,10 @@ class Guard:
             samples: Returns the samples of this rank in a batch; None if that is not known.
             snapshot: Returns the loader's state, from which a run can resume; called after each batch that is fetched.
             ahead: Whether the caller fetches one batch ahead of the one that its loop trains on.
+            prefetches: Whether the loader fetches ahead by itself, in processes of its own, so that nobody sees whether
+                a batch is taken from it sooner. Only then does this rank hold `lookahead` batches.
             proven: Whether this is the loader whose length the fit's plan proves.
+            length: Batches of the whole span that this rank's loader has, where the caller's framework goes by that.
 
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
@@ -281,12 +317,13 @@ class Guard:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
 
-        total, own = self.common_batches if proven and not span.evaluation else None, None
+        total = self.common_batches if proven and not span.evaluation else None
+        own = None if length is None else length - span.started
         if total is not None and self._own_batches is not None:
             own = self._own_batches - span.started
             credits = Credits.known(span.opened, policy, max(0, total - span.started), self._state.rank)
         else:
-            credits = Credits(span.opened, policy, settings.lookahead, self._state.rank)
+            credits = Credits(span.opened, policy, settings.lookahead, self._state.rank, ahead=prefetches)
         self._state.begin_credits(span, credits)
         return EvenPass(
             self._state,
@@ -301,14 +338,23 @@ class Guard:
             read_log=monitor.speaker.read_log,
         )
 
-    def step(self) -> None:
-        """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
+    def step(self, optimizer: object = None) -> None:
+        """Counts an optimizer step that was applied; several optimizers in one batch are one step.
+
+        Args:
+            optimizer: Which optimizer it was, hashable; needed only where a loop that is watched from outside may apply
+                its steps on another thread than the one that takes the batches.
+        """
         state = self._state
         before = state.steps
-        state.step()
-        if self.resumes.due and state.steps != before:
+        state.evidence.steps(state.evidence.current())
+        state.step(optimizer)
+        if self.resumes.due and state.steps != before:  # as it is at the first steps
             self.resumes.step()
-        if self._weights is not None and self._weights.stepped(state.steps):
+            if state.evidence.steps_by_batch:
+                self._compare_first_steps()
+        # On another thread, the weights would be read while a step changes them.
+        if self._weights is not None and state.evidence.steps_by_batch and self._weights.stepped(state.steps):
             with state.lock:
                 self._arm(self._span)
 
@@ -358,6 +404,30 @@ class Guard:
         """
         self._close_span("eval_end", reason, may_raise)
 
+    def evaluated_apart(self, name: str, batches: int) -> None:
+        """Reports an evaluation that has no place among the spans: it ran beside the training, on another thread.
+
+        Its batches are compared with those of the same evaluation on other ranks, as `uneven_eval` says. Never waits.
+
+        Args:
+            name: Its name, equal on all ranks.
+            batches: Batches of this rank, all that its loader has.
+        """
+        policy = self._settings.uneven_eval
+        alone = self._monitor is None or self._roll_call is None or self._closed
+        if alone or self._roll_call is None or policy == "allow" or self._settings.eval_ranks is not None:
+            return
+        self._apart[name] += 1
+        state, number = self._state, self._apart[name]
+
+        def judge(records: Records, missing: list[int]) -> None:
+            del missing  # only ranks that have evaluated can be compared
+            verdict = uneven_apart(name, {rank: parse_count(each["batches"]) for rank, each in records.items()})
+            if verdict is not None:
+                (state.propose if policy == "raise" else state.note)(verdict)
+
+        self._roll_call.report(f"apart/{name}/{number}", {"batches": batches}, judge, owed=False)
+
     def train_end(
         self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
     ) -> None:
@@ -393,23 +463,43 @@ class Guard:
         slow or there are several hosts. The guard stays armed: if the way out blocks in a collective, the process ends
         after `grace_seconds`.
         One guard of a process reports an exception; the verdict of another guard is no failure of this one.
+        A `SystemExit` is no failure by itself, as all ranks may leave alike: it is reported as by `failing`.
 
         Args:
             error: The exception.
         """
-        state = self._state
-        if self._recorder is not None and self._monitor is None and os.getpid() == state.pid:
-            self._recorder.failed(error)  # where other ranks are told, the verdict tells the trace
-        if self._monitor is None or self._closed or os.getpid() != state.pid:
-            return
-        if isinstance(error, SystemExit) and not error.code:
-            self._exit_early()
-            return
-        if not (isinstance(error, DivergenceError) and state.end is None):
-            line = self._monitor.speaker.line
-            slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
-            gone = self._monitor.watchdog.gone_neighbour
-            shutdown.report_failure(state, error, self._where(), slow=slow, gone=gone)
+        self._report(error, may_be_caught=isinstance(error, SystemExit))
+
+    def failing(self, error: BaseException) -> None:
+        """Tells the others of an exception that has left the loop or the loader, and may still be caught; never raises.
+
+        It ends no rank by itself. The others are ended by it once they need this rank: one of them waits in a
+        collective for `lost_seconds`, or its collective fails, or it begins batches that this rank has not come to. It
+        waits for nothing; only where the exception comes from a lost peer, it waits as `failed` does.
+
+        Args:
+            error: The exception.
+        """
+        self._report(error, may_be_caught=True)
+
+    def recovered(self) -> None:
+        """Takes back what `failing` has told, where the loop goes on after its exception. Does nothing otherwise."""
+        self._state.recover()
+
+    def leave(self, is_over: Callable[[], bool], close: Callable[[], None]) -> None:
+        """Stops counting where an exception has left the loop, and closes the guard once that exception is over.
+
+        Until then the guard can still report that nothing has caught it.
+
+        Args:
+            is_over: Whether the exception is over, because the program has caught it. Called on a thread.
+            close: Closes the guard. Called once, on a thread of its own.
+        """
+        self._left = True
+        if self._monitor is None:
+            close()
+        else:
+            self._monitor.session.leave(is_over, close)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
@@ -419,10 +509,16 @@ class Guard:
             self._roll_call.settle()
         self._closed = True
         if self._monitor is not None:
+            sigterm.wait_if_received()
             self._monitor.close()
         self._state.end_credits()
         if self._recorder is not None:
             self._recorder.close()
+
+    @property
+    def evidence(self) -> Evidence:
+        """What the threads of a loop that is watched from outside let this rank prove; its watcher tells it."""
+        return self._state.evidence
 
     @property
     def makes_even(self) -> bool:
@@ -439,10 +535,16 @@ class Guard:
     @property
     def common_batches(self) -> int | None:
         """Batches of a train epoch on every rank, where `uneven_train` makes them equal; None if that is not proven."""
-        lengths = self._roll_call.lengths if self._roll_call is not None else ()
-        if not lengths or self._settings.uneven_train == "raise":
-            return None
-        return lengths[0] if self._settings.uneven_train == "stop" else lengths[1]
+        return self._common(self._roll_call.lengths if self._roll_call is not None else ())
+
+    @property
+    def common_length(self) -> int | None:
+        """What `len` of the train loader should give on every rank, where `uneven_train` makes epochs equal.
+
+        It follows from the lengths when the fit began. A loader whose own length has changed since then has another.
+        None: the length of some rank's loader was not known.
+        """
+        return self._common(self._roll_call.lengths_now if self._roll_call is not None else ())
 
     @property
     def own_length_holds(self) -> bool:
@@ -497,6 +599,10 @@ class Guard:
         self._state.note(verdict)
         self._print_alone()
 
+    def _common(self, lengths: Sequence[int]) -> int | None:
+        policy = self._settings.uneven_train
+        return None if policy == "raise" or not lengths else lengths[0 if policy == "stop" else 1]
+
     def compare_spans(self, comparing: bool) -> None:
         """Sets whether spans opened from here on are compared; off inside `torch.distributed.algorithms.Join`.
 
@@ -514,11 +620,19 @@ class Guard:
             state.observer = self._recorder
             self._recorder.begin(plan, self._framework, versions)
 
-    def _count_off(self, plan: FitPlan, versions: Mapping[str, str], monitor: Monitor) -> None:
+    def _count_off(
+        self,
+        plan: FitPlan,
+        versions: Mapping[str, str],
+        monitor: Monitor,
+        schedules: Sequence[SchedulePlan],
+        own_length: int | None,
+    ) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
-        self._roll_call = RollCall(self._state, monitor.speaker)
-        self.data.begin(plan, self._roll_call.report)
-        monitor.wait_for_roll_call(self._roll_call.count_off(plan, versions, self._own_batches))
+        self._roll_call = call = RollCall(self._state, monitor.speaker)
+        self.data.begin(plan, call.report)
+        answered = call.count_off(plan, versions, self._own_batches, schedules, own_length=own_length)
+        monitor.wait_for_roll_call(answered)
         if self._recorder is not None:
             self._recorder.compare_clocks(monitor.speaker)
         self._raise_if_diverged()
@@ -534,7 +648,10 @@ class Guard:
         self._enter(span)
 
     def _close_span(self, kind: MarkKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
+        if self._left:  # what the loop has held ends with its exception
+            return
         state, span = self._state, self._span
+        self._exhausted = reason == "exhausted"  # an exception that leaves a loop may close its span, as `stopped`
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
         closed, credits = time.time(), span.credits
@@ -543,7 +660,7 @@ class Guard:
         if may_raise:  # otherwise an exception may have left an optimizer's step half done
             self._look_at_weights(span)
         if not span.evaluation:
-            self.data.close(span)
+            self.data.close(span, exhausted=reason == "exhausted")
             self.resumes.close(span)
         if span.evaluation and not span.compared:
             state.close_span(reason)
@@ -555,6 +672,25 @@ class Guard:
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
 
+    def _report(self, error: BaseException, *, may_be_caught: bool) -> None:
+        state = self._state
+        if self._recorder is not None and self._monitor is None and os.getpid() == state.pid:
+            self._recorder.failed(error)  # where other ranks are told, the verdict tells the trace
+        if self._monitor is None or self._closed or os.getpid() != state.pid:
+            return
+        sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
+        if isinstance(error, SystemExit) and not error.code:
+            self._exit_early()
+            return
+        if not (isinstance(error, DivergenceError) and state.end is None):
+            line = self._monitor.speaker.line
+            slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
+            gone = self._monitor.watchdog.gone_neighbour
+            where = self._where()
+            shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
+            if state.failure and state.end is None:
+                self._monitor.post_row()
+
     def _exit_early(self) -> None:
         """Ends the fit where it is, as `sys.exit()` in the middle of it does. The marks tell the ranks that go on."""
         while self._state.spans:
@@ -564,10 +700,12 @@ class Guard:
 
     def _where(self) -> str:
         """The batch of this rank, in words."""
-        span = self._span
-        if span.started:
+        span, inside = self._span, bool(self._state.spans)
+        if span.started and (inside or not self._exhausted):
             return f"in batch {span.started} of {span.name}"
-        return f"before the first batch of {span.name}" if self._state.spans else "before its first batch"
+        if span.started:
+            return f"after {span.name}"
+        return f"before the first batch of {span.name}" if inside else "before its first batch"
 
     def _enter(self, span: SpanCounters) -> None:
         """Makes a span the one in which batches are counted."""
@@ -592,7 +730,9 @@ class Guard:
         """
         self._leave_if_stopped()
         state = self._state
-        mark = state.mark(kind, span, reason, self._span, opens)
+        # A pass that the garbage collector closes ends at no moment of the program.
+        rates = self._rates_at(kind, opens) if may_raise else ()
+        mark = state.mark(kind, span, reason, self._span, opens, rates)
         index = state.reach(mark, opens)
         if self._monitor is not None and state.end is None:
             speaker = self._monitor.speaker
@@ -614,7 +754,8 @@ class Guard:
         state.look(last)
         if announces:
             self._announce(span, speaker)
-        if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
+        is_tick = span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0
+        if is_tick and state.evidence.steps_by_batch:
             speaker.hand(self._compare_tick(span, speaker))
         self._look_at_weights(span)
         self._raise_if_diverged()
@@ -657,22 +798,61 @@ class Guard:
         """Returns a job for the speaker that compares this rank's steps and learning rates, as they are now."""
         state, batch = self._state, span.started
         steps, step_hash = state.steps, state.step_hash
-        rates = self._learning_rates() if self._learning_rates is not None else ()
+        rates = self._rates()
+        state.rates.keep(tick_key(span, batch), rates)
         micro = state.micro_batches.take()
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
             tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates, micro=micro)
             verdict = tick.compare(channel.claim(tick.key, tick.record))
-            if verdict is None:
-                return
-            warns = verdict.subject == MICRO_BATCHES
-            (state.note if warns else state.propose)(verdict)
-            if state.comparing:
-                # At once, not behind the later ticks that wait: another rank could find the same by one of these first.
-                entry = verdict_entry("notice" if warns else "end", verdict)
-                speaker.append(entry, lambda: state.is_written(entry))(channel)
+            if verdict is not None:
+                self._tell_at_once(verdict, speaker, channel, harmful=verdict.subject != MICRO_BATCHES)
 
         return compare
+
+    def _tell_at_once(self, verdict: Verdict, speaker: Speaker, channel: Channel, *, harmful: bool) -> None:
+        """Writes what a comparison has found, and not behind the later ones that wait.
+
+        Otherwise another rank could find the same by one of these first. Runs on the speaker thread.
+        """
+        state = self._state
+        (state.propose if harmful else state.note)(verdict)
+        level = effect(verdict, self._settings.levels, harmful=harmful)
+        if state.comparing and level != "off":
+            entry = verdict_entry("end" if level == "raise" else "notice", verdict)
+            speaker.append(entry, lambda: state.is_written(entry))(channel)
+
+    def _compare_first_steps(self) -> None:
+        """Compares the learning rates of the first optimizer steps of the fit, as soon as each was applied."""
+        state, span = self._state, self._train
+        if self._monitor is None or state.steps > COMPARED_STEPS or not (rates := self._rates()):
+            return
+        speaker = self._monitor.speaker
+        own = StepRates(state.rank, state.steps, f"batch {span.started} of {span.name}", rates)
+        state.rates.keep(own.key, rates)
+
+        def compare(channel: Channel) -> None:
+            if (verdict := own.compare(channel.claim(own.key, own.record))) is not None:
+                self._tell_at_once(verdict, speaker, channel, harmful=True)
+
+        speaker.hand(compare)
+
+    def _rates_at(self, kind: MarkKind, opens: SpanCounters | None) -> tuple[float, ...]:
+        """The learning rates at a mark, if it stands in a train epoch: elsewhere no optimizer uses them."""
+        if kind not in ("train_start", "train_end", "eval_start", "eval_end"):
+            return ()
+        train = opens if kind == "train_start" else self._state.train_span()
+        return self._rates() if train is not None and train.compared else ()
+
+    def _rates(self) -> tuple[float, ...]:
+        """The learning rates that ranks compare; none before the first step of the fit.
+
+        Nor are there any on another thread than that of the optimizer steps, as where a thread of its own reads the
+        loader ahead: a scheduler may be in the middle of a step.
+        """
+        if self._learning_rates is None or not self._state.evidence.has_stepped(threading.get_ident()):
+            return ()
+        return compared_rates(self._learning_rates())
 
     def _schedule(self) -> ScheduleState:
         """The learning rates in force, and where their schedules stand."""

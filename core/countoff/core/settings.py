@@ -16,16 +16,20 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 from countoff.core._nearest import nearest
+from countoff.core.levels import Level, checked, parsed
+from countoff.core.verdict import Kind
 
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 
 _PREFIX = "COUNTOFF"
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
 _OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
+_NEEDED_TO_BE_EVEN: tuple[Kind, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
+"""Kinds that must end a job in which ranks wait for one another's batches."""
 _FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -126,6 +130,11 @@ _SECONDS = _Rule("a finite number of seconds above 0", _check_seconds, float)
 _RULES: dict[str, _Rule] = {
     "enabled": _Rule("True or False (in the environment: " + ", ".join(_FLAG_TEXTS) + ")", _check_flag, _parse_flag),
     "on_divergence": _choice("raise", "warn"),
+    "levels": _Rule(
+        "a mapping from kinds to 'raise', 'warn' or 'off' (in the environment: Stalled=raise,SameOrder=off)",
+        checked,
+        parsed,
+    ),
     "totals": _choice("log", "fix"),
     "uneven_train": _choice("raise", "stop", "repeat"),
     "uneven_eval": _choice("warn", "raise", "allow", "stop"),
@@ -154,16 +163,19 @@ class Settings:
     Attributes:
         enabled: Whether the adapter does anything at all.
         on_divergence: The effect of a proof that ranks are out of step: an error on every rank, or one warning.
+        levels: By kind of verdict, whether a finding is an error, a warning or nothing, where that is not the default;
+            see `countoff.core.levels.LEVELS`.
         totals: Whether true totals are only logged, or also set in the framework if they are proven.
         uneven_train: The effect of different numbers of train batches: an error, an epoch that stops on every rank
             with the shortest one, or short ranks that repeat batches until the longest one ends.
         uneven_eval: The effect of different numbers of evaluation batches: a warning, an error, nothing, or an
             evaluation that stops on every rank with the shortest one.
-        lookahead: Batches that a rank fetches ahead of the one that it trains on, where `uneven_train` or
-            `uneven_eval` makes ranks take the same number; must be equal on all ranks.
+        lookahead: Batches that a rank takes from a loader with workers ahead of the one that it trains on, where
+            `uneven_train` or `uneven_eval` makes ranks take the same number; must be equal on all ranks.
         eval_ranks: The ranks that evaluate, ascending; None means every rank.
         stall_seconds: Seconds without progress of any rank before a stall is reported.
-        lost_seconds: Seconds without any answer of a host before its ranks are lost.
+        lost_seconds: Seconds without any answer of a host before its ranks are lost, and seconds for which another rank
+            must have waited for a stopped rank.
         grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
@@ -179,6 +191,7 @@ class Settings:
 
     enabled: bool = True
     on_divergence: Literal["raise", "warn"] = "raise"
+    levels: Mapping[Kind, Level] = field(default_factory=dict[Kind, Level])
     totals: Literal["log", "fix"] = "log"
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
     uneven_eval: Literal["warn", "raise", "allow", "stop"] = "warn"
@@ -202,6 +215,16 @@ class Settings:
             raise SettingsError(
                 "on_divergence='warn' cannot be combined with uneven_train='stop' or 'repeat' or uneven_eval='stop': "
                 "ranks that take the same number of batches wait for one another, so a divergence has to end the job"
+            )
+        lowered = [
+            (kind, self.levels[kind]) for kind in _NEEDED_TO_BE_EVEN if self.levels.get(kind, "raise") != "raise"
+        ]
+        if self.keeps_even and lowered:
+            kind, level = lowered[0]
+            raise SettingsError(
+                f"levels={{'{kind}': '{level}'}} cannot be combined with uneven_train='stop' "
+                "or 'repeat' or uneven_eval='stop': ranks that take the same number of batches wait for one another, "
+                "so this has to end the job"
             )
         if self.uneven_eval == "stop" and self.eval_ranks is not None:
             raise SettingsError(
@@ -297,6 +320,7 @@ def _checked(name: str, value: object, where: str, parse: Callable[[str], object
     rule = _RULES[name]
     try:
         return rule.check(parse(str(value)) if parse else value)
-    except ValueError:
+    except ValueError as error:
         shown = " ".join(repr(value).split())
-        raise SettingsError(f"{where} must be {rule.good}, got {shown}") from None
+        reason = f": {error}" if rule.check is checked and error.args else ""
+        raise SettingsError(f"{where} must be {rule.good}, got {shown}{reason}") from None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from countoff.core.arithmetic.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.verdict import Verdict, count_of
 
@@ -18,9 +19,13 @@ class Totals:
         dp_degree: Shares into which the data is cut, at least 1.
         framework: The framework that reports the length, for the message.
         consequences: Returns what a wrong length does in this framework, as a sentence of the message.
+        dataset_size: Samples of the whole dataset over all ranks, at least 1, where the user tells it.
 
     Attributes:
         plan: The plan of the job, as far as it is known until now.
+
+    Raises:
+        ValueError: If `dataset_size` is outside its domain.
     """
 
     def __init__(
@@ -30,14 +35,39 @@ class Totals:
         dp_degree: int,
         framework: str,
         consequences: Callable[[BatchPlan], str] | None = None,
+        dataset_size: int | None = None,
     ) -> None:
+        if dataset_size is not None:
+            check_count("dataset_size", dataset_size, minimum=1)
+        self._dataset_size = dataset_size
         self.plan = self._own = BatchPlan.of(facts, dp_degree=dp_degree)
         self._facts: LoaderFacts = facts
         self._dp_degree = dp_degree
-        self._takes_common = False
+        self._takes_common = self._varies = False
         self._common_batches: int | None = None
         self._framework = framework
         self._consequences = consequences or _consequences
+
+    def report_again(self, reported: int | None) -> None:
+        """Takes note of the length that the framework reports after an epoch.
+
+        Where it has changed, as by a sampler that grows from epoch to epoch, no length holds for all epochs.
+
+        Args:
+            reported: Batches per epoch and rank as they are reported now; None if that is not known.
+        """
+        if reported is None or reported == self._facts.reported_batches or self._varies:
+            return
+        self._varies = True
+        self._facts = replace(
+            self._facts,
+            reported_batches=None,
+            samples_per_rank=None,
+            dataset_size=None,
+            one_pass=None,
+            known_batches=None,
+        )
+        self._update()
 
     def observe(self, batches: int) -> None:
         """Updates the plan after an epoch whose loader was exhausted.
@@ -48,7 +78,7 @@ class Totals:
         limited = self._own.reported_batches_per_epoch
         if batches == limited and limited != self._own.reported_batches:
             return  # The epoch ended at the user's limit, so its length is not that of the loader.
-        if not self._own.proven and batches:
+        if not self._own.proven and batches and not self._varies:
             self._facts = replace(self._facts, known_batches=batches)
             self._update()
 
@@ -114,6 +144,33 @@ class Totals:
             f"{self._consequences(plan)}"
         )
         return Verdict("WrongLength", sentence, why=why, time=time.time())
+
+    def sharded_twice(self) -> Verdict | None:
+        """Returns a `DoubleSharded` warning if this rank reads a share of a share of the dataset; else None.
+
+        That is shown by the size of the whole dataset, if the user has told it, and the batches of this rank's loader.
+
+        Example:
+            >>> loader = LoaderFacts(reported_batches=6, batch_size=4, drop_last=False, samples_per_rank=None)
+            >>> Totals(loader, dp_degree=2, framework="", dataset_size=96).sharded_twice().kind
+            'DoubleSharded'
+            >>> Totals(loader, dp_degree=2, framework="", dataset_size=48).sharded_twice() is None
+            True
+        """
+        plan, size, ways, whole = self._own, self._facts.batch_size, self._dp_degree, self._dataset_size
+        batches = plan.reported_batches if plan.loader_batches is None else plan.loader_batches
+        if whole is None or batches is None or size is None or ways == 1:
+            return None
+        # A rank may leave out a last batch that is not full, and its share may be filled up to a whole batch of all.
+        left_out = ways * (batches + 1) * size < whole
+        if not (left_out and (batches - ways) * size * ways**2 <= whole):
+            return None
+        sentence = (
+            f"the train data is sharded twice: it has {count_of(whole, 'sample')} (dataset_size), and a rank's loader "
+            f"has {count_of(batches, 'batch')} of {size}. So {ways} ranks read about 1/{ways} of the data."
+        )
+        why = "What a rank leaves out of its share, no other rank has: it is never read."
+        return Verdict("DoubleSharded", sentence, why=why, time=time.time())
 
     def _update(self) -> None:
         self.plan = self._own = BatchPlan.of(self._facts, dp_degree=self._dp_degree)

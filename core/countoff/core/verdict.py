@@ -51,6 +51,8 @@ DECISION, WHO_EVALUATES = "decision", "who evaluates"
 """Subjects of an `UnevenBatches` for which one rank's loop decided: it has left the loop, or evaluates alone."""
 EXITED, LEFT = "exited", "left"
 """Subjects of a `LostRank` whose process was not lost: it has left by `sys.exit()`, or by the end of its program."""
+ENDED = "ended"
+"""The subject of a `Stalled` that ends the job; a warning has none."""
 
 Remedies = Mapping[Kind, "str | Mapping[str, str]"]
 """What to do about each kind of verdict. Where that depends on the verdict's subject, it is a mapping from subjects to
@@ -62,7 +64,7 @@ _REPEATS: frozenset[Kind] = frozenset(
 """Kinds that follow from the program, its configuration and its data."""
 
 TABLE_ROWS = 16
-_COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "state")
+_COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "rate", "state")
 _NAMED = re.compile(
     r"(?<!\w)rank(?:s (?P<many>\d+(?:–\d+)?(?:(?:, | and )\d+(?:–\d+)?)*)| (?P<one>\d+))(?!\w|(?:, \d+(?:–\d+)?)*, …)"
 )
@@ -148,7 +150,7 @@ VERDICTS: dict[Kind, VerdictInfo] = {
         "warns",
     ),
     "UnseenLoader": VerdictInfo(
-        "after 64 optimizer steps, no batch has come from the attached loader: the loop iterates another one",
+        "for 64 optimizer steps, no batch has come from the attached loader: the loop iterates another one",
         "warns",
     ),
     "WrongHorizon": VerdictInfo(
@@ -197,6 +199,8 @@ class Verdict:
         announced: Whether that end was only announced.
         subject: What the verdict is about, where one kind can concern several things. A warning is printed once for
             each kind and subject.
+        point: The name of the point at which learning rates were compared; empty for anything else.
+        guess: Why this is a guess and no proof, as a clause; empty where it is proved. See `countoff.core.levels`.
     """
 
     kind: Kind
@@ -215,7 +219,9 @@ class Verdict:
     standing: Standing = "out of step"
     world_size: int = field(default=0, compare=False)
     behind: tuple[int, ...] = field(default=(), compare=False)
+    point: str = field(default="", compare=False)
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
+    guess: str = field(default="", compare=False)
 
     @property
     def headline(self) -> str:
@@ -227,7 +233,8 @@ class Verdict:
         """Whether the job may end otherwise if it is started again with the same program, configuration and data.
 
         ``"useless"``: no, it follows from these. ``"may_help"``: a process, or a host with its processes, is gone.
-        ``"unknown"``: anything else, as an exception or an exit of one rank, which may come again.
+        ``"unknown"``: anything else, as an exception or an exit of one rank, which may come again, or a stall: a file
+        system may answer the next time, and a rank that has left its loop leaves it again.
 
         >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
         'useless'
@@ -314,11 +321,15 @@ class DivergenceError(RuntimeError):
     """
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict)
+        # Two arguments: in an error with one, Accelerate looks for a lack of memory, and would try again.
+        super().__init__(plain(verdict.sentence), verdict)
         self.verdict = verdict
 
     def __str__(self) -> str:
         return plain(self.verdict.sentence)
+
+    def __reduce__(self) -> tuple[type[DivergenceError], tuple[Verdict]]:
+        return type(self), (self.verdict,)
 
 
 class PlanMismatch(DivergenceError):
@@ -345,9 +356,13 @@ class LostRank(DivergenceError):
     """A rank failed, was killed, was stopped, or its host no longer answers."""
 
 
+class Stalled(DivergenceError):
+    """No rank has made progress for `stall_seconds`. Raised only with the level `raise` for this kind."""
+
+
 _ERRORS: dict[str, type[DivergenceError]] = {
     leaf.__name__: leaf
-    for leaf in (PlanMismatch, UnevenBatches, StepMismatch, LearningRateMismatch, RankMapError, LostRank)
+    for leaf in (PlanMismatch, UnevenBatches, StepMismatch, LearningRateMismatch, RankMapError, LostRank, Stalled)
 }
 
 
@@ -492,7 +507,8 @@ def table(rows: Sequence[Mapping[str, Any]], counted: int = 0, *, hosts: bool = 
     """
     if not rows:
         return []
-    columns = [column for column in _COLUMNS if hosts or column != "host"]
+    shown = {"host": hosts, "rate": any("rate" in line for line in rows)}
+    columns = [column for column in _COLUMNS if shown.get(column, True)]
     cells = [columns, *([str(line.get(column, "")) for column in columns] for line in rows[:TABLE_ROWS])]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]

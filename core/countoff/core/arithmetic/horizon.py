@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -17,7 +17,7 @@ from countoff.core.arithmetic.batches import check_count
 from countoff.core.arithmetic.curves import Curve, Ending, ending_of
 from countoff.core.verdict import Verdict, number_of
 
-__all__ = ["Horizon", "RunLength", "Stepping", "horizon_of", "planned_run", "run_out", "wrong_horizon"]
+__all__ = ["Horizon", "RunLength", "Stepping", "guessed_horizon", "horizon_of", "run_out", "wrong_horizon"]
 
 _EARLY, _LATE = Fraction(2, 100), Fraction(10, 100)
 """Parts of the run by which a schedule may end before it, and after it, without a word."""
@@ -41,6 +41,8 @@ class RunLength:
         gradient_accumulation_steps: Batches per optimizer step, at least 1.
         processes: Ranks that read data of their own, at least 1.
         limited: Whether a limit of steps or of batches ends the run or its epochs, as in a trial that is cut short.
+        epoch_batches: Numbers of batches per epoch from which schedules are usually computed, at least 1: that of the
+            loader before it was divided among processes, and that of its parts times the processes. Empty if unknown.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -52,11 +54,14 @@ class RunLength:
     gradient_accumulation_steps: int = 1
     processes: int = 1
     limited: bool = False
+    epoch_batches: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("steps", "steps_per_epoch", "epochs", "gradient_accumulation_steps", "processes"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value, minimum=1)
+        for batches in self.epoch_batches:
+            check_count("epoch_batches", batches, minimum=1)
 
     @property
     def slack(self) -> int:
@@ -138,29 +143,67 @@ def horizon_of(
     return None if ending is None else Horizon(name, ending, pace, paced_by, before)
 
 
-def planned_run(horizon: Horizon, run: RunLength) -> RunLength | None:
-    """Returns the run for which a schedule was made, if it was made in optimizer steps although it ticks faster.
+def guessed_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdict | None:
+    """Returns a `WrongHorizon` warning if a schedule was probably made in optimizer steps although it ticks faster.
 
-    That is the case if its ticks are a whole number of epochs counted in steps, but not a whole number of epochs
-    counted in ticks. If they are both, either can be meant, and the answer is None.
+    Nobody has told how long the run is, so this is a guess, and the message says so. It takes a length that is a whole
+    number of epochs in optimizer steps, and that no usual computation gives in ticks: no multiple of the ticks per
+    step (a limit of steps times the processes), and no number of epochs of the loader before it was divided.
 
     Args:
         horizon: The schedule.
         run: What is known of the run: not how many steps it has.
+        why: Why the schedule ticks this often, as a sentence.
 
     Example:
-        >>> made_for_300 = Ending("zero", tick=300, rate=0.0, peak=0.1)
-        >>> planned_run(Horizon("LinearLR", made_for_300, Fraction(2)), RunLength(steps_per_epoch=100)).epochs
-        3
-        >>> planned_run(Horizon("LinearLR", made_for_300, Fraction(3)), RunLength(steps_per_epoch=100)) is None
+        >>> made_for_297 = Ending("zero", tick=297, rate=0.0, peak=0.1)
+        >>> run = RunLength(steps_per_epoch=99, epoch_batches=(198,))
+        >>> guessed_horizon(Horizon("LinearLR", made_for_297, Fraction(2)), run).sentence.partition(": ")[0]
+        'the learning rate probably ends too early, at step 149'
+        >>> made_for_594 = Ending("zero", tick=594, rate=0.0, peak=0.1)
+        >>> guessed_horizon(Horizon("LinearLR", made_for_594, Fraction(2)), run) is None
         True
     """
-    if run.steps_per_epoch is None:
+    ending, pace, per_epoch = horizon.ending, horizon.pace, run.steps_per_epoch
+    ticks = ending.tick
+    if per_epoch is None or not run.epoch_batches or ending.kind in ("full", "vanished") or _cuts_warmup(ending):
         return None
-    epochs, rest = divmod(horizon.ending.tick, run.steps_per_epoch)
-    if rest or not epochs or epochs % horizon.pace == 0:
+    if pace <= 1 or ticks % per_epoch or ticks % pace == 0 or _usual_epochs(ticks, run, pace) is not None:
         return None
-    return replace(run, steps=horizon.ending.tick, epochs=epochs)
+    epochs = ticks // per_epoch
+    counted = f"{epochs:,} epochs of {_steps(per_epoch)}" if epochs > 1 else "one epoch"
+    guess = (
+        f"This is a guess: {_steps(ticks)} are {counted} of the optimizer, and no whole number of steps or epochs in "
+        "calls of the scheduler's step()."
+    )
+    return Verdict(
+        "WrongHorizon",
+        f"the learning rate probably ends too early, at step {horizon.end_step:,}: {_made_for(horizon, run)}.",
+        why=f"{guess} {why}".rstrip(),
+        remedy=(
+            "tell attach how long the run is, with epochs= or max_steps=: then countoff compares, and says nothing if "
+            f"the schedule is right. Only if the run has {ticks:,} optimizer steps: make {horizon.name} for "
+            f"{_steps(math.ceil(ticks * pace))}."
+        ),
+        time=time.time(),
+    )
+
+
+def _usual_epochs(ticks: int, run: RunLength, pace: Fraction) -> int | None:
+    """The epochs for which a schedule of so many ticks is right, as loops and examples compute it; None if for none.
+
+    It is computed from a number of batches: one tick for each of them, or one for each optimizer step, rounded in each
+    epoch or once.
+    """
+    per_batch = run.gradient_accumulation_steps == pace != run.processes
+    accumulation, found = 1 if per_batch else run.gradient_accumulation_steps, list[int]()
+    for batches in run.epoch_batches:
+        for per_epoch in {batches, batches // accumulation, math.ceil(batches / accumulation)} - {0}:
+            found += [ticks // per_epoch] if ticks % per_epoch == 0 else []
+        for most in (ticks * accumulation // batches, ((ticks + 1) * accumulation - 1) // batches):
+            rounded = (most * batches // accumulation, math.ceil(most * batches / accumulation))
+            found += [most] if most and ticks in rounded else []
+    return max(found, default=None)
 
 
 def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str = "") -> Verdict | None:
@@ -183,6 +226,9 @@ def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str
     ending = horizon.ending
     if ending.kind not in ("zero", "vanished") or ending.rises or ticks < ending.tick:
         return None
+    usual = _usual_epochs(ending.tick, run, horizon.pace)
+    if usual is not None and ticks < usual * (run.steps_per_epoch or 0) * horizon.pace:
+        return None  # each epoch has its own rounding: these are the last steps for which it was made
     value = "a learning rate of 0" if ending.kind == "zero" else "less than a millionth of the highest learning rate"
     place = f"{span} begins with {value}, which it has had since step {horizon.end_step:,}"
     times = f"{horizon.pace} times " if horizon.pace > 1 else ""
@@ -350,7 +396,7 @@ class _Cause:
 def _causes(horizon: Horizon, run: RunLength, total: int) -> Iterator[_Cause]:
     """Yields the numbers of the run that are as large as the schedule."""
     made_for, pace = horizon.made_for, horizon.pace
-    if horizon.ending.kind == "vanished":
+    if horizon.ending.kind == "vanished" or _cuts_warmup(horizon.ending):
         return
     ticks = _ticks_of(run, pace, horizon.before)
     if _is_displaced(horizon, run, total):

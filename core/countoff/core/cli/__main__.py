@@ -343,6 +343,7 @@ def _explain_arguments(parser: argparse.ArgumentParser) -> None:
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (the name of the first DIR, with .html)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is no page of this command")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"

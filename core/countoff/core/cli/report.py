@@ -34,7 +34,7 @@ def report(chosen: argparse.Namespace) -> int:
         The exit code: 1 if what was asked for by `-o`, `--open` or `--perfetto` needs a package that is not installed.
 
     Raises:
-        ValueError: If there is no trace, or a file cannot be written.
+        ValueError: If there is no trace, or a file cannot be written or is not to be replaced.
     """
     trace = read(chosen.directories)
     if not trace.runs:
@@ -44,6 +44,8 @@ def report(chosen: argparse.Namespace) -> int:
             f"there is no trace in {where}{problems}: expected files like rank-00000.jsonl, which a job with "
             'trace_dir="…" writes'
         )
+    if chosen.output:
+        _page_of(chosen)  # refused before anything else is written
     if chosen.perfetto:
         try:
             from countoff.core.trace.perfetto import write_perfetto
@@ -67,7 +69,7 @@ def report(chosen: argparse.Namespace) -> int:
         _print_facts(trace)
         print(f"countoff: to see this as a page in a browser: {_EXTRA}", file=sys.stderr)
         return 1 if chosen.output or chosen.open else 0
-    path = Path(chosen.output) if chosen.output else _page_of(chosen.directories)
+    path = _page_of(chosen)
     try:
         path.write_text(render(trace), encoding="utf-8")
     except OSError as error:
@@ -80,15 +82,20 @@ def report(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _page_of(directories: Sequence[str]) -> Path:
-    """Returns where the page goes that has no name: here, and named after the first directory.
+def _page_of(chosen: argparse.Namespace) -> Path:
+    """Returns where the page goes: where `-o` says, or else here, named after the first directory.
 
     Raises:
-        ValueError: If a file of this name is there that is no page of this command.
+        ValueError: If something else than a page of this command is there, and `--force` is not given.
     """
-    path = Path(f"{Path(directories[0]).resolve().name or 'report'}.html")
-    if os.path.lexists(path) and not _is_page(path):
-        raise ValueError(f"{plain(str(path))} is there and is no page of countoff report: name another file with -o")
+    path = Path(chosen.output or f"{Path(chosen.directories[0]).resolve().name or 'report'}.html")
+    # What has a name from `-o` may also be a pipe or a device, to which the page is written.
+    kept = path.is_file() if chosen.output else os.path.lexists(path)
+    if kept and not chosen.force and not _is_page(path):
+        other = "name another file" if chosen.output else "name another file with -o"
+        raise ValueError(
+            f"{plain(str(path))} is there and is no page of countoff report: {other}, or replace it with --force"
+        )
     return path
 
 

@@ -44,6 +44,8 @@ class AddOne:
             all ranks as ``at``. None: there is no such number.
         forget: Index of an entry of the log that every rank has received once the counter is complete, and that is
             deleted then; None if there is none.
+        single: Whether blocks must have one batch, because this rank fetches nothing ahead. The counter tells that to
+            the rank that completes it, whose entry then has the ``size`` 1.
     """
 
     opened: int
@@ -51,6 +53,7 @@ class AddOne:
     entry: dict[str, Any]
     batches: int | None = None
     forget: int | None = None
+    single: bool = False
 
 
 Action = WriteEntry | PrintWarning | AddOne

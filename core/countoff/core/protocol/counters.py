@@ -34,6 +34,7 @@ class SpanCounters:
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
         repeated: Batches that this rank has repeated, so that the span had the same number on every rank.
         credits: Its credits, where ranks that differ take the same number of batches.
+        guess: Why what is counted in it is a guess; empty where it is proved.
         resumed_at: Batches started before the pass to which the credits belong, where a run resumes in the span.
     """
 
@@ -52,6 +53,7 @@ class SpanCounters:
     repeated: int = 0
     credits: Credits | None = None
     resumed_at: int = 0
+    guess: str = ""
 
     @property
     def fetched(self) -> int:

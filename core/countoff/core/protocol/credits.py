@@ -4,18 +4,20 @@ Each rank fetches a few batches ahead of the one that it trains on. It starts a 
 have one of that number, so no collective ever lacks a rank.
 
 - Batches come in blocks. A rank whose loader has delivered a block adds 1 to the block's counter, which is its credit.
-  The rank that completes the counter appends a grant to the log, and every rank may start the batches of the block.
+  The rank that completes the counter appends a grant to the log, and every rank may start the batches of the block. The
+  first two blocks have one batch, and so have all where a rank fetches nothing ahead: its credits say so.
 - ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
   that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
   number instead.
-- ``repeat``: a rank whose loader ends for the first time writes its number and adds 1 to a counter. It then gives no
-  credit beyond that number until it knows that it was not the last rank; it goes on with its loader's batches from the
-  first one. The rank that completes the counter appends the largest number as the common end. A rank without any batch
-  announces that, because it has nothing to repeat.
+- ``repeat``: a rank whose loader ends for the first time writes its number and adds 1 to a counter. The rank that
+  completes the counter appends the largest number as the common end. A rank also announces the number after which its
+  loader has ended, unless the log has one that is at least as large. A rank whose loader delivers more than the largest
+  number that was announced appends that it has more. Only a rank that is so known to be shorter than another one begins
+  its loader again, and gives credit beyond its own number. Loaders of one length are never begun again.
 
 A rank fetches at most `lookahead` batches more than it has started, and gives credit for at most two blocks that are
-not granted yet. A rank that ends has no more batches than any other rank can fetch while it waits, so nobody waits for
-ever.
+not granted yet. A rank that ends has fewer batches than any other rank can fetch while it waits, so each of those finds
+its own end or one batch more, and nobody waits for ever.
 
 Nothing here does I/O or starts a thread. What a rank fetches and what the log holds comes in as method calls, and each
 returns the actions to be carried out.
@@ -35,7 +37,7 @@ _GROWTH = 8
 """A slow store lets blocks grow up to this many times their first size."""
 _SLOW_SHARE = 0.25
 """A store is slow if its answer takes longer than this share of the time that a block is trained on."""
-_PACED = 3
+_PACED = 4
 """From this block on, the rank fetches at the pace of its training; the blocks before fill its look-ahead."""
 _BLOCK_LIMIT = 1 << 20
 
@@ -46,8 +48,9 @@ class Credits:
     Args:
         opened: Index of the mark that opened the span; equal on all ranks.
         policy: Whether the span ends with the shortest rank (``stop``) or with the longest (``repeat``).
-        lookahead: Batches that the rank fetches ahead of the one that it trains on, at least 1; equal on all ranks.
+        lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
         rank: This rank.
+        ahead: Whether this rank fetches ahead; False: it fetches each batch where its loop asks for it.
 
     Attributes:
         opened: Index of the mark that opened the span.
@@ -56,11 +59,12 @@ class Credits:
         granted: Batches that every rank may start.
         total: Batches that every rank takes in all; None while that is not known.
         own_end: Batches after which this rank's loader ended for the first time; None if it has not.
-        may_repeat: Whether this rank's loader has ended, and is known not to be the last one to end.
-        lookahead: Batches that the rank fetches ahead; it grows where the store is slow.
+        lookahead: Batches that the rank holds before it starts them; it grows where the store is slow.
     """
 
-    def __init__(self, opened: int, policy: Literal["stop", "repeat"], lookahead: int, rank: int) -> None:
+    def __init__(
+        self, opened: int, policy: Literal["stop", "repeat"], lookahead: int, rank: int, *, ahead: bool = True
+    ) -> None:
         block = max(1, lookahead // 2)
         self.opened = opened
         self.policy = policy
@@ -68,13 +72,13 @@ class Credits:
         self.granted = 0
         self.total: int | None = None
         self.own_end: int | None = None
-        self.may_repeat = False
-        self.lookahead = lookahead
+        self.lookahead = lookahead if ahead else 1
+        self._ahead = ahead
         self._rank = rank
         self._empty: int | None = None  # a rank that has no batch to repeat
         self._first_block = block
         self._size = block  # of the blocks whose border is not known yet
-        self._borders = [block, 2 * block]  # the block at index 0 is the first one that is not granted
+        self._borders = [1, 2]  # the block at index 0 is the first one that is not granted
         self._block = 0  # its number
         self._credited = 0  # blocks for which this rank has given credit
         self._credited_at = 0.0
@@ -84,6 +88,10 @@ class Credits:
         self._ends: set[int] = set()  # in the log
         self._lowest: int | None = None  # the smallest end known here
         self._offered: int | None = None
+        # Where ranks repeat, by the log:
+        self._most = 0  # batches that some rank has of its own, at least
+        self._last_end = -1  # the largest number after which a loader has ended
+        self._told = -1  # the largest such number of which this rank has told that it has more
 
     @classmethod
     def known(cls, opened: int, policy: Literal["stop", "repeat"], total: int, rank: int) -> Credits:
@@ -98,7 +106,6 @@ class Credits:
         credits = cls(opened, policy, 1, rank)
         credits.lookahead = 0
         credits.granted = credits.total = total
-        credits.may_repeat = policy == "repeat"
         return credits
 
     # Events of the training thread.
@@ -123,8 +130,7 @@ class Credits:
             return []
         if self.policy == "repeat":
             entry = {"type": "stop", "opened": self.opened}
-            ended = AddOne(self.opened, self._key("ended"), entry, batches=end)
-            return [ended] if end else [self._ends_entry(end), ended]
+            return [self._ends_entry(end), AddOne(self.opened, self._key("ended"), entry, batches=end)]
         if self._lowest is not None and self._lowest <= end:
             return self._due(now)
         self._lowest = end
@@ -150,30 +156,30 @@ class Credits:
         else:
             at = parse_count(entry["at"])
             self._others.append(index)
-            if entry["type"] == "ends":
+            if self.policy == "repeat" and entry["type"] != "stop":
+                self._most = max(self._most, at)
+                if entry["type"] == "ends":
+                    self._last_end = max(self._last_end, at)
+                    self._empty = parse_count(entry["rank"]) if at == 0 else self._empty
+            elif entry["type"] == "ends":
                 self._ends.add(at)
-                if self.policy == "repeat":
-                    self._empty = parse_count(entry["rank"])
-                else:
-                    self._lowest = at if self._lowest is None else min(at, self._lowest)
+                self._lowest = at if self._lowest is None else min(at, self._lowest)
             elif self.total is None:
                 self.total = self.granted = at
         return self._due(now)
 
-    def added(self, action: AddOne, *, last: bool, seconds: float, now: float) -> list[Action]:
+    def added(self, seconds: float) -> None:
         """This rank has added 1 to a counter.
 
         Args:
-            action: The action that asked for it.
-            last: Whether it has completed the counter.
             seconds: How long the store took to answer.
-            now: The time, in seconds of any clock.
         """
         self._answer_seconds = seconds
-        if action.batches is None or last:
-            return []
-        self.may_repeat = action.batches > 0
-        return self._due(now)
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether this rank's loader has ended, and another rank is known to have more batches."""
+        return self.own_end is not None and self._most > self.own_end
 
     @property
     def empty(self) -> int | None:
@@ -192,9 +198,18 @@ class Credits:
         delivered = self._borders[whole - 1] if whole > 0 else self.granted
         return batch <= delivered or (batch <= self.ready and min(self._ends, default=self.ready + 1) <= self.ready)
 
-    def is_written(self, end: int) -> bool:
-        """Whether the log is known to hold an end that is as small as this one."""
-        return self.total is not None or any(heard <= end for heard in self._ends)
+    def is_written(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the log is known to hold what an entry of this rank is to tell: an end, or that it has more."""
+        if self.total is not None:
+            return True
+        if entry["type"] == "more":
+            return self._most > self._last_end
+        end: int = entry["at"]
+        if self.policy == "stop":
+            return any(heard <= end for heard in self._ends)
+        if end == 0:  # told to all, though another rank has more: it has nothing to repeat
+            return self._empty is not None
+        return self._most > end or self._last_end >= end
 
     def left_keys(self, world_size: int) -> list[str]:
         """The keys of this span that may be left in the store once it is over on all ranks.
@@ -219,7 +234,7 @@ class Credits:
         self._size = size
         self._borders.append(self._borders[-1] + size)
         self._grants = [*self._grants[-1:], index]
-        if size > self._first_block:
+        if size > self._first_block and self._ahead:
             self.lookahead = max(self.lookahead, 2 * size)
 
     def _due(self, now: float) -> list[Action]:
@@ -238,6 +253,9 @@ class Credits:
             self._offered = end
             entry = {"type": "stop", "opened": self.opened, "at": end}
             actions.append(AddOne(self.opened, self._key(f"end/{end}"), entry))
+        if self.own_end is None and self.ready > self._last_end >= self._most and self._last_end > self._told:
+            self._told = self._last_end
+            actions.append(WriteEntry({"type": "more", "opened": self.opened, "at": self.ready}))
         return actions
 
     def _credit(self, now: float) -> AddOne:
@@ -248,7 +266,7 @@ class Credits:
         # Who gives credit for block n has the grant of block n - 2: no border beyond two blocks is known before.
         forget = self._grants[number - 2 - self._block] if number - 2 >= self._block - len(self._grants) else None
         entry = {"type": "grant", "opened": self.opened, "block": number, "size": size}
-        return AddOne(self.opened, self._key(str(number)), entry, forget=forget)
+        return AddOne(self.opened, self._key(str(number)), entry, forget=forget, single=not self._ahead)
 
     def _ends_entry(self, end: int) -> WriteEntry:
         return WriteEntry({"type": "ends", "opened": self.opened, "at": end, "rank": self._rank})

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.micro_batches import MICRO_BATCHES, sentence_of
+from countoff.core.protocol.rates import rate_mismatch
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import DECISION, EXITED, WHO_EVALUATES, Remedies, Verdict, count_of, names_of
+from countoff.core.verdict import DECISION, ENDED, EXITED, WHO_EVALUATES, Remedies, Verdict, count_of, names_of
 
 EVALUATION, REPEAT = "evaluation", "repeat"
 """Subjects of an `UnevenBatches`: evaluations differ in length, a rank has nothing to repeat. `DECISION` and
 `WHO_EVALUATES` are others. The subject of any other one, about train loaders of different lengths, is empty."""
-DIED, STOPPED, HOST, VICTIM = "died", "stopped", "host", "victim"
-"""Subjects of a `LostRank`: the process is gone, or does not run; a whole host does not answer; a rank has only lost
-its connection to another one. `EXITED` and `LEFT` are others: it has ended by itself. The subject of any other one is
-empty."""
+DIED, AHEAD, STOPPED, HOST, VICTIM = "died", "ahead", "stopped", "host", "victim"
+"""Subjects of a `LostRank`: the process is gone, also after it has passed a place to which another rank has not come,
+or does not run; a whole host does not answer; a rank has only lost its connection to another one. `EXITED` and `LEFT`
+are others: it has ended by itself. The subject of any other one is empty."""
 POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD = "position", "steps", "data", "rate", "changed rate", "record"
 """Subjects of a `ResumeMismatch`: the restored position or number of steps is another one, batches are trained on
 again, a schedule stands elsewhere, a learning rate has changed, the record cannot be read."""
@@ -53,7 +55,14 @@ GENERAL_REMEDIES: Remedies = {
             f"this. If not, {SAME_MICRO_BATCHES}"
         ),
     },
-    "LearningRateMismatch": "make the scheduler with the same length on every rank, and step it on every rank.",
+    "LearningRateMismatch": {
+        "": "make the scheduler with the same length on every rank, and step it on every rank.",
+        "schedule": (
+            "make the scheduler for one number of steps, and with one learning rate, on all ranks. If the number "
+            "follows from len(loader): all-reduce it before you make the scheduler, and take the minimum (with "
+            "uneven_train='repeat', the maximum)."
+        ),
+    },
     "RankMapError": FORMULA_REMEDY,
     "LostRank": {
         "": "read that rank's own output first: the other ranks have only lost their peer.",
@@ -61,6 +70,13 @@ GENERAL_REMEDIES: Remedies = {
             "read the end of that rank's own output. If it shows no error, the rank may have been killed because its "
             "host had no memory left: look for 'Out of memory' in dmesg on that host, or for OOM in the scheduler's "
             "report on the job."
+        ),
+        AHEAD: (
+            "look at what only some ranks do before that place: an optimizer step, a collective or an evaluation, as "
+            "in a loop that steps where it takes a batch for the last one by its own len(loader). gloo aborts a "
+            "process whose collective does not fit that of another rank. If all ranks do the same there, the host may "
+            "have had no memory left: look for 'Out of memory' in dmesg, or for OOM in the scheduler's report on the "
+            "job."
         ),
         EXITED: (
             "look for a sys.exit() that only that rank reaches, such as a time limit or a check of its own data, and "
@@ -78,10 +94,16 @@ GENERAL_REMEDIES: Remedies = {
         ),
         STOPPED: "look for what has stopped it, such as a debugger or the scheduler. kill -CONT PID lets it go on.",
     },
-    "Stalled": (
-        "start at the line of the rank that is named first: the others wait for it. This is a warning: the job is not "
-        "ended, and goes on if that rank does. If such a pause is normal, raise stall_seconds above it."
-    ),
+    "Stalled": {
+        "": (
+            "start at the line of the rank that is named first: the others wait for it. This is a warning: the job is "
+            "not ended, and goes on if that rank does. If such a pause is normal, raise stall_seconds above it."
+        ),
+        ENDED: (
+            "start at the line of the rank that is named first: the others waited for it. If such a pause is normal, "
+            "raise stall_seconds above it."
+        ),
+    },
     "ResumeMismatch": {
         POSITION: (
             "let the loop go on with the epoch and the batch of the checkpoint. If you have moved it on purpose, "
@@ -104,6 +126,7 @@ GENERAL_REMEDIES: Remedies = {
 }
 """What to do in any framework, where an adapter has no words of its own."""
 
+EXITED_WHY = "It ended without an error (exit code 0), and the other ranks would wait for it in their next collective."
 RESUME_REMEDY = (
     "resume every rank from the same checkpoint, and skip as many batches on each: compare what each rank loads."
 )
@@ -132,6 +155,10 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
         divergence: What the rule proved.
         rank: The rank that proved it.
     """
+    return replace(_judged(divergence, rank), guess=divergence.guess)
+
+
+def _judged(divergence: Divergence, rank: int) -> Verdict:
     standing, own = divergence.standing, divergence.own
     if standing.reason == "exited":
         return _lost_by_exit(standing, standing.rank, rank, standing.time)
@@ -141,13 +168,29 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
         return _step_mismatch(divergence, rank)
     if divergence.kind == "PlanMismatch":
         return _other_position(divergence, rank)
+    if divergence.kind == "LearningRateMismatch" and own is not None:
+        return rate_mismatch(
+            _where_rates_differ(own), point_of(divergence.mark_index), (standing.rank, rank), standing.rates, own.rates
+        )
     return _uneven_batches(divergence, rank)
 
 
 def _lost_by_exit(mark: Mark, exited: int, other: int, proved: float) -> Verdict:
     sentence = f"rank {exited} {describe_mark(mark)}, where rank {other} goes on."
-    why = "It ended without an error (exit code 0), and the other ranks would wait for it in their next collective."
-    return Verdict("LostRank", sentence, (exited,), why=why, gone=True, time=proved, subject=EXITED)
+    return Verdict("LostRank", sentence, (exited,), why=EXITED_WHY, gone=True, time=proved, subject=EXITED)
+
+
+def point_of(mark_index: int) -> str:
+    """The name of a mark as a point at which learning rates are compared."""
+    return f"mark/{mark_index}"
+
+
+def _where_rates_differ(mark: Mark) -> str:
+    if mark.kind == "train_end":
+        return f"after {count_of(mark.at, 'batch')} of {mark.span}"
+    if mark.kind == "train_start":
+        return f"at the start of {mark.span}"
+    return f"at the {'start' if mark.kind == 'eval_start' else 'end'} of {mark.span} within a train epoch"
 
 
 def _step_mismatch(divergence: Divergence, rank: int) -> Verdict:
@@ -221,6 +264,32 @@ def _uneven_batches(divergence: Divergence, rank: int) -> Verdict:
     )
 
 
+def uneven_apart(name: str, batches: Mapping[int, int]) -> Verdict | None:
+    """Returns an `UnevenBatches` if ranks had different numbers of batches in an evaluation beside the training.
+
+    Args:
+        name: The evaluation's name.
+        batches: Batches of each rank, by rank.
+
+    >>> uneven_apart("validation", {0: 4, 1: 3}).sentence
+    'rank 1 ran out of data after 3 batches of validation; rank 0 after 4.'
+    """
+    fewest = min(batches, key=lambda rank: batches[rank], default=0)
+    most = max(batches, key=lambda rank: batches[rank], default=0)
+    if not batches or batches[fewest] == batches[most]:
+        return None
+    return Verdict(
+        "UnevenBatches",
+        f"rank {fewest} ran out of data after {count_of(batches[fewest], 'batch')} of {name}; rank {most} after "
+        f"{batches[most]}.",
+        (fewest, most),
+        why=_CAUSES[EVALUATION],
+        time=time.time(),
+        subject=EVALUATION,
+        standing="ran out first",
+    )
+
+
 def _ran_out_before(mark: Mark, other: Mark) -> bool:
     """Whether a rank's loader is known to have ended where another rank had more of the same span."""
     return mark.reason == "exhausted" and (mark.kind, mark.span) == (other.kind, other.span) and mark.at < other.at
@@ -260,10 +329,23 @@ def lost_rank(rank: int, event: str, why: str = "", *, gone: bool = True, subjec
         event: What happened to it, as the rest of a sentence that begins with its name.
         why: The cause, where it is known.
         gone: False if the rank has failed and can still answer.
-        subject: `DIED`, `STOPPED`, `EXITED`, `LEFT` or `VICTIM`; empty for any other event.
+        subject: `DIED`, `AHEAD`, `STOPPED`, `EXITED` or `LEFT`; empty for any other event.
     """
     sentence = f"rank {rank} {event}."
     return Verdict("LostRank", sentence, (rank,), why=why, gone=gone, time=time.time(), subject=subject)
+
+
+def victim(rank: int, raised: str) -> Verdict:
+    """Returns the verdict that a rank has only lost its connection to another one. It names nobody as lost.
+
+    Args:
+        rank: The victim.
+        raised: Its exception, in words.
+    """
+    sentence = (
+        f"rank {rank} is a victim: it raised {raised}, as happens when another rank is lost; nothing tells which."
+    )
+    return Verdict("LostRank", sentence, time=time.time(), subject=VICTIM)
 
 
 def lost_host(name: str, ranks: Sequence[int], seconds: float) -> Verdict:

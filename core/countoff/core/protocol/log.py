@@ -40,6 +40,11 @@ class LogView:
     _accepted: set[int] = field(default_factory=set[int])  # evaluations found uneven, by the mark that opened them
     _passed: dict[int, Mark] = field(default_factory=dict[int, Mark])
     _received: dict[int, Mark] = field(default_factory=dict[int, Mark])
+    _muted: bool = False
+
+    def mute(self) -> None:
+        """Compares no marks from here on: ranks that differ have been accepted, so their later marks differ too."""
+        self._muted = True
 
     def reach(self, mark: Mark) -> tuple[int, Divergence | None]:
         """Passes this rank's next mark and compares it with the one in the log, if that is known.
@@ -94,6 +99,8 @@ class LogView:
 
     def is_behind(self, spans: Iterable[SpanCounters]) -> bool:
         """Whether other ranks have written a point that this rank has yet to reach; every batch may then be a proof."""
+        if self._muted:
+            return False
         return self.next in self._standing or any(span.opened in self._announced for span in spans)
 
     def prove(self, spans: Iterable[SpanCounters]) -> Divergence | None:
@@ -102,6 +109,8 @@ class LogView:
         Args:
             spans: This rank's open spans, outermost first.
         """
+        if self._muted:
+            return None
         innermost: SpanCounters | None = None
         for span in spans:
             if not span.compared:
@@ -150,14 +159,20 @@ class LogView:
         return self._standing.get(self.next)
 
     def exited_alone(self) -> Mark | None:
-        """Where a rank stopped its last train epoch, if that rank has then ended the fit and this rank has not.
+        """Where a rank left its last train epoch, if that rank has then ended the fit and this rank has not.
 
         It may have done so by a `return`, a `sys.exit` or an exception that was caught. Its peers only lose it.
         """
         standing = self._standing.items()
         ended = {mark.rank for index, mark in standing if index >= self.next and mark.kind == "fit_end"}
         closings = [mark for _, mark in sorted(self._received.items()) if mark.kind == "train_end"]
-        return next((mark for mark in closings[-1:] if mark.reason == "stopped" and mark.rank in ended), None)
+        early = ("stopped", "exited")
+        return next((mark for mark in closings[-1:] if mark.reason in early and mark.rank in ended), None)
+
+    def ended_first(self) -> int | None:
+        """The rank that has ended the fit where this rank has not; None if there is none."""
+        ahead = (mark for index, mark in self._standing.items() if index >= self.next and mark.kind == "fit_end")
+        return next((mark.rank for mark in ahead), None)
 
     def accept_uneven(self, spans: Iterable[SpanCounters]) -> None:
         """Accepts that the evaluations open on this rank are uneven, so that each one is found only once."""
@@ -176,13 +191,13 @@ class LogView:
         del self._pending[index]
         if index < self.next - 1:
             self._standing.pop(index, None)
-        return compare_marks(standing, own, index)
+        return None if self._muted else compare_marks(standing, own, index)
 
 
 def _agree(standing: Mark, own: Mark) -> bool:
-    """Whether no verdict can follow from two marks. Other micro-batches are a warning, and make no side."""
+    """Whether two marks have the same counts. Other micro-batches are a warning, and other rates another dispute."""
     divergence = compare_marks(standing, own)
-    return divergence is None or divergence.micro_batches
+    return divergence is None or divergence.micro_batches or divergence.kind == "LearningRateMismatch"
 
 
 def _limited_at_the_same_count(own: Mark, standing: Mark) -> bool:

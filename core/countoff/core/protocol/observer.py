@@ -10,7 +10,7 @@ from countoff.core.verdict import Verdict
 
 
 class Observer(Protocol):
-    """What the threads of the runtime tell; each call returns at once."""
+    """What the threads of the runtime tell; each call but the last returns at once."""
 
     def warned(self, warning: Verdict) -> None:
         """This rank has printed a warning."""
@@ -44,5 +44,13 @@ class Observer(Protocol):
         Args:
             verdict: The verdict, with its table.
             whole: Whether it prints it whole, for its host.
+        """
+        ...
+
+    def ended_by(self, signal: str) -> None:
+        """This process is about to end by a signal. Waits until that is written, a fraction of a second at most.
+
+        Args:
+            signal: The signal's name.
         """
         ...

@@ -99,16 +99,16 @@ def first_difference(
     for name in fields:
         found = group_ranks_by_value(records, name)
         if len(found) > 1:
-            words = _each_on([(_value(value), ranks) for value, ranks in found])
+            words = each_on([(_value(value), ranks) for value, ranks in found])
             smallest, largest = found[0][1], found[-1][1]
             return f"{name} is {words}", tuple(smallest if len(smallest) < len(largest) else sorted(records))
     return None
 
 
-def _each_on(found: Sequence[tuple[str, Sequence[int]]]) -> str:
+def each_on(found: Sequence[tuple[str, Sequence[int]]]) -> str:
     """The first four of values and their ranks, in words. A comma may stand between the ranks of a list too.
 
-    >>> _each_on([("4", [1]), ("5", [0, 2])]), _each_on([("4", [1, 3]), ("5", [0, 2])])
+    >>> each_on([("4", [1]), ("5", [0, 2])]), each_on([("4", [1, 3]), ("5", [0, 2])])
     ('4 on rank 1, 5 on ranks 0, 2', '4 on ranks 1, 3; 5 on ranks 0, 2')
     """
     several = any(len(ranks) > 1 for _, ranks in found[:3][: len(found) - 1])
@@ -122,8 +122,11 @@ def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
 
     >>> judge_plans({0: {"position": [0, 3, 0]}, 1: {"position": None}}) is None
     True
+    >>> judge_plans({rank: {"batches_per_epoch": 8 - rank, "runs_to_end": False} for rank in (0, 1)}) is None
+    True
     """
-    for name in PROOF_FIELDS:
+    unused = () if all(plan.get("runs_to_end", True) for plan in plans.values()) else _LENGTHS
+    for name in [each for each in PROOF_FIELDS if each not in unused]:
         known = {rank: plan for rank, plan in plans.items() if name in _LIMITS or plan.get(name) is not None}
         difference = first_difference(known, [name])
         if difference is not None:
@@ -151,7 +154,7 @@ beyond is not trained on.
     lengths = group_ranks_by_value(_with_own_length(plans), _OWN_LENGTH)
     if len(lengths) < 2:
         return None
-    words = _each_on([(count_of(batches, "batch"), ranks) for batches, ranks in lengths])
+    words = each_on([(count_of(batches, "batch"), ranks) for batches, ranks in lengths])
     fewest, short = min(lengths)
     effect = f"it ends after {fewest} on all ranks, and what the others have beyond is not trained on."
     why = "The ranks' loaders differ in length, and the framework stops all of them at the shortest without a message."
@@ -182,12 +185,13 @@ def _plan_mismatch(
     )
 
 
-def even_record(settings: Settings, proven: int | None) -> dict[str, Any]:
+def even_record(settings: Settings, proven: int | None, now: int | None = None) -> dict[str, Any]:
     """Returns what a rank reports where ranks with different numbers of batches are to take the same number.
 
     Args:
         settings: The rank's settings.
-        proven: Batches per epoch that are proven of its train loader; None if none are.
+        proven: Batches that are proven of every pass over its train loader; None if none are.
+        now: What `len` of that loader gives now, where that is proven of a pass that begins now; None if it is not.
     """
     if not settings.keeps_even:
         return {}
@@ -196,6 +200,7 @@ def even_record(settings: Settings, proven: int | None) -> dict[str, Any]:
         "uneven_eval": settings.uneven_eval,
         "lookahead": settings.lookahead,
         "length": proven,
+        "now": now,
     }
 
 

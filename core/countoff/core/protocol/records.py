@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
+from countoff.core.protocol.rates import parse_rates
 from countoff.core.verdict import Kind, Standing, Verdict
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
@@ -56,6 +57,9 @@ class FitPlan:
             with the shortest loader. Ranks may differ in it: a warning tells what the longer ones lose.
         batches_between_evaluations: Train batches from one evaluation within an epoch to the next, where the framework
             computes them from the length of this rank's loader.
+        runs_to_end: Whether every train epoch goes on to the end of its loader or to a known limit, as that of a
+            framework's trainer does. A loop that is watched from outside may leave it anywhere: lengths that differ
+            then prove nothing before a rank gets there.
         why_equal_lengths: Why ranks must not differ in `batches_per_epoch`, as one sentence, where that is known.
     """
 
@@ -72,6 +76,7 @@ class FitPlan:
     evaluations: int | None = None
     own_batches_per_epoch: int | None = None
     batches_between_evaluations: int | None = None
+    runs_to_end: bool = True
     why_equal_lengths: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -166,6 +171,9 @@ class Mark:
         rank: The rank that wrote the mark.
         time: Seconds since the epoch at which that rank passed it, by its own clock.
         micro: The micro-batches of the steps before it. Evaluations end without: their counts need the space.
+        steps_known: Whether the steps can be compared here; see `Evidence.knows_steps`.
+        guess: Why what this mark shows of its pass is a guess; empty where it is proved.
+        rates: The first eight learning rates in force, in a train epoch; empty elsewhere, and where they are not known.
     """
 
     kind: MarkKind
@@ -178,11 +186,18 @@ class Mark:
     rank: int = 0
     time: float = 0.0
     micro: MicroCounts = NO_MICRO_COUNTS
+    rates: tuple[float, ...] = ()
+    steps_known: bool = True
+    guess: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
-        values = {name: value for name, value in vars(self).items() if name != "micro"}
-        return {**values, "counts": list(self.counts), **self.micro.to_json()}
+        rare = ("micro", "rates", "steps_known", "guess")
+        values = {name: value for name, value in vars(self).items() if name not in rare}
+        told: dict[str, Any] = {"rates": list(self.rates)} if self.rates else {}
+        told |= {} if self.steps_known else {"steps_known": False}
+        told |= {"guess": self.guess} if self.guess else {}
+        return {**values, "counts": list(self.counts), **told, **self.micro.to_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Mark:
@@ -202,7 +217,31 @@ class Mark:
             rank=parse_count(record["rank"]),
             time=float(record["time"]),
             micro=MicroCounts.from_json(record),
+            rates=parse_rates(record),
+            steps_known=record.get("steps_known", True) is not False,
+            guess=clip(str(record.get("guess", "")), 100),
         )
+
+
+@dataclass(frozen=True)
+class Absence:
+    """What is known of a rank that may take part no more.
+
+    Attributes:
+        rank: The rank.
+        event: What happened to it, as the rest of a sentence that begins with its name.
+        why: The cause, where it is known.
+        subject: That of the verdict if it is lost; empty where an exception has left its loop.
+        begun: Train batches that it had begun in the fit; None if that is not known.
+        certain: Whether it cannot come back.
+    """
+
+    rank: int
+    event: str
+    why: str = ""
+    subject: str = ""
+    begun: int | None = None
+    certain: bool = False
 
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
@@ -212,6 +251,8 @@ def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     """
     ranks = ranks_to_json(verdict.ranks)
     texts = {"sentence": clip(verdict.sentence, 420), "subject": clip(verdict.subject, 40)}
+    if verdict.point:
+        texts["point"] = clip(verdict.point, 40)
     left = _TEXT_BYTES - sum(len(json.dumps(part)) for part in (*texts.values(), ranks.get("runs", "")))
     texts["why"] = clip(verdict.why, min(240, left))
     left -= len(json.dumps(texts["why"]))
@@ -243,6 +284,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         gone=bool(record["gone"]),
         time=float(record["time"]),
         subject=str(record["subject"]),
+        point=str(record.get("point", "")),  # another version may not write it
         mark_index=int(record["mark_index"]),
         announced=bool(record["announced"]),
         standing=parse_standing(record.get("standing")),
@@ -318,6 +360,32 @@ def verdict_entry(kind: Literal["end", "notice"], verdict: Verdict) -> dict[str,
 def goodbye_entry(rank: int) -> dict[str, Any]:
     """The log's entry of a rank that closes its guard before the fit has ended."""
     return {"type": "goodbye", "rank": rank}
+
+
+def absence_entry(absence: Absence) -> dict[str, Any]:
+    """The log's entry about a rank that may take part no more."""
+    return {"type": "absence", **asdict(absence), "event": clip(absence.event, 420), "why": clip(absence.why, 240)}
+
+
+def absence_from_entry(entry: Mapping[str, Any], world_size: int) -> Absence:
+    """Reads what the log says about a rank that may take part no more.
+
+    Raises:
+        KeyError, TypeError, ValueError: If it is not that.
+    """
+    return Absence(
+        rank=parse_count(entry["rank"], world_size),
+        event=clip(str(entry["event"]), 420),
+        why=clip(str(entry["why"]), 240),
+        subject=clip(str(entry["subject"]), 40),
+        begun=None if entry["begun"] is None else parse_count(entry["begun"]),
+        certain=bool(entry["certain"]),
+    )
+
+
+def return_entry(rank: int) -> dict[str, Any]:
+    """The log's entry of a rank that has caught its exception, and whose loop goes on."""
+    return {"type": "return", "rank": rank}
 
 
 def parse_count(value: object, below: int = 1 << 53) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.rates import rates_differ
 from countoff.core.protocol.records import Mark
 
 
@@ -14,7 +15,8 @@ class Divergence:
     """Two ranks that cannot both be right: the mark in the log, and what this rank has counted instead.
 
     Attributes:
-        kind: `UnevenBatches` or `StepMismatch`; `PlanMismatch` where two ranks begin a train epoch at other batches.
+        kind: `UnevenBatches`, `StepMismatch` or `LearningRateMismatch`; `PlanMismatch` where two ranks begin a train
+            epoch at other batches.
         standing: The other rank's mark, or the closing that it has announced.
         count: Batches that this rank has fetched in that span; optimizer steps for a `StepMismatch`; for a
             `PlanMismatch`, batches of the epoch before the first one.
@@ -24,9 +26,10 @@ class Divergence:
         announced: Whether the closing was only announced.
         requested: Whether the last batch of the count was requested, and may never arrive.
         micro_batches: Whether only the micro-batches of equal steps differ, which may be legitimate.
+        guess: Why this is a guess; empty where it is proved.
     """
 
-    kind: Literal["UnevenBatches", "StepMismatch", "PlanMismatch"]
+    kind: Literal["UnevenBatches", "StepMismatch", "LearningRateMismatch", "PlanMismatch"]
     standing: Mark
     count: int
     own: Mark | None = None
@@ -35,6 +38,7 @@ class Divergence:
     announced: bool = field(default=False, compare=False)
     requested: bool = False
     micro_batches: bool = False
+    guess: str = ""
 
 
 def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergence | None:
@@ -55,7 +59,15 @@ def beyond_mark(mark: Mark, mark_index: int, counters: SpanCounters) -> Divergen
         return None
     uneven = mark.kind == "eval_end" and mark.reason != "exited" and counters.evaluation
     requested = count > counters.fetched
-    return Divergence("UnevenBatches", mark, count, evaluation=uneven, mark_index=mark_index, requested=requested)
+    return Divergence(
+        "UnevenBatches",
+        mark,
+        count,
+        evaluation=uneven,
+        mark_index=mark_index,
+        requested=requested,
+        guess=mark.guess or counters.guess,
+    )
 
 
 def beyond_announcement(closing: Mark, counters: SpanCounters) -> Divergence | None:
@@ -74,6 +86,7 @@ def beyond_announcement(closing: Mark, counters: SpanCounters) -> Divergence | N
         evaluation=counters.evaluation,
         mark_index=counters.opened,
         announced=True,
+        guess=closing.guess or counters.guess,
     )
 
 
@@ -92,15 +105,21 @@ def compare_marks(standing: Mark, own: Mark, mark_index: int = -1) -> Divergence
     """
     if standing.reason == own.reason == "exited":
         return None  # both exit, each wherever a signal has reached it
+    guess = standing.guess or own.guess
     if standing.kind != own.kind or standing.span != own.span:
-        return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index)
+        return Divergence("UnevenBatches", standing, own.at, own, mark_index=mark_index, guess=guess)
     if standing.kind == "train_start" and standing.at != own.at:
         return Divergence("PlanMismatch", standing, own.at, own, mark_index=mark_index)
     if standing.at != own.at or standing.counts != own.counts:
         evaluation = own.kind == "eval_end" and "exited" not in (standing.reason, own.reason)
-        return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index)
-    if (standing.steps, standing.step_hash) != (own.steps, own.step_hash):
+        return Divergence("UnevenBatches", standing, own.at, own, evaluation, mark_index, guess=guess)
+    if not (standing.steps_known and own.steps_known):
+        return None
+    other_batches = bool(standing.step_hash and own.step_hash) and standing.step_hash != own.step_hash
+    if standing.steps != own.steps or other_batches:
         return Divergence("StepMismatch", standing, own.steps, own, mark_index=mark_index)
+    if rates_differ(standing.rates, own.rates):
+        return Divergence("LearningRateMismatch", standing, own.steps, own, mark_index=mark_index)
     if standing.micro.differ(own.micro):
         return Divergence("StepMismatch", standing, own.steps, own, mark_index=mark_index, micro_batches=True)
     return None

@@ -17,32 +17,41 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core.levels import as_warning, effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.judgement import judge, nothing_to_repeat, remedy_for, row
+from countoff.core.protocol.evidence import Evidence
+from countoff.core.protocol.judgement import EXITED_WHY, judge, nothing_to_repeat, point_of, remedy_for, row
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.observer import Observer
+from countoff.core.protocol.rates import RateLog
 from countoff.core.protocol.records import (
     NO_MICRO_COUNTS,
+    Absence,
     Mark,
     MarkKind,
     Reason,
+    absence_entry,
+    absence_from_entry,
     announcement_entry,
     parse_count,
+    return_entry,
     verdict_entry,
     verdict_from_json,
 )
 from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import Remedies, Verdict
+from countoff.core.verdict import EXITED, Remedies, Verdict
 
 NEVER = sys.maxsize
 _EARLY_SPANS = 64
 """Entries about spans that this rank has not opened are kept for so many marks ahead."""
 _CLOSED: dict[str, str] = {"exhausted": "ran out", "exited": "exited"}
 """What a rank's row in the table says once its span is closed, by the reason; any other one is `stopped`."""
+_TOLD_FAILURES = 16
+"""Exceptions of which a rank tells the others. A loop that has caught so many will catch the next one too."""
 
 
 @dataclass(slots=True)
@@ -64,6 +73,7 @@ class State:
         step_hash: Hash of the batches after which they were applied.
         last_step: The mark that opened the span of the last one, and the batches started in it then.
         micro_batches: How many micro-batches each of these steps had.
+        rates: The learning rates where they were compared last.
         alarm: Batches started in the innermost span at which the training thread must look up.
         proposed: The verdict that this rank has proved, whether or not it becomes that of the job.
         end: The verdict that ended the fit.
@@ -74,6 +84,8 @@ class State:
         present: The ranks that have counted off; the others owe nothing. Known on rank 0.
         complete: Whether all ranks are known to have counted off.
         failure: What this rank's own exception was, if it has failed by itself.
+        absences: The other ranks that have said that they may take part no more, by rank.
+        collective_failed: Whether an exception of this rank shows that it has lost another one.
         finished: Whether the fit's end was passed here or read in the log; from then on the store may go away.
         printing: Whether some thread has begun to print the verdict.
         known_at: When `end` became known here, in seconds since the epoch.
@@ -81,6 +93,7 @@ class State:
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         asked: Reads an entry of the log that asks what weights ranks hold, and returns what it does; None where this
             rank compares no weights.
+        evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
@@ -98,6 +111,7 @@ class State:
     steps: int = 0
     step_hash: int = 0
     micro_batches: MicroBatchLog = field(default_factory=MicroBatchLog)
+    rates: RateLog = field(default_factory=RateLog)
     alarm: int = NEVER
     proposed: Verdict | None = None
     end: Verdict | None = None
@@ -108,16 +122,22 @@ class State:
     present: list[int] = field(default_factory=list[int])
     complete: bool = False
     failure: str = ""
+    absences: dict[int, Absence] = field(default_factory=dict[int, Absence])
+    collective_failed: bool = False
     finished: bool = False
     printing: bool = False
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
     asked: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
+    evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     last_step: tuple[int, int] = (-1, -1)
+    _begun: int = 0
+    _told_failures: int = 0
+    _is_absent: bool = False
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
     _early: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict[int, Any])
@@ -128,7 +148,13 @@ class State:
     # Events of the training thread.
 
     def mark(
-        self, kind: MarkKind, span: str, reason: Reason, counters: SpanCounters, opens: SpanCounters | None = None
+        self,
+        kind: MarkKind,
+        span: str,
+        reason: Reason,
+        counters: SpanCounters,
+        opens: SpanCounters | None = None,
+        rates: tuple[float, ...] = (),
     ) -> Mark:
         """The mark that this rank passes now.
 
@@ -138,6 +164,7 @@ class State:
             reason: Why that span closes; it means nothing outside of the spans that are compared.
             counters: The innermost open span, or the last one.
             opens: The span that the mark opens, if it does. A train epoch may be resumed in its middle.
+            rates: The learning rates in force, where they are compared.
         """
         inside = bool(self.spans) and counters.compared
         if not inside and kind != "fit_end":
@@ -147,7 +174,23 @@ class State:
             at = opens.started
         counts = folded(counters.counts) if kind == "eval_end" else ()
         micro = NO_MICRO_COUNTS if kind == "eval_end" else self.micro_batches.take()
-        return Mark(kind, span, at, reason, self.steps, self.step_hash, counts, self.rank, time.time(), micro)
+        in_epoch = kind == "train_end" or self.train_span() is not None
+        known = self.evidence.knows_steps(in_epoch=in_epoch)
+        return Mark(
+            kind,
+            span,
+            at,
+            reason,
+            self.steps,
+            self.step_hash if self.evidence.steps_by_batch else 0,
+            counts,
+            self.rank,
+            time.time(),
+            micro,
+            rates if known else (),
+            steps_known=known,
+            guess=counters.guess if inside else "",
+        )
 
     def reach(self, mark: Mark, opens: SpanCounters | None = None) -> int:
         """Passes this rank's next mark, with the span that it opens or closes, in one step for all threads.
@@ -159,6 +202,8 @@ class State:
         """
         with self.lock:
             index, divergence = self.log.reach(mark)
+            if mark.rates:
+                self.rates.keep(point_of(index), mark.rates)
             self._consider(divergence)
             if mark.kind in ("train_end", "eval_end"):
                 self.close_span(mark.reason)
@@ -182,15 +227,29 @@ class State:
         """Closes the innermost span, and keeps its counts for the table of a later verdict."""
         with self.lock:
             span = self.spans.pop()
+            if span.compared and not span.evaluation:
+                self._begun += span.started
             self._last_row = row(self.rank, span, self.steps, _CLOSED.get(reason, "stopped"))
             span.credits = None
             self.changed.notify_all()
         for opened in [each for each in self._early if each <= span.opened]:
             del self._early[opened]
 
-    def step(self) -> None:
-        """Counts an optimizer step that was applied; several optimizers in one batch are one step."""
-        train = next((span for span in reversed(self.spans) if not span.evaluation), None)
+    def train_span(self) -> SpanCounters | None:
+        """Returns the open train epoch; None if there is none."""
+        return next((span for span in reversed(self.spans) if not span.evaluation), None)
+
+    def step(self, optimizer: object = None) -> None:
+        """Counts an optimizer step that was applied; several optimizers in one batch are one step.
+
+        Args:
+            optimizer: Which optimizer it was, hashable; equal for the steps of one. It matters where steps and batches
+                are on different threads.
+        """
+        train = self.train_span()
+        if not self.evidence.steps_by_batch:
+            self.steps += self.evidence.begins_round(optimizer, in_epoch=train is not None)
+            return
         if train is None or not train.compared:
             return
         if (moment := (train.opened, train.started)) == self.last_step:
@@ -211,6 +270,36 @@ class State:
             if last and self.spans:
                 self.spans[-1].ends = True
             self._consider(self.log.prove(self.spans))
+
+    @property
+    def begun(self) -> int:
+        """Train batches that this rank has begun in this fit, with those before the place where it was resumed."""
+        return self._begun + sum(span.started for span in self.spans if span.compared and not span.evaluation)
+
+    def fail(self, event: str) -> None:
+        """Tells the others that an exception has left this rank's loop, which its program may still catch.
+
+        Args:
+            event: What happened, as the rest of a sentence that begins with this rank's name.
+        """
+        with self.lock:
+            if self.failure == event:
+                return
+            self.failure = event
+            if self._told_failures < _TOLD_FAILURES:
+                self._told_failures += 1
+                self.outbox.put(WriteEntry(absence_entry(Absence(self.rank, event, begun=self.begun))))
+
+    def recover(self) -> None:
+        """Takes back what `fail` has told: the loop goes on."""
+        with self.lock:
+            self.collective_failed = False
+            if self.end is not None or self.proposed is not None:
+                return
+            self.answered.clear()
+            if self.failure:
+                self.failure = ""
+                self.outbox.put(WriteEntry(return_entry(self.rank)))
 
     def begin_credits(self, span: SpanCounters, credits: Credits) -> None:
         """Gives an open span its credits, and lets them receive what the log has held for them already."""
@@ -282,19 +371,17 @@ class State:
                 self.alarm = armed
             self.changed.notify_all()
 
-    def added(self, action: AddOne, *, last: bool, seconds: float) -> None:
+    def added(self, action: AddOne, seconds: float) -> None:
         """This rank has added 1 to a counter.
 
         Args:
             action: The action that asked for it.
-            last: Whether it has completed the counter.
             seconds: How long the store took to answer.
         """
         with self.lock:
             for span in self.spans:
-                if span.opened == action.opened and (credits := span.credits) is not None:
-                    self._act(credits, credits.added(action, last=last, seconds=seconds, now=time.monotonic()))
-            self.changed.notify_all()
+                if span.opened == action.opened and span.credits is not None:
+                    span.credits.added(seconds)
 
     def _parse(self, entry: Mapping[str, Any], index: int) -> Callable[[], None]:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
@@ -311,9 +398,15 @@ class State:
             case "notice":
                 notice = self._parse_verdict(entry)
                 return lambda: self._receive_notice(notice)
-            case "grant" | "ends" | "stop":
+            case "grant" | "ends" | "more" | "stop":
                 opened = parse_count(entry["opened"])
                 return lambda: self._receive_credits(opened, entry, index)
+            case "absence":
+                absence = absence_from_entry(entry, self.world_size)
+                return lambda: self._receive_absence(absence)
+            case "return":
+                returned = parse_count(entry["rank"], self.world_size)
+                return lambda: self._receive_return(returned)
             case "weights" if self.asked is not None:
                 return self.asked(entry)
             case "goodbye" if entry["rank"] in range(self.world_size):
@@ -333,6 +426,9 @@ class State:
     def _receive_mark(self, index: int, mark: Mark) -> None:
         if mark.kind == "fit_end":
             self._finish()
+            if mark.reason == "exited" and mark.rank != self.rank:
+                event = "left the job (sys.exit) before its fit had ended"
+                self.absences[mark.rank] = Absence(mark.rank, event, EXITED_WHY, EXITED, certain=True)
         self._consider(self.log.receive_mark(index, mark, self.spans))
 
     def _receive_credits(self, opened: int, entry: Mapping[str, Any], index: int) -> None:
@@ -362,6 +458,18 @@ class State:
         if rank == 0:  # it may host the store
             self._finish()
 
+    def _receive_absence(self, absence: Absence) -> None:
+        if absence.rank == self.rank:
+            self._is_absent = True
+        else:
+            self.absences[absence.rank] = absence
+
+    def _receive_return(self, rank: int) -> None:
+        if rank == self.rank:
+            self._is_absent = False
+        else:
+            self.absences.pop(rank, None)
+
     def _finish(self) -> None:
         self.finished = True
 
@@ -379,13 +487,35 @@ class State:
         # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
         if not divergence.evaluation or policy in ("raise", "stop"):
             self.propose(verdict)
-            return
+            if self.proposed is not None or divergence.kind == "LearningRateMismatch":
+                return  # counts do not follow from rates: later marks are compared
+            if not divergence.evaluation:
+                self.log.mute()  # it has been accepted, and what follows from it must not be found again
         self.log.accept_uneven(self.spans)
-        if policy == "warn":
+        if divergence.evaluation and policy == "warn":
             self.note(verdict)
 
     def note(self, verdict: Verdict) -> None:
-        """Warns of something that ends nothing, once in the whole job for each kind and subject."""
+        """Warns of something that does no harm by itself, unless the user has chosen otherwise; see `levels.effect`."""
+        level = effect(verdict, self.settings.levels, harmful=False)
+        if level == "raise" and self.world_size > 1:
+            self._propose(verdict)
+        elif level != "off":
+            self._note(verdict)
+
+    def propose(self, verdict: Verdict) -> None:
+        """Proposes to end the job, unless the finding is a guess or the user has chosen otherwise; see `levels.effect`.
+
+        The first verdict written wins; all ranks report it.
+        """
+        level = effect(verdict, self.settings.levels, harmful=True)
+        if level == "raise":
+            self._propose(verdict)
+        elif level == "warn":
+            self._note(as_warning(verdict))
+
+    def _note(self, verdict: Verdict) -> None:
+        """Warns, once in the whole job for each kind and subject."""
         with self.lock:
             if (verdict.kind, verdict.subject) in self._noted:
                 return
@@ -395,8 +525,7 @@ class State:
         else:
             self.outbox.put(WriteEntry(verdict_entry("notice", verdict)))
 
-    def propose(self, verdict: Verdict) -> None:
-        """Proposes a verdict. The first written wins; all ranks report it."""
+    def _propose(self, verdict: Verdict) -> None:
         with self.lock:
             if self.proposed is None and self.end is None:
                 self.proposed = replace(verdict, remedy=remedy_for(verdict, self.remedies))
@@ -408,6 +537,9 @@ class State:
         """Accepts a verdict as the one that ended the fit; later ones change nothing."""
         with self.lock:
             if self.end is None:
+                own = self.proposed
+                if own is not None and (own.kind, own.time) == ("Stalled", verdict.time) and verdict.kind == own.kind:
+                    verdict = replace(verdict, why=own.why)  # all ranks' stacks, more than an entry of the log can hold
                 self.end = verdict
                 self.known_at = time.time()
                 self.alarm = 0
@@ -419,11 +551,16 @@ class State:
     def is_written(self, entry: Mapping[str, Any]) -> bool:
         """Whether the log is known to hold the content of an entry.
 
-        That is a warning of the same kind and subject, or an end of the same span that is as small.
+        That is a warning of the same kind and subject, or what makes an entry about a loader's end needless. What this
+        rank has to say of itself is also known where it holds no more, or was never said.
         """
-        if entry["type"] == "ends":
+        if entry["type"] == "absence":
+            return entry["rank"] in self.absences or (entry["rank"] == self.rank and not self.failure)
+        if entry["type"] == "return":
+            return not self._is_absent
+        if entry["type"] in ("ends", "more"):
             found = next((span.credits for span in self.spans if span.opened == entry["opened"]), None)
-            return found is not None and found.is_written(entry["at"])
+            return found is not None and found.is_written(entry)
         return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
 
     def _is_known(self, kind: str, subject: str) -> bool:
@@ -442,7 +579,8 @@ class State:
         with self.lock:
             end = self.end
             side = None if end is None else self.log.side(self.rank, end.mark_index, end.announced, self.spans)
-            return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side}
+            rates = {"rates": self.rates.at(end.point)} if end is not None and end.point else {}
+            return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side, **rates}
 
     def progress(self) -> tuple[int, int, int]:
         """A value that changes whenever this rank makes progress; the watchdog compares it."""

@@ -15,14 +15,15 @@ from typing import Any
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import MICRO_BATCHES_DIFFER, STEPS_DIFFER
 from countoff.core.protocol.micro_batches import MICRO_BATCHES, sentence_of
+from countoff.core.protocol.rates import compared_rates, parse_rates, rate_mismatch, rates_differ
 from countoff.core.protocol.records import NO_MICRO_COUNTS, MicroCounts
-from countoff.core.verdict import Verdict, number_of
+from countoff.core.verdict import Verdict
 
-_COMPARED_RATES = 8
-_RATES_DIFFER = (
-    "Every rank computes its learning rate by itself, and the ranks' schedules differ. The rates are compared every "
-    "`tick_batches` batches, so they may have differed before, even from the start."
-)
+COMPARED_STEPS = 2
+"""Optimizer steps of a fit after which the learning rates are compared at once.
+
+Schedules of different lengths differ after the first call of `step()` at the latest, unless they begin alike.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class Tick:
             rates: Learning rates in force, of which the first eight are compared.
             micro: The micro-batches of the steps.
         """
-        own = [float(rate) for rate in rates[:_COMPARED_RATES]]  # numpy's floats would have another text
+        own = list(compared_rates(rates))
         record = {"rank": rank, "steps": steps, "step_hash": step_hash, "rates": own, **micro.to_json()}
-        return cls(f"tick/{span.opened}/{batch}", f"batch {batch} of {span.name}", record, micro)
+        return cls(tick_key(span, batch), f"batch {batch} of {span.name}", record, micro)
 
     def compare(self, standing: Mapping[str, Any]) -> Verdict | None:
         """Returns what is wrong if the rank that wrote first had other steps, learning rates or micro-batches.
@@ -88,12 +89,9 @@ class Tick:
             suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
             sentence = f"at {self.where}, {counts}{suffix}."
             return Verdict("StepMismatch", sentence, ranks, why=STEPS_DIFFER, time=time.time(), standing="differ")
-        if str(standing["rates"]) != str(own["rates"]):  # as text, in which a NaN equals itself
-            theirs, mine = _rates_in_words(standing["rates"], own["rates"])
-            sentence = f"at {self.where}, rank {first} trains with {theirs} and rank {second} with {mine}."
-            return Verdict(
-                "LearningRateMismatch", sentence, ranks, why=_RATES_DIFFER, time=time.time(), standing="differ"
-            )
+        theirs, mine = parse_rates(standing), parse_rates(own)
+        if rates_differ(theirs, mine):
+            return rate_mismatch(f"at {self.where}", self.key, ranks, theirs, mine)
         micro = MicroCounts.from_json(standing)
         if micro.differ(self.micro):
             where = f"at {self.where}"
@@ -109,19 +107,58 @@ class Tick:
         return None
 
 
-def _rates_in_words(theirs: Sequence[float], mine: Sequence[float]) -> tuple[str, str]:
-    """Two ranks' learning rates, with as few digits as tell them apart, and equal ones of one rank once."""
-    for digits in range(3, 18):
-        words = [
-            ", ".join(dict.fromkeys(number_of(float(rate), digits) for rate in rates)) or "none"
-            for rates in (theirs, mine)
-        ]
-        if words[0] != words[1]:
-            return f"learning rate {words[0]}", words[1]
-    groups = [", ".join(number_of(float(rate)) for rate in rates) for rates in (theirs, mine)]
-    return f"the learning rates {groups[0]}", groups[1]  # the same rates, of other parameter groups
+@dataclass(frozen=True)
+class StepRates:
+    """The learning rates with which one rank has taken one of the first optimizer steps of a fit.
+
+    Attributes:
+        rank: This rank.
+        step: Number of the step, from 1.
+        where: The batch and the span in which this rank took it, in words.
+        rates: The learning rates in force, of which the first eight are compared.
+    """
+
+    rank: int
+    step: int
+    where: str
+    rates: tuple[float, ...]
+
+    @property
+    def key(self) -> str:
+        """Where in the store the first rank writes it; equal on all ranks."""
+        return step_key(self.step)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The record, as JSON types."""
+        return {"rank": self.rank, "rates": list(self.rates)}
+
+    def compare(self, standing: Mapping[str, Any]) -> Verdict | None:
+        """Returns what is wrong if the rank that wrote first took the step with other learning rates.
+
+        Args:
+            standing: That rank's record.
+
+        >>> StepRates(1, 2, "batch 2 of train epoch 0", (0.2,)).compare({"rank": 0, "rates": [0.1]}).sentence
+        'at optimizer step 2 (batch 2 of train epoch 0), rank 0 trains with learning rate 0.1 and rank 1 with 0.2.'
+        """
+        theirs, ranks = parse_rates(standing), (int(standing["rank"]), self.rank)
+        if not rates_differ(theirs, self.rates):
+            return None
+        where = f"at optimizer step {self.step} ({self.where})"
+        return rate_mismatch(where, self.key, ranks, theirs, self.rates, step=True)
+
+
+def step_key(step: int) -> str:
+    """The key of one of the first optimizer steps of a fit."""
+    return f"step/{step}"
+
+
+def tick_key(span: SpanCounters, batch: int) -> str:
+    """The key of the tick of a span after one batch."""
+    return f"tick/{span.opened}/{batch}"
 
 
 def tick_keys(span: SpanCounters, every: int) -> list[str]:
     """The keys of all ticks of a closed span, to be deleted once all ranks have compared them."""
-    return [f"tick/{span.opened}/{batch}" for batch in range(every, span.started + 1, every)]
+    return [tick_key(span, batch) for batch in range(every, span.started + 1, every)]

@@ -27,6 +27,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core.runtime.hosts import plain_address
 from countoff.core.runtime.keepalive import keep_alive
+from countoff.core.runtime.shared_sockets import copy_of
 
 RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
@@ -213,7 +214,7 @@ def _to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
     """
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         raise OSError(f"descriptor {descriptor} is no socket")
-    with socket.socket(fileno=os.dup(descriptor)) as end:
+    with copy_of(descriptor) as end:
         if end.family not in (socket.AF_INET, socket.AF_INET6) or end.getpeername()[1] != port:
             raise OSError(f"descriptor {descriptor} is no connection to the store")
         yield end

@@ -19,10 +19,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from countoff.core.protocol.state import State
+from countoff.core.runtime import sigterm
 from countoff.core.runtime.channel import TRY_SECONDS, Channel
 from countoff.core.runtime.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.runtime.lifelines import Lifelines, Loss
 from countoff.core.runtime.line import Line
+from countoff.core.runtime.processes import Deaths
 from countoff.core.runtime.rendezvous import Place
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
@@ -33,6 +35,9 @@ _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
+_ALERT_SECONDS = 1.0
+"""So long after a rank of this host has ended, the watchdog looks often: the launcher is about to end the others."""
+_ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
 _lines: dict[_Key, Line] = {}
@@ -90,6 +95,7 @@ class Connection:
         self._pause = _FINISHED_POLL_SECONDS
         self._speaking: Channel | None = None
         self._listening: Channel | None = None
+        self._deaths: Deaths | None = None
         self._connected = threading.Event()
         self._speaker = self._thread("speaker", self._speak)
         self._listener = self._thread("listener", self._listen)
@@ -125,6 +131,8 @@ class Connection:
             self._closing.set()
             self._connected.set()
             self._woken.set()
+            if self._deaths is not None:
+                self._deaths.wake()
             _join(self._listener, lambda: self._listening)
         return last
 
@@ -301,14 +309,38 @@ class Connection:
     # The watchdog.
 
     def _watch(self) -> None:
-        looked = time.monotonic()
-        while not self._closing.wait(LOOK_SECONDS):
+        self._deaths = deaths = Deaths()
+        sigterm.hold()
+        try:
+            self._look_until_closing(deaths)
+        finally:
+            deaths.close()
+            sigterm.release()
+
+    def _look_until_closing(self, deaths: Deaths) -> None:
+        looked, alert_until = time.monotonic(), 0.0
+        while not self._closing.is_set():
+            deaths.watch(list(self._line.heartbeats.neighbours.values()))
+            if deaths.wait(_ALERT_LOOK_SECONDS if time.monotonic() < alert_until else LOOK_SECONDS):
+                alert_until = time.monotonic() + _ALERT_SECONDS
+            if sigterm.received():
+                self._end_by_signal()
+            if self._closing.is_set():
+                return
             late, looked = time.monotonic() - looked, time.monotonic()
             for member in self._all():
                 member.watchdog.look(late)
             for loss in self._poll():
                 for member in self._all():
                     member.watchdog.report(loss)
+
+    def _end_by_signal(self) -> None:
+        """Lets each guard say what has happened, then ends the process by the signal that it has been sent."""
+        try:
+            for member in self._all():
+                member.watchdog.speak_before_the_end(member.conclude)
+        finally:
+            sigterm.pass_on()
 
     def _poll(self) -> list[Loss]:
         """Looks at the lifelines. If that fails, this thread must go on: it also ends the process after a verdict."""

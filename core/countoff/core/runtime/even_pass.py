@@ -1,7 +1,10 @@
 """Even passes: a loader that gives as many batches on every rank, whatever each rank's own loader holds.
 
-The training thread fetches ahead and gives a batch to the loop once all ranks have one of that number
-(`protocol.credits`). It waits only where it is ahead of the slowest loader, and a verdict ends that wait.
+The training thread gives a batch to the loop once all ranks have one of that number (`protocol.credits`). Where the
+loader fetches ahead by itself, this thread takes batches ahead of its loop too, so that it waits only if it is ahead of
+the slowest loader. From any other loader it takes each batch where the loop asks for it: the order of random draws, the
+memory that a loader fills again, and all that a loader does as a side effect are as without countoff. A verdict ends
+each wait.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class EvenPass:
         samples: Returns the number of samples of a batch of this rank; None if that is not known.
         snapshot: Returns the state of the loader from which a run can resume.
         ahead: Whether the caller itself fetches one batch ahead of the one that its loop trains on.
-        own: Batches that this rank's loader has, where that was proven before the pass; None: it is counted.
+        own: Batches that this rank's loader has, where that is known before the pass; None: it is counted.
         read_log: Has the speaker read the log. A listener that cannot connect, or not yet, hears of nothing that the
             other ranks write, and a rank that waits writes nothing by which its speaker would.
 
@@ -108,7 +111,7 @@ class EvenPass:
         credits, wanted = self._credits, self._given + 1
         if self._span.credits is None:  # the span was closed, so that nobody waits for this rank any more
             if self._error is not None and not self._held:
-                raise self._error
+                raise self._take_error()
             return self._held.popleft()[0] if self._held else next(self._batches)
         if not self.is_ready():
             self._wait()
@@ -118,7 +121,7 @@ class EvenPass:
             self._end(credits.total)
             raise StopIteration
         if self._error is not None and wanted > credits.granted:
-            raise self._error
+            raise self._take_error()
         while not self._held:  # nothing is fetched ahead, or this rank has yet to begin its loader again
             self._fetch_needed()
         self._given = wanted
@@ -155,15 +158,18 @@ class EvenPass:
             return False
         if not self._exhausted:
             return True
-        # To begin a loader again is work for nothing if this rank's own end turns out to be the common one, so it
-        # waits until half of the look-ahead is left: ranks of one length know by then that all of them have ended.
-        if credits.total is not None:
-            return credits.policy == "repeat"
-        return credits.may_repeat and len(self._held) <= credits.lookahead // 2
+        # To begin a loader again moves its generator, its epoch and its workers, so it waits until another rank is
+        # known to have more batches: in a job with loaders of one length, no loader is begun again.
+        return credits.policy == "repeat" if credits.total is not None else credits.may_repeat
+
+    def _take_error(self) -> Exception:
+        """Returns what the loader has raised, once: a loop that catches it asks for the next batch."""
+        error, self._error = self._error, None
+        return error or RuntimeError("the loader has raised nothing")
 
     def _fetch_needed(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._take_error()
         if self._exhausted and self._credits.policy == "stop":
             raise StopIteration  # the loader is shorter than what was proved of it: the marks will show that
         self._fetch()
@@ -212,9 +218,12 @@ class EvenPass:
             waited += time.monotonic() - began
         self._span.loader_seconds -= waited  # the adapter adds all that it waits for an iterator
 
+    def conclude(self) -> None:
+        """Ends the pass after the batch that was given last, for a caller that knows the common end by itself."""
+        self._note(self._given)
+
     def _end(self, total: int) -> None:
-        """Notes what this rank had beyond the common end, or had to repeat."""
-        credits, span = self._credits, self._span
+        credits = self._credits
         if not self._exhausted and not self._held and credits.own_end is None and self._own in (None, total):
             # A loader that ends here is to end as in any loop, and whether it does is to be told.
             with contextlib.suppress(Exception):  # of a batch that no rank takes
@@ -223,6 +232,11 @@ class EvenPass:
             self.resumable.over = True
             if self._snapshot is not None and self._exhausted and not self._held:
                 self.resumable.state = copy.deepcopy(self._snapshot())  # the loader's own end: its next pass is whole
+        self._note(total)
+
+    def _note(self, total: int) -> None:
+        """Notes what this rank had beyond the common end, or had to repeat."""
+        credits, span = self._credits, self._span
         own = credits.own_end if self._own is None else self._own
         if credits.policy == "repeat":
             span.repeated = 0 if own is None else total - own

@@ -23,6 +23,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from countoff.core.runtime.shared_sockets import copy_of
+
 _LISTENING = "0A"  # in the fourth column of /proc/net/tcp
 _CONNECTED = "01"
 
@@ -35,7 +37,7 @@ def cut_collectives() -> int:
     """
     connections = list(_gloo_connections())
     for descriptor in connections:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        with contextlib.suppress(OSError), copy_of(descriptor) as end:
             end.shutdown(socket.SHUT_RDWR)
     return len(connections)
 

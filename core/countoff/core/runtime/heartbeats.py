@@ -173,3 +173,16 @@ def say_goodbye(channel: Channel, rank: int) -> None:
 def takes_part(channel: Channel, rank: int) -> bool:
     """Whether a rank has begun a guard's fit and has not said goodbye."""
     return channel.has(f"joined/{rank}")
+
+
+def announce_signal(channel: Channel, rank: int) -> None:
+    """Tells the others that this rank is about to end by a SIGTERM; `channel` is the guard's.
+
+    For those that get one too. To any other rank it is lost.
+    """
+    channel.set(f"signal/{rank}", {"signal": True})
+
+
+def has_signal(channel: Channel, rank: int) -> bool:
+    """Whether a rank has told that it ends by a SIGTERM: it is not why its launcher ends the others."""
+    return channel.has(f"signal/{rank}")

@@ -60,13 +60,14 @@ def stack_record() -> dict[str, Any]:
     """Where this rank's main thread is, as a record: its innermost frames, as many as fit."""
     frames: list[str] = []
     left = _RECORD_BYTES
-    for frame in stacks.main_stack():
+    place = stacks.main_thread()
+    for frame in place.stack:
         text = clip(frame, 160)
         left -= len(json.dumps(text)) + 2
         if left < 0:
             break
         frames.append(text)
-    return {"state": stacks.main_thread().state, "frames": frames}
+    return {"state": place.state, "frames": frames}
 
 
 def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:

@@ -28,8 +28,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.protocol.judgement import DIED, lost_host, lost_rank
-from countoff.core.protocol.records import parse_count
+from countoff.core.protocol.judgement import DIED, lost_host
+from countoff.core.protocol.losses import loss_of
+from countoff.core.protocol.records import Absence, parse_count
 from countoff.core.runtime import hosts
 from countoff.core.runtime.heartbeats import Heartbeats
 from countoff.core.runtime.hosts import plain_address
@@ -136,10 +137,16 @@ class Loss:
         Args:
             before: What may have led to it, in sentences.
         """
-        if self.host:
-            return lost_host(self.host, self.ranks, self.seconds)
+        return lost_host(self.host, self.ranks, self.seconds) if self.host else loss_of(self.absence(before))
+
+    def absence(self, before: str = "") -> Absence:
+        """What it says about the rank whose process is gone.
+
+        Args:
+            before: As above.
+        """
         why = f"Its connection to another host was closed: it was killed, or it crashed. {before}".strip()
-        return lost_rank(self.ranks[0], "is gone", why, subject=DIED)
+        return Absence(self.ranks[0], "is gone", why, DIED, certain=True)
 
 
 class Lifelines:

@@ -10,16 +10,17 @@ import threading
 import time
 import weakref
 
-from countoff.core.protocol.judgement import DIED, lost_host, lost_rank, lost_store
+from countoff.core.protocol.judgement import lost_host, lost_rank, lost_store
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.channel import Channel, ChannelError, knock
 from countoff.core.runtime.connection import Connection, connect, standing_place
 from countoff.core.runtime.lifelines import Lifelines
+from countoff.core.runtime.processes import Process
 from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
-from countoff.core.runtime.verdict_table import print_with_table
+from countoff.core.runtime.verdict_table import post_row, print_with_table
 from countoff.core.runtime.watchdog import Watchdog
 from countoff.core.verdict import Verdict
 
@@ -130,6 +131,10 @@ class Monitor:
             self._concluded = True
             self.speaker.hand(lambda channel: print_with_table(channel, self.state, self.speaker.line.heartbeats))
 
+    def post_row(self) -> None:
+        """Posts this rank's row of a table that there may be later, when its process is gone."""
+        self.speaker.hand(lambda channel: post_row(channel, self.state))
+
     def _close(self) -> None:
         state, speaker = self.state, self.speaker
         connected = speaker.line.connected
@@ -219,11 +224,9 @@ class Monitor:
         while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
             if found == "silent":
                 continue  # a neighbour that is gone was only the first to know
-            for rank, process in list(self.speaker.line.heartbeats.neighbours.items()):
-                if state.complete and process.state() == "gone":  # one that never came may have ended before
-                    event = f"is gone (pid {process.pid})"
-                    session.conclude_alone(lost_rank(rank, event, why, subject=DIED))
-                    return
+            # One that never came may have ended before.
+            if state.complete and any(each.state() == "gone" for each in self._neighbours()):
+                return  # the watchdog names it once this rank needs it
         if session.closing.is_set() or state.finished:
             return
         if state.end is not None:
@@ -237,6 +240,9 @@ class Monitor:
             channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
             announce_stopped(channel.at(f"{self.number}/"), state.rank)
         session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
+
+    def _neighbours(self) -> list[Process]:
+        return list(self.speaker.line.heartbeats.neighbours.values())
 
     def _lost_store(self, lifelines: Lifelines, found: str, why: str) -> Verdict:
         """The verdict where the store cannot be reached any more."""

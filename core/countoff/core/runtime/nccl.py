@@ -46,6 +46,13 @@ class Abort:
         return time.monotonic() < self._deadline and any(thread.is_alive() for thread in self._threads)
 
 
+def is_used() -> bool:
+    """Whether a process group of this process uses NCCL."""
+    with contextlib.suppress(Exception):  # as below
+        return any("nccl" in dist.get_backend_config(group) for group in process_groups())
+    return False
+
+
 def abort_communicators() -> Abort | None:
     """Begins to abort all communicators of NCCL in this process; None where it has none, or torch cannot."""
     with contextlib.suppress(Exception):  # torch does not promise all of these names; without them the process is ended

@@ -1,14 +1,19 @@
 """Processes of the same host: whether they are alive, without asking anybody.
 
-``/proc/<pid>/stat`` shows at once whether a process is gone or stopped. For a rank on another host there are only its
-heartbeats. Where there is no ``/proc``, heartbeats decide for all ranks.
+``/proc/<pid>/stat`` shows at once whether a process is gone or stopped, and a pidfd (Linux 5.3) wakes whoever waits for
+that. For a rank on another host there are only its heartbeats. Where there is no ``/proc``, heartbeats decide for all
+ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import select
+import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +56,63 @@ class Process:
         if began != self.began or letter in _GONE:
             return "gone"
         return "stopped" if letter == "T" else "alive"
+
+
+class Deaths:
+    """Wakes a thread as soon as a process has ended. All but `wake` is for that thread alone."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._wakes, self._waker = os.pipe()
+        self._poll.register(self._wakes, select.POLLIN)
+        self._lock = threading.Lock()
+        self._woken = False  # the pipe holds one byte at most, so that no write waits
+        self._known: set[Process] = set()
+        self._watched: set[int] = set()
+
+    def watch(self, processes: Iterable[Process]) -> None:
+        """Watches these processes too. One that has ended already, or cannot be watched, is never reported."""
+        for process in processes:
+            if process in self._known:
+                continue
+            self._known.add(process)
+            with contextlib.suppress(OSError, AttributeError):  # it has ended; no pidfd before Linux 5.3, or elsewhere
+                descriptor = os.pidfd_open(process.pid)
+                self._watched.add(descriptor)
+                self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until a watched process ends, at most so long; returns whether one has ended. `wake` ends it too."""
+        ended = False
+        for descriptor, event in self._poll.poll(1000 * seconds):
+            if event & select.POLLNVAL:  # the user's code has closed what it has not opened
+                self._poll.unregister(descriptor)
+                self._watched.discard(descriptor)
+            elif descriptor == self._wakes:
+                with self._lock, contextlib.suppress(OSError):
+                    self._woken = False
+                    os.read(self._wakes, 1)
+            else:  # it would be reported for ever
+                self._poll.unregister(descriptor)
+                self._watched.discard(descriptor)
+                os.close(descriptor)
+                ended = True
+        return ended
+
+    def wake(self) -> None:
+        """Ends a wait, the one under way or the next one; from any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._woken:
+                self._woken = True
+                os.write(self._waker, b"w")
+
+    def close(self) -> None:
+        """Closes all descriptors; `wake` does nothing then."""
+        with self._lock:
+            self._woken = True
+            for descriptor in (*self._watched, self._wakes, self._waker):
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -40,6 +40,8 @@ _CLOCK_SECONDS = 60.0
 """How often the clocks of hosts are compared."""
 _CLOCK_APART_SECONDS = 0.01
 """A rank compares so much later than the rank before it: rank 0's store must not be asked by all hosts at once."""
+_FLUSH_SECONDS = 0.5
+"""A process that ends by a signal waits so long for its trace."""
 _OVERSLEPT_SECONDS = 2 * writer.LOOK_SECONDS
 """A look that comes so late does not know when a pause before it ended."""
 
@@ -207,7 +209,8 @@ class Recorder:
     def stood_still(self) -> None:
         """This rank takes part in a stall, or has a verdict: where its main thread is."""
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
-            self._put("stacks", state=stacks.main_thread().state, frames=stacks.main_stack())
+            place = stacks.main_thread()
+            self._put("stacks", state=place.state, frames=place.stack)
 
     def gathered(self, rows: Records, stacks: Records) -> None:
         """Keeps what the ranks had when the verdict came, for the incident; see `Observer`."""
@@ -221,6 +224,15 @@ class Recorder:
             self._failure = self._failure or self._state.failure.removeprefix("raised ")
             self._end("failed" if self._failure else "verdict")
             self._leave_incident(verdict, whole=whole)
+
+    def ended_by(self, signal: str) -> None:
+        """This process is about to end by a signal; see `Observer`."""
+        if not self._ended:
+            self._failure = signal
+            self._end("signal")
+        self._writer.flush(_FLUSH_SECONDS)
+        if self._flight_record is not None:
+            self._flight_record.wait(_FLUSH_SECONDS)
 
     def _leave_incident(self, verdict: Verdict, *, whole: bool) -> None:
         """Has the incident written, where this rank is the one that does, and what only this rank knows of it."""
@@ -306,7 +318,7 @@ class Recorder:
         horizon = {} if totals[1] is None else {"horizon": totals[1]}
         return [self._line("totals", true=true, reported=reported, **horizon)]
 
-    def _end(self, how: Literal["finished", "verdict", "failed", "closed"]) -> None:
+    def _end(self, how: Literal["finished", "verdict", "failed", "closed", "signal"]) -> None:
         if self._is_own:
             self._writer.put(self._changed_totals)
             self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))

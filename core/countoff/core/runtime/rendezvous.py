@@ -10,6 +10,7 @@ with a smaller count than this rank's own is older than its question, and may be
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -63,10 +64,14 @@ def choose_place(store: Store) -> Place:
 
     Args:
         store: The job's default store.
+
+    Raises:
+        RuntimeError: If the job's store lacks a method by which the ranks meet.
     """
     nonce, own = os.urandom(6).hex(), _tcp_store(store)
     if own is not None:
         return Place(own.host, own.port, nonce)
+    _require_methods(store)
     host = socket.gethostname()
     hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     return Place(host, hosted.port, nonce, hosted)
@@ -110,9 +115,14 @@ class Question:
     Args:
         store: The job's default store.
         number: Number of the guard in this process; equal on all ranks.
+
+    Raises:
+        RuntimeError: If the job's store lacks a method by which the ranks meet.
     """
 
     def __init__(self, store: Any, number: int) -> None:
+        if _tcp_store(store) is None:
+            _require_methods(store)
         self._store = store
         self._key = _key(number)
         self._ticket = store.add(_ASKED, 1)
@@ -158,6 +168,24 @@ def pause_since(began: float) -> float:
 
 def _key(number: int) -> str:
     return f"countoff/{number}"
+
+
+def _require_methods(store: Any) -> None:
+    """Calls what the ranks need to meet, so that all of them know at once if the job's store lacks it.
+
+    Raises:
+        RuntimeError: If a store of a class in Python lacks it.
+    """
+    try:
+        store.add(_ASKED, 0)
+        store.check([_ASKED])
+    except RuntimeError as error:
+        lacks = re.search(r"pure virtual function .*Store::(\w+)", str(error))
+        if lacks is None:
+            raise
+        raise RuntimeError(
+            f"the job's store is of a Python class that has no {lacks[1]}(), or the program keeps no reference to it"
+        ) from None
 
 
 def _tcp_store(store: Store) -> TCPStore | None:

@@ -6,9 +6,10 @@ Records lie in the store under one key per rank. Rank 0 looks, without waiting, 
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,9 @@ from countoff.core.protocol.plan_comparison import (
     shortest_and_longest,
 )
 from countoff.core.protocol.records import FitPlan, Records, parse_count
+from countoff.core.protocol.schedule_plans import SchedulePlan, judge_schedules
 from countoff.core.protocol.state import State
-from countoff.core.protocol.ticks import tick_keys
+from countoff.core.protocol.ticks import COMPARED_STEPS, step_key, tick_keys
 from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
 from countoff.core.runtime import shutdown
 from countoff.core.runtime.gathering import Awaiting, Gathering
@@ -60,18 +62,29 @@ class RollCall:
         agreed: Names of the plan's values that are the same on all ranks, once the plan has been compared.
         lengths: The fewest and the most batches per epoch of any rank, where ranks take the same number and those of
             every rank are proven; empty otherwise.
+        lengths_now: The same of what `len` of each rank's train loader gives, where that may change later.
     """
 
     def __init__(self, state: State, speaker: Speaker) -> None:
         self.metrics: dict[str, float] = {}
         self.agreed: frozenset[str] = frozenset()
         self.lengths: tuple[int, ...] = ()
+        self._first_steps = list(range(1, COMPARED_STEPS + 1))
+        self.lengths_now: tuple[int, ...] = ()
         self._open: set[str] = set()
         self._settled = threading.Event()
         self._state = state
         self._speaker = speaker
 
-    def count_off(self, plan: FitPlan, versions: Mapping[str, str], own_batches: int | None = None) -> threading.Event:
+    def count_off(
+        self,
+        plan: FitPlan,
+        versions: Mapping[str, str],
+        own_batches: int | None = None,
+        schedules: Sequence[SchedulePlan] = (),
+        *,
+        own_length: int | None = None,
+    ) -> threading.Event:
         """Reports this rank's plan. Collective: every rank must call it.
 
         Rank 0 compares. A rank that does not report in time is named, and training goes on.
@@ -80,6 +93,9 @@ class RollCall:
             plan: What all ranks must agree on.
             versions: Versions of what computes.
             own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
+            schedules: This rank's learning-rate schedules, as far as they are known; as many as the record has room
+                for.
+            own_length: What `len` of that loader gives now, where that is right now.
 
         Returns:
             An event that is set once rank 0 has compared, and found no verdict.
@@ -90,8 +106,9 @@ class RollCall:
             "plan": plan.to_json(),
             "versions": dict(versions),
             "ticks": state.settings.tick_batches,
-            **even_record(state.settings, own_batches),
+            **even_record(state.settings, own_batches, own_length),
         }
+        record = _with_schedules(record, schedules)
 
         def write(channel: Channel) -> None:
             begin_fit(channel, state.rank)
@@ -108,13 +125,15 @@ class RollCall:
                 self._warn_of_missing(missing, "training goes on without comparing with it")
             agreed = () if missing else agreed_fields({rank: each["plan"] for rank, each in records.items()})
             answer = {"compared": len(records), "agreed": list(agreed), "refused": state.proposed is not None}
-            answer["lengths"] = shortest_and_longest([record.get("length") for record in records.values()])
+            for key, name in (("lengths", "length"), ("lengths_now", "now")):
+                answer[key] = shortest_and_longest([record.get(name) for record in records.values()])
             speaker.hand(lambda channel: channel.set("plan", answer))
             release(answer)
 
         def release(result: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in result["agreed"])
             self.lengths = tuple(parse_count(length) for length in result.get("lengths", ()))
+            self.lengths_now = tuple(parse_count(length) for length in result.get("lengths_now", ()))
             state.complete = complete = result["compared"] == state.world_size
             if state.settings.keeps_even and not result["compared"]:
                 state.propose(unprotected(state.rank, "rank 0 has stopped comparing"))
@@ -145,9 +164,12 @@ class RollCall:
         if span.repeated:
             record["repeated"] = span.repeated
 
+        compared = [] if span.evaluation else [step for step in self._first_steps if step <= self._state.steps]
+        self._first_steps = [step for step in self._first_steps if step not in compared]
+
         def forget(channel: Channel) -> None:
             if not span.evaluation:
-                for key in tick_keys(span, self._state.settings.tick_batches):
+                for key in (*map(step_key, compared), *tick_keys(span, self._state.settings.tick_batches)):
                     channel.delete(key)
             if credits is not None:
                 for key in credits.left_keys(self._state.world_size):
@@ -186,6 +208,7 @@ class RollCall:
         done: Callable[[Records, list[int]], None],
         *,
         also: Callable[[], Mapping[str, Any]] = dict,
+        owed: bool = True,
     ) -> None:
         """Reports one record of this rank, in the background. Every rank that is present must, at its own time.
 
@@ -194,6 +217,7 @@ class RollCall:
             record: The record.
             done: Called on rank 0, by the speaker, with the records that came and the ranks that are missing.
             also: Returns what the record has besides, as it is when the record is written.
+            owed: Whether `settle` waits for it. False for what not every rank need report.
         """
         state, speaker = self._state, self._speaker
 
@@ -212,7 +236,8 @@ class RollCall:
             self._open.discard(name)
             self._settled.set()
 
-        self._open.add(name)
+        if owed:
+            self._open.add(name)
         deadline = time.monotonic() + state.settings.deadline_seconds
         speaker.poll(Gathering(name, state.present, deadline, gathered))
 
@@ -250,6 +275,8 @@ class RollCall:
         verdict = judge_even_settings(records) or judge_plans(plans)
         if verdict is None and len(plans) == self._state.world_size:
             verdict = judge_dp_ranks(plans)
+        if verdict is None:
+            verdict = judge_schedules({rank: record.get("schedules", ()) for rank, record in records.items()})
         if verdict is not None:
             self._state.propose(verdict)
         for warning in (
@@ -325,3 +352,15 @@ class RollCall:
         self.metrics = metrics  # at once: the training thread reads it
         if self._state.observer is not None:
             self._state.observer.rolled(span.name, closed)
+
+
+def _with_schedules(record: dict[str, Any], schedules: Sequence[SchedulePlan]) -> dict[str, Any]:
+    """Returns a rank's report with as many of its schedules as it has room for."""
+    from countoff.core.runtime.channel import RECORD_BYTES  # imports torch: only where there is another rank
+
+    for schedule in schedules:
+        longer = {**record, "schedules": [*record.get("schedules", ()), schedule.to_json()]}
+        if len(json.dumps(longer, separators=(",", ":"))) > RECORD_BYTES:
+            break
+        record = longer
+    return record

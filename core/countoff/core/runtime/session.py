@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from countoff.core.levels import effect
 from countoff.core.protocol.judgement import remedy_for, unprotected
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
@@ -27,13 +28,32 @@ class Session:
         state: This rank's state.
         closing: Set once the guard is closing.
         failure: Why this rank has stopped comparing; empty while it compares.
+        left: Whether an exception has left this rank's loop, so that it needs no other rank.
         hosts: Returns the names of hosts, by rank, that are known without the store.
     """
 
     state: State
     closing: threading.Event = field(default_factory=threading.Event)
     failure: str = ""
+    left: bool = False
     hosts: Callable[[], Mapping[int, str]] = dict[int, str]
+    _is_over: Callable[[], bool] = lambda: False
+    _close: Callable[[], None] | None = None
+
+    def leave(self, is_over: Callable[[], bool], close: Callable[[], None]) -> None:
+        """Lets this rank need no other one any more, and has the guard closed once what has ended its loop is over.
+
+        Args:
+            is_over: Whether it is over.
+            close: Closes the guard. Called once, on a thread of its own.
+        """
+        self._is_over, self._close, self.left = is_over, close, True
+
+    def close_if_over(self) -> None:
+        """Has the guard closed if the loop was left by what is over; returns at once. For the watchdog thread."""
+        if self._close is not None and self._is_over():
+            close, self._close = self._close, None
+            threading.Thread(target=close, name="countoff closer", daemon=True).start()
 
     def stop_comparing(self, reason: str) -> None:
         """Lets this rank train on without comparing, and prints that once."""
@@ -52,6 +72,11 @@ class Session:
         """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""
         state = self.state
         found = at_hosts(replace(verdict, remedy=remedy_for(verdict, state.remedies)), self.hosts())
+        if state.proposed is None and effect(found, state.settings.levels, harmful=True) != "raise":
+            with state.lock:
+                state.comparing, self.failure = False, self.failure or found.sentence
+            shutdown.print_warning(state, found)
+            return
         state.adopt(state.proposed or found)  # what this rank has proved itself is the better cause
         if state.end is not None:
             shutdown.print_verdict(state, state.end)

@@ -21,12 +21,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 
-from countoff.core.protocol.judgement import VICTIM, describe_mark, lost_rank
+from countoff.core.levels import effect
+from countoff.core.protocol.judgement import EVALUATION, EXITED_WHY, describe_mark, lost_rank, victim
+from countoff.core.protocol.losses import loss_of
 from countoff.core.protocol.records import clip
 from countoff.core.protocol.state import State
-from countoff.core.runtime import verdict_file
+from countoff.core.runtime import sigterm, verdict_file
 from countoff.core.runtime.stacks import is_users_file
-from countoff.core.verdict import LEFT, DivergenceError, Verdict, error_for, plain
+from countoff.core.verdict import EXITED, LEFT, DivergenceError, Verdict, error_for, plain
 
 _log = logging.getLogger("countoff")
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
@@ -37,6 +39,10 @@ ENDING_SECONDS = 60.0
 """After so long a process has survived a verdict that it has printed."""
 _printed: dict[int, float] = {}
 """When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
+_OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer")
+"""Words of an exception that only a collective raises."""
+_told_of_evaluations: set[int] = set()
+"""The processes, by pid, that have warned of an uneven evaluation: this one, or the one that it was forked from."""
 _REPORTED_BY = "countoff_reported_by"
 """An attribute of an exception: which guard has reported it."""
 EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
@@ -50,16 +56,27 @@ def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) ->
         rank: This rank.
         reporter: The rank that prints it whole, where this one prints only the first line.
     """
-    message = verdict.render()
-    if reporter is not None:
-        message = f"countoff: {verdict.headline} See the output of rank {reporter}."
-    text = "\n".join(f"[rank {rank}] {line}" for line in message.splitlines())
+    text = "\n".join(f"[rank {rank}] {line}" for line in _message(verdict, reporter).splitlines())
     _write_to_stderr(f"\n{text}\n")
 
 
+def _message(verdict: Verdict, reporter: int | None) -> str:
+    """A verdict whole, or in one line where another rank of this host has printed it."""
+    return verdict.render() if reporter is None else f"countoff: {verdict.headline} See the output of rank {reporter}."
+
+
 def print_warning(state: State, warning: Verdict) -> None:
-    """Prints a warning on this rank's stderr, and tells the guard's observer."""
-    print_to_stderr(warning, state.rank)
+    """Prints a warning on this rank's stderr, and tells the guard's observer; nothing if the user has turned it off.
+
+    Of uneven evaluations a process prints one warning: a framework may evaluate so by design, in every fit.
+    """
+    if effect(warning, state.settings.levels, harmful=False) == "off":
+        return
+    of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
+    if not (of_evaluation and process in _told_of_evaluations):
+        print_to_stderr(warning, state.rank)
+    if of_evaluation:
+        _told_of_evaluations.add(process)
     if state.observer is not None:
         state.observer.warned(warning)
 
@@ -79,18 +96,25 @@ def _write_to_stderr(text: str) -> None:
         sys.stderr.flush()
 
 
-def write_error_file(verdict: Verdict) -> None:
+def write_error_file(verdict: Verdict, reporter: int | None = None) -> None:
     """Writes the verdict where torchrun's and accelerate's "Root Cause" is read from.
 
     The format is that of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler.record_exception`, which
-    only a script decorated with `@record` would call.
+    only a script decorated with `@record` would call. torchrun prints the `py_callstack` of each rank that has failed,
+    and names the one with the smallest timestamp as the root cause. It does not print `countoff`, which has the whole
+    message on every rank.
+
+    Args:
+        verdict: The verdict.
+        reporter: The rank that prints it whole, where this one prints only the first line.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         return
+    at = int(time.time()) + (reporter is not None)  # the rank with the whole message is to be the root cause
     message = {
         "message": f"countoff {verdict.headline}",
-        "extraInfo": {"py_callstack": verdict.render(), "timestamp": str(int(time.time()))},
+        "extraInfo": {"py_callstack": _message(verdict, reporter), "timestamp": str(at), "countoff": verdict.render()},
     }
     with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
         json.dump({"message": message}, file)
@@ -149,7 +173,7 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         state.observer.concluded(replace(verdict, world_size=state.world_size), whole=reporter is None)
     if state.settings.on_divergence == "raise":
         _printed[state.rank] = time.monotonic()
-        write_error_file(verdict)
+        write_error_file(verdict, reporter)
         print_to_stderr(verdict, state.rank, reporter)
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
@@ -166,17 +190,22 @@ def _ends_beside(state: State) -> bool:
 
 
 def raise_verdict(state: State) -> None:
-    """Waits until the verdict is printed, then raises it; returns in warn mode. Runs on the training thread.
+    """Waits until the verdict is printed, then raises it; returns in warn mode.
+
+    Only the thread that has begun the fit has then received the verdict. Raised in another one, such as a thread that
+    prefetches, it ends that thread alone, and the program may wait for it for ever: the watchdog ends it then.
 
     Raises:
         DivergenceError: Unless `on_divergence` is `warn`.
     """
-    state.answered.set()
+    if threading.get_ident() == state.evidence.home:
+        state.answered.set()
     if state.settings.on_divergence == "warn":
         return
     if not state.ended.wait(PRINT_SECONDS) and state.proposed is not None:
         state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
     wait_until_printed(state)
+    sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
         raise error_for(state.end)
 
@@ -186,58 +215,98 @@ def report_failure(
     error: BaseException,
     where: str,
     *,
+    may_be_caught: bool = False,
     slow: bool = False,
     gone: Callable[[], Verdict | None] = lambda: None,
 ) -> None:
     """Reports this rank's exception to all ranks. One that looks like a lost peer waits for the better cause first.
 
+    An exception that the program may still catch ends nothing here: the others are told of it, and are ended by it as
+    soon as they need this rank (`protocol.losses`). Only where this rank has lost a peer, and it is known which, that
+    becomes the verdict.
+
     Args:
         state: This rank's state.
-        error: The exception that is about to end this rank.
+        error: The exception.
         where: Its batch and span, in words.
+        may_be_caught: Whether the program may still catch it; otherwise it ends this rank.
         slow: Whether the better cause may take seconds to arrive: the store takes long to answer, or the peer was on
             another host.
         gone: Looks for a rank that is gone without a word, and returns its loss. A rank that has left is not the cause
             where another one is gone.
     """
     words = in_words(error)
-    victim = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in _VICTIMS)
+    signs = _OF_COLLECTIVES if may_be_caught else _VICTIMS  # a loader's own connection may time out too
+    lost_peer = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in signs)
     if vars(error).setdefault(_REPORTED_BY, id(state)) != id(state):
         return  # another guard of this process has reported it
-    if not victim:
-        place = _place_of(error)
-        state.failure = f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
-    state.answered.set()
-    if victim:
-        state.ended.wait(PRINT_SECONDS if slow else 0.5)
+    if lost_peer:
+        state.answered.set()
+        _report_lost_peer(state, error, words, may_be_caught=may_be_caught, slow=slow, gone=gone)
+        return
+    place = _place_of(error)
+    event = state.failure or f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
+    if may_be_caught:
+        state.fail(event)
+    else:
+        state.failure = event
+    state.answered.set()  # not earlier: this rank's row of a table has the failure
+    if may_be_caught:
+        return
     if state.end is None:
-        state.propose(_own_loss(state, words, victim=victim, gone=gone))
-    wait_until_printed(state)
-    if victim and state.end is not None and not isinstance(error, DivergenceError):
+        state.propose(lost_rank(state.rank, event, gone=False))
+    if state.end is not None or state.proposed is not None:  # else the user wants no verdict of it
+        wait_until_printed(state)
+
+
+def _report_lost_peer(
+    state: State,
+    error: BaseException,
+    words: str,
+    *,
+    may_be_caught: bool,
+    slow: bool,
+    gone: Callable[[], Verdict | None],
+) -> None:
+    state.collective_failed = True  # the watchdog reports at once a rank that is known to be away
+    state.ended.wait(PRINT_SECONDS if slow else 0.5)
+    if state.end is None:
+        cause = _lost_by(state, words, gone)
+        if cause is None and may_be_caught:
+            return
+        state.propose(cause or victim(state.rank, words))
+    if state.end is not None or state.proposed is not None:
+        wait_until_printed(state)
+    if state.end is not None and not isinstance(error, DivergenceError):
         notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
+
+
+def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Verdict | None:
+    """The loss of the rank that explains why this one has lost a peer; None where nothing tells which one it is."""
+    lost = f"raised {words}, as happens when another rank is lost"
+    with state.lock:
+        absence = next(iter(state.absences.values()), None)
+        exited, left, ended = state.log.exited_alone(), state.left, state.log.ended_first()
+    if exited is not None:
+        event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
+        why, subject = (EXITED_WHY, EXITED) if exited.reason == "exited" else ("", LEFT)
+        return lost_rank(exited.rank, event, why, subject=subject)
+    if absence is not None:
+        return loss_of(absence)
+    if (loss := gone()) is not None:
+        return loss
+    if left is not None:
+        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
+    if ended is not None and any(sign in words.lower() for sign in _OF_COLLECTIVES):
+        event = f"has ended its fit, and rank {state.rank} has not: it {lost}"
+        return lost_rank(ended, event, subject=LEFT)
+    return None
 
 
 def in_words(error: BaseException) -> str:
     """An exception's type and the first line of its text."""
     return clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
-
-
-def _own_loss(state: State, words: str, *, victim: bool, gone: Callable[[], Verdict | None]) -> Verdict:
-    """The verdict about this rank's exception; about the rank that is gone or left alone, where that explains it."""
-    if not victim:
-        return lost_rank(state.rank, state.failure, gone=False)
-    lost = f"raised {words}, as happens when another rank is lost"
-    with state.lock:
-        exited, left = state.log.exited_alone(), state.left
-    if exited is not None:
-        event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
-        return lost_rank(exited.rank, event, subject=LEFT)
-    if (loss := gone()) is not None:
-        return loss
-    if left is not None:
-        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
-    return lost_rank(state.rank, lost, gone=False, subject=VICTIM)
 
 
 def wait_until_printed(state: State) -> None:

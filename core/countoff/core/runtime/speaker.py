@@ -29,6 +29,8 @@ MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
 _FIRST_LOOK_SECONDS = 0.0001
+_SINGLE = 1 << 32
+"""What a rank that fetches nothing ahead adds to a counter besides its 1: more than any number of ranks."""
 
 Job = Callable[["Channel"], object]
 
@@ -252,15 +254,16 @@ class Speaker:
         if action.batches is not None:
             channel.set(f"{key}/{state.rank}", {"batches": action.batches})
         began, left = time.monotonic(), [key]
-        last = channel.add(key, 1) == state.world_size
+        counted = channel.add(key, 1 + _SINGLE * action.single)
+        last = counted % _SINGLE == state.world_size
         if last:
-            entry = action.entry
+            entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
             if action.batches is not None:
                 numbers = [f"{key}/{rank}" for rank in range(state.world_size)]
                 entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
                 left += numbers
             self.append(entry)(channel)  # first: all ranks may be waiting for it
-        state.added(action, last=last, seconds=time.monotonic() - began)
+        state.added(action, time.monotonic() - began)
 
         def forget(channel: Channel) -> None:
             for each in left:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from countoff.core.levels import effect
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.judgement import SAME_MICRO_BATCHES, remedy_for
 from countoff.core.protocol.micro_batches import StepWork, batches_of
@@ -18,7 +19,7 @@ from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.gathering import Gathering
 from countoff.core.runtime.heartbeats import takes_part
 from countoff.core.runtime.speaker import Speaker
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.verdict import ENDED, Verdict, names_of
 
 _PLACES = 4
 _GROUPS = 3
@@ -110,13 +111,17 @@ class Stall:
         self._reported = True
         state = self._state
         verdict = judge_stall(records, state.settings.stall_seconds)
-        verdict = replace(verdict, world_size=state.world_size, remedy=remedy_for(verdict, state.remedies))
+        ends = effect(verdict, state.settings.levels, harmful=False) == "raise" and state.world_size > 1
+        verdict = replace(verdict, world_size=state.world_size, subject=ENDED if ends else "")
+        verdict = replace(verdict, remedy=remedy_for(verdict, state.remedies))
         uneven = next((notice for notice in state.notices if notice.kind == "UnevenBatches"), None)
         places = {(record["where"], record["batches"]) for record in records.values()}
         if uneven is not None and len(places) > 1 and any(record["evaluates"] for record in records.values()):
             # It was warned of, and a rank waits in that evaluation, or for a rank that does.
             state.propose(uneven)
-        else:
+        elif ends:
+            state.note(verdict)
+        else:  # not through the log, which has no room for all that it says
             state.outbox.put(PrintWarning(verdict))
 
 

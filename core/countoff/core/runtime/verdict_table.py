@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.protocol.judgement import lost_rank, odd_ranks, ranks_behind, remedy_for
+from countoff.core.protocol.judgement import AHEAD, DIED, lost_rank, odd_ranks, ranks_behind, remedy_for
+from countoff.core.protocol.rates import odd_rates, parse_rates, with_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
 from countoff.core.protocol.state import State
 from countoff.core.runtime import hosts, incident, shutdown
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
     from countoff.core.runtime.heartbeats import Heartbeats
 
-_COUNTED = ("where", "batches", "fetched", "steps", "state")
+_COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
 """What ranks of one line of the table have in common."""
 _POLL_SECONDS = 0.005
 _SETTLE_SECONDS = 0.3
@@ -47,7 +48,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     state.answered.wait(_SETTLE_SECONDS)
     rows: Records = {}
     found: Records = {}
-    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
+    post_row(channel, state)
     if state.observer is not None:
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
             found = {state.rank: incident.post_stack(channel, state.rank)}
@@ -56,7 +57,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         known = state.present or range(state.world_size)
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
         present = [rank for rank in range(state.world_size) if rank in known or channel.has(f"plan/{rank}")]
-        rows = _gather_and_publish(channel, state, verdict, [rank for rank in present if rank not in gone])
+        owed = [rank for rank in present if rank not in gone or channel.has(f"row/{rank}")]
+        rows = _gather_and_publish(channel, state, verdict, owed)
         with contextlib.suppress(Exception):
             found = found and incident.read_stacks(channel, list(rows))
     elif 0 not in gone:
@@ -76,6 +78,16 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
         _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
     state.printed.set()
+
+
+def post_row(channel: Channel, state: State) -> None:
+    """Posts this rank's row: for a verdict, or before one, where this rank may be gone when there is one.
+
+    Args:
+        channel: The guard's channel.
+        state: This rank's state.
+    """
+    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
 
 
 def _has_told(channel: Channel, rank: int) -> bool:
@@ -108,14 +120,21 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         rows: The rows that have come, by rank.
         complete: Whether these are the rows of all ranks of the job.
     """
+    if verdict.point:
+        rows = {rank: {**line, "rates": parse_rates(line)} for rank, line in rows.items()}
     disputed = verdict.mark_index >= 0
-    odd = odd_ranks(rows.values()) if disputed else ()
+    odd = odd_ranks(rows.values()) if disputed else odd_rates(rows) if verdict.point else ()
     behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
     named = odd or verdict.ranks
-    lines = _lines(rows, named)
+    if verdict.point and not odd:  # two ranks of a dispute in which no side is the larger one
+        named = tuple(rank for rank in sorted(rows) if rows[rank].get("rates")) or named
+    # Where several ranks have failed, the one that the verdict names is the first that was known to.
+    # Where a process is gone, what the others raised came after that, as at the launcher's signal.
+    failed = [] if verdict.subject in (DIED, AHEAD) else [rank for rank in rows if rows[rank]["failure"]]
+    first = next((rank for rank in (*verdict.ranks, *sorted(failed)) if rank in failed), None)
+    lines = _lines(with_rates(rows) if verdict.point else rows, named if first is None else (first,))
     for place, line in enumerate(lines):
         channel.set(f"table/{place}", line)
-    failed = next(((rank, rows[rank]["failure"]) for rank in sorted(rows) if rows[rank]["failure"]), None)
     spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
     header = {
         **ranks_to_json(named, "odd"),
@@ -124,7 +143,7 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         "standing": "out of step" if odd else verdict.standing,
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
-        "failed": failed,
+        "failed": None if first is None else (first, rows[first]["failure"]),
     }
     channel.set("table", header)
 
@@ -177,7 +196,7 @@ def _lines(rows: Records, named: Sequence[int]) -> list[dict[str, Any]]:
         return [*first, *others]
     classes: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in others:
-        classes.setdefault(tuple(line[cell] for cell in _COUNTED), []).append(line)
+        classes.setdefault(tuple(line.get(cell) for cell in _COUNTED), []).append(line)
     shared = sorted(classes.values(), key=len, reverse=True)
     return [*first[: TABLE_ROWS // 2], *map(_shared_line, shared)][:TABLE_ROWS]
 

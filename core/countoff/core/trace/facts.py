@@ -235,7 +235,7 @@ def is_healthy(trace: Trace) -> bool:
 
 
 def _unfinished(run: Run) -> Iterator[str]:
-    """Which ranks have failed, were left, or have no end."""
+    """Which ranks have failed, left, were ended by a signal, or have no end."""
     failed: dict[str, list[int]] = {}
     ends: dict[str | None, list[int]] = {}
     for rank, fit in run.fits.items():
@@ -249,9 +249,24 @@ def _unfinished(run: Run) -> Iterator[str]:
         yield f"{count_of(len(others), 'other rank')} failed"
     if left := ends.get("closed"):
         yield f"{names_of(left)} left before the end"
+    if signalled := ends.get("signal"):
+        signals = " and ".join(sorted({ending.what for rank in signalled if (ending := run.fits[rank].ending)}))
+        yield f"{names_of(signalled)} {'was' if len(signalled) == 1 else 'were'} ended by {signals or 'a signal'}"
     if endless := ends.get(None):
         have = "has" if len(endless) == 1 else "have"
-        yield f"{count_of(len(endless), 'rank')} {have} no end: killed, or still running"
+        named = f" ({names_of(endless)})" if len(endless) < len(run.fits) else ""
+        yield f"{count_of(len(endless), 'rank')} {have} no end{named}: killed, or still running"
+        yield from _ended_together(run, endless)
+
+
+def _ended_together(run: Run, endless: Sequence[int]) -> Iterator[str]:
+    """That all ranks of a run fell silent at the same time, as far as their ticks tell."""
+    lasts = [run.fits[rank].last for rank in endless]
+    if 1 < len(endless) == run.world_size and max(lasts) - min(lasts) < SILENT_SECONDS:
+        yield (
+            f"all ranks wrote their last lines within {duration(max(lasts) - min(lasts))}, and none wrote why: if they "
+            "run no more, all were killed at once, as where a host or a container has no memory left"
+        )
 
 
 def title_of(trace: Trace) -> str:

@@ -89,7 +89,7 @@ LINES: dict[str, Keys] = {
     "verdict": Keys(("verdict",)),
     # Lines were dropped, because the file system was slower than they came.
     "dropped": Keys(("lines",)),
-    # The fit has ended, and how; no line: its process was killed, or still runs.
+    # The fit has ended, and how; `what` is the exception or the signal. No line: its process was killed, or still runs.
     "end": Keys(("how",), ("what",)),
 }
 """The kinds of lines and their keys. A reader skips a kind that it does not know."""

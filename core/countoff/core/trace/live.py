@@ -21,7 +21,13 @@ _APART_SECONDS, _APART_BATCHES = 12.0, 2
 _SLOW_TIMES, _SLOW_SHARE, _LOADER_TIMES = 0.8, 0.1, 1.5
 """A rank is slow below so many times the usual rate. Its loader is slow if it waits for it by this share of the time
 more than is usual, and so many times as long."""
-_WORDS = {"finished": "finished", "verdict": "ended by the verdict", "failed": "failed", "closed": "closed"}
+_WORDS = {
+    "finished": "finished",
+    "verdict": "ended by the verdict",
+    "failed": "failed",
+    "closed": "closed",
+    "signal": "ended by a signal",
+}
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,8 @@ class Ending(NamedTuple):
 
     Attributes:
         time: When.
-        how: ``finished``, ``verdict``, ``failed`` or ``closed``.
-        what: More about it, as the exception; may be empty.
+        how: ``finished``, ``verdict``, ``failed``, ``closed`` or ``signal``.
+        what: More about it, as the exception or the signal; may be empty.
     """
 
     time: float

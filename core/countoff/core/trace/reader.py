@@ -490,7 +490,7 @@ def _dropped(fit: Fit, _: float, record: dict[str, Any]) -> bool:
 
 def _end(fit: Fit, time: float, record: dict[str, Any]) -> bool:
     how = record.get("how")
-    if how not in ("finished", "verdict", "failed", "closed"):
+    if how not in ("finished", "verdict", "failed", "closed", "signal"):
         return False
     fit.ending = Ending(time, how, _text(record.get("what"), _LONG_TEXT))
     fit.last = max(fit.last, time)

@@ -80,6 +80,18 @@ class Writer:
             return
         self._queue.put(line)
 
+    def flush(self, seconds: float) -> None:
+        """Waits until all lines so far are in the file, at most so long."""
+        written = threading.Event()
+
+        def written_by_now() -> list[Line]:
+            written.set()
+            return []
+
+        self.put(written_by_now)
+        while not (self._over or seconds <= 0 or written.wait(min(0.05, seconds))):
+            seconds -= 0.05
+
     def _join(self, source: Source) -> None:
         started = bool(self._sources)
         self._sources.append(source)

@@ -15,14 +15,14 @@ from countoff._adapter.requirements import needs
 with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accelerate]'"):
     from countoff._adapter.evaluation_totals import EvaluationTotals
     from countoff._adapter.prepared_facts import evaluation_facts
-    from countoff._adapter.prepared_loaders import is_prepared
+    from countoff._adapter.prepared_loaders import is_prepared, source_length
 from countoff._accelerate import facts as reading
 from countoff._accelerate.observation import observe
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
 from countoff._adapter.options import own_arguments
 from countoff._adapter.prepared_process import not_distributed
-from countoff._adapter.torch_facts import versions
+from countoff._adapter.torch_facts import reported_length, versions
 from countoff._adapter.weights import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
@@ -37,6 +37,7 @@ def attach(
     eval: Any = None,  # the name that every adapter uses
     epochs: int | None = None,
     max_steps: int | None = None,
+    dataset_size: int | None = None,
     start_epoch: int = 0,
     **options: Any,
 ) -> Attached:
@@ -51,6 +52,8 @@ def attach(
         eval: The prepared evaluation loader, or a mapping from names to loaders.
         epochs: Epochs of the run, at least 0, if known: learning-rate schedules are compared with it.
         max_steps: Optimizer steps after which the run ends, at least 0, if there is such a limit.
+        dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
+            only a share of its share. None: that is found only where the objects or the data show it.
         start_epoch: Number of the first epoch, where a run resumes by other means than `accelerator.load_state()`.
         options: Those of `countoff.core.Settings`.
 
@@ -61,13 +64,14 @@ def attach(
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
         TypeError: If a loader was not prepared, or there is none.
         PlanMismatch: If ranks begin with different plans.
+        ValueError: If `dataset_size` is below 1.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluation_loaders(eval)}
     _check_prepared(loaders)
     facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
     dp_rank, dp_degree = reading.position_of(accelerator)
-    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
     models = Wrappers(lambda: accelerator._models)
     make_guard = functools.partial(
         new_guard,
@@ -86,12 +90,19 @@ def attach(
     attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
     if not settings.enabled:
         return attached
+    attached.length_now = functools.partial(reported_length, train)
+    attached.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
     several = len(evaluation_loaders(eval)) > 1
     attached.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
-    attached.watch_schedules(reading.schedules(accelerator), processes=dp_degree, why=reading.TICKS)
+    attached.watch_schedules(
+        reading.schedules(accelerator),
+        processes=dp_degree,
+        source_batches=None if train is None else source_length(train),
+        why=reading.TICKS,
+    )
     plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
     attached.begin(
         plan,

@@ -33,10 +33,6 @@ REMEDIES: Remedies = {
         ),
         option="Countoff({})",
     ),
-    "PlanMismatch": (
-        "give every rank as many samples. If each rank's dataset holds all of the data, "
-        "fabric.setup_dataloaders(loader) does it. If each holds a part: parts of one size."
-    ),
     "RankMapError": (
         "let fabric.setup_dataloaders add the DistributedSampler, or give your own the size and this rank's number of "
         "the mesh's data dim."
@@ -53,8 +49,8 @@ REMEDIES: Remedies = {
         ),
     },
     "UnseenLoader": (
-        "pass the loader that the loop iterates through fabric.setup_dataloaders, or give it to "
-        "countoff.torch.attach(train=…)."
+        "pass the loader that the loop iterates through fabric.setup_dataloaders. A loop without a loader takes "
+        "its batches from handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()."
     ),
     "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
     **data_remedies(
@@ -243,7 +239,7 @@ class Countoff(Options):
             optimizers=self._loaders.optimizers,
             models=self._loaders.models,
         )
-        self._steps = on_optimizer_step(guard.step)
+        self._steps = on_optimizer_step(lambda optimizer: guard.step())
         guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
         return guard
 

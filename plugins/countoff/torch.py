@@ -10,21 +10,28 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
-    from countoff._adapter.even_loaders import keeps_length
+    from countoff._adapter.even_loaders import keeps_length, saves_state
     from countoff._adapter.guards import new_guard
     from countoff._adapter.handle import Attached, evaluation_loaders
     from countoff._adapter.schedule_watch import Schedule
-    from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
+    from countoff._adapter.torch_facts import (
+        NamedOptimizers,
+        loader_facts,
+        rank_and_world_size,
+        reported_length,
+        versions,
+    )
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff.core import FitPlan, Settings, SettingsError
+from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies
 
@@ -39,10 +46,6 @@ REMEDIES: Remedies = {
             "itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not read."
         ),
         option=_OPTION,
-    ),
-    "PlanMismatch": (
-        "give every rank as many samples. If each rank's dataset holds all of the data: "
-        "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part: parts of one size."
     ),
     "UnseenLoader": (
         "attach the very loader that the loop iterates, again where it makes a new one; without a loader, leave out "
@@ -92,6 +95,7 @@ def attach(
     max_steps: int | None = None,
     gradient_accumulation_steps: int = 1,
     batch_size: int | None = None,
+    dataset_size: int | None = None,
     start_epoch: int = 0,
     start_step: int = 0,
     mesh: Any = None,
@@ -107,7 +111,8 @@ def attach(
         train: The loader of the training loop: a DataLoader, or any object whose class is written in Python. None for a
             loop without a loader, which takes its batches from `Attached.counted`.
         eval: The evaluation loader, or a mapping from names to loaders.
-        optimizer: The optimizer, or a list of them; their learning rates are compared between ranks.
+        optimizer: The optimizer, or a list of them; their learning rates and steps are compared between ranks. None:
+            the steps of all optimizers are, and no learning rates.
         scheduler: The learning-rate scheduler, or a list of them. A warning says if one does not end where the run
             does, as soon as a few optimizer steps have shown how often it is stepped; a resumed run compares where it
             stands with its checkpoint.
@@ -119,6 +124,8 @@ def attach(
         max_steps: Optimizer steps after which the whole run ends, at least 0, if there is such a limit.
         gradient_accumulation_steps: Batches of one rank per optimizer step, at least 1.
         batch_size: Samples of one rank per batch; None: what the loader shows.
+        dataset_size: Samples of the whole train dataset over all ranks, at least 1. A warning says if each rank reads
+            only a share of its share. None: that is found only where the objects or the data show it.
         start_epoch: Number of the first epoch of a resumed run.
         start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.
         mesh: The ``DeviceMesh`` of the job, where some ranks share their data (tensor, context, pipeline parallel):
@@ -136,7 +143,8 @@ def attach(
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         PlanMismatch: If ranks begin with different plans.
         RankMapError: If the loaders' distributed samplers do not divide the data as the mesh does.
-        ValueError: If the mesh does not show which ranks share their data, or this rank is not in it.
+        ValueError: If `dataset_size` is below 1, if the mesh does not show which ranks share their data, or if this
+            rank is not in it.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
     rank, world_size = rank_and_world_size()
@@ -146,17 +154,17 @@ def attach(
         raise SettingsError("weights_every needs the model whose weights are compared: attach(model=…)")
     optimizers, schedulers, models = _listed(optimizer), _listed(scheduler), _listed(model)
     dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
-    known = {} if batch_size is None else {"batch_size": batch_size}
     facts = loader_facts(
         train,
-        **known,
         gradient_accumulation_steps=gradient_accumulation_steps,
         max_epochs=epochs,
         max_steps=max_steps,
         reported_is_cap=False,
         partial_step="dropped",
     )
-    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+    if batch_size is not None:
+        facts = _with_batch_size(facts, batch_size)
+    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
     make_guard = functools.partial(
         new_guard,
         settings,
@@ -169,10 +177,12 @@ def attach(
         # Where passes are not compared, ranks may train apart on purpose.
         models=lambda: models if attached.passes.comparing else [],
     )
-    attached = Attached(make_guard, totals, settings, epoch=start_epoch)
+    steps_of = NamedOptimizers(optimizers) if optimizers else None
+    attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
     attached.batches_before, attached.steps_before = start_step * gradient_accumulation_steps, start_step
     if not settings.enabled:
         return attached
+    attached.length_now, attached.may_resume = functools.partial(reported_length, train), saves_state(train)
     plan = FitPlan(
         batches_per_epoch=facts.reported_batches,
         # Where it tells how many batches every epoch has, it must hold for every pass.
@@ -187,15 +197,23 @@ def attach(
         dp_rank=dp_rank,
         dp_degree=dp_degree,
         loader_position=None if mesh is None else loader_position(train),
+        runs_to_end=False,
     )
     evaluations = evaluation_loaders(eval)
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
     facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
     attached.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
-    attached.watch_schedules(map(Schedule.of, schedulers), processes=dp_degree)
+    attached.watch_schedules(map(Schedule.of, schedulers), processes=dp_degree, source_batches=facts.reported_batches)
     attached.passes.expects_train, attached.passes.has_loader = True, train is not None
     attached.begin(plan, versions(), attached.observe_loaders(loaders, models))
     return attached
+
+
+def _with_batch_size(facts: LoaderFacts, batch_size: int) -> LoaderFacts:
+    """Returns the facts with the user's batch size; it proves nothing of lengths where the loader shows another one."""
+    if batch_size == facts.batch_size:
+        return facts
+    return replace(facts, batch_size=batch_size, samples_per_rank=None, dataset_size=None, sampling="unknown")
 
 
 def _listed(given: Any) -> list[Any]:

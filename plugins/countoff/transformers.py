@@ -100,7 +100,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             stepping=STEPPING,
         )
         handle.begin(
-            plan_of(facts, args, state),
+            plan_of(facts, args, state, self.settings),
             versions("accelerate", "transformers"),
             release,
             not_distributed(process),

@@ -9,7 +9,7 @@ from typing import Any
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.prepared_facts import loader_facts
 from countoff._adapter.prepared_loaders import source_length
-from countoff._adapter.prepared_process import PROCESS_REMEDIES, unwrapped
+from countoff._adapter.prepared_process import process_remedies, unwrapped
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length
@@ -20,24 +20,21 @@ from countoff.core.verdict import Remedies
 _log = logging.getLogger("countoff")
 
 REMEDIES: Remedies = {
-    **PROCESS_REMEDIES,
+    **process_remedies(on_cpus="Accelerator(cpu=True)"),
     "UnevenBatches": uneven_remedies(
         train=(
-            "give every rank as many batches: even_batches=True, the default, if the dataset has a length. If it is "
-            "iterable: itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not "
-            "read."
+            "give every rank as many batches. If the dataset has a length: even_batches=True, the default, and the "
+            "same dataset on every rank. If it is iterable: itertools.islice(loader, n), with n batches that every "
+            "rank has, a multiple of gradient_accumulation_steps; what is beyond them is not read."
         ),
         option="attach(..., {})",
-    ),
-    "PlanMismatch": (
-        "let prepare() make the ranks even: even_batches=True, the default, and the same dataset on every rank."
     ),
     "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
     "StepMismatch": (
         "let all ranks step after the same batches: no condition of one rank around optimizer.step(), and no break of "
         "one rank. In an evaluation inside an epoch, a break hides the end of the train loader from accumulate()."
     ),
-    "WrongLength": "make len() of the dataset what it yields; nothing else in Accelerate depends on it.",
+    "WrongLength": "make len() of the dataset the number of samples that it yields, which len(loader) follows.",
     "ResumeMismatch": {
         POSITION: (
             "give the resumed epoch's loader as many batches to skip as the checkpoint has: "
@@ -57,13 +54,16 @@ REMEDIES: Remedies = {
     },
     **data_remedies(
         shares=(
-            "let accelerator.prepare() shard the loader. Where it finds nothing to shard, as in a stream of "
-            "ready-made batches, give each rank its share by accelerator.process_index."
+            "let accelerator.prepare() shard the loader. One that is prepared as that of one process, as a stream of "
+            "ready-made batches must be, needs a share of its own on each rank: take it by accelerator.process_index."
         ),
         order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
         off="attach(..., fingerprint_batches=0)",
         dealer="accelerator.prepare()",
-        undo="do not give the train loader to prepare()",
+        undo=(
+            "prepare the train loader as that of one process: prepare_data_loader(loader, accelerator.device, "
+            "num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False) of accelerate.data_loader"
+        ),
     ),
 }
 TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
@@ -118,6 +118,7 @@ def plan_of(facts: LoaderFacts, *, dp_rank: int, dp_degree: int, start_epoch: in
         position=[start_epoch, 0, 0],
         dp_degree=dp_degree,
         dp_rank=dp_rank,
+        runs_to_end=False,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._adapter.handle import Attached
@@ -46,6 +47,8 @@ def observe(
         stack.callback(count_backward_passes(attached.micro_batch, accelerator))
         stack.callback(_uncounted_joins(accelerator, attached))
         stack.callback(_uncounted_local_sgd(accelerator, attached))
+        if isinstance(train := loaders.get(None), DataLoaderShard):
+            attached.share_length(train.base_dataloader)  # which tells the length of Accelerate's
         return stack.pop_all().close
 
 

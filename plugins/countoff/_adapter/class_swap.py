@@ -7,6 +7,7 @@ the user's loop sees what it saw before. Only `__iter__` differs. A copy or a pi
 from __future__ import annotations
 
 import functools
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,10 +45,15 @@ def swap_class(
     """
     original: Any = type(loader)
     given_back: list[bool] = []
+    watched = id(loader)  # a reference would keep it alive
+
+    def passes_through(this: Any) -> bool:
+        """Whether this is not observed: what the loader's code makes of its own class is another object."""
+        return bool(given_back) or id(this) != watched
 
     def iterate(this: Any) -> Iterator[Any]:
         batches = original.__iter__(this)
-        return batches if given_back else observe(this, batches)
+        return batches if passes_through(this) else observe(this, batches)
 
     def reduce(this: Any, protocol: Any) -> Any:
         return _of_own_class(original.__reduce_ex__(this, protocol))
@@ -55,7 +61,7 @@ def swap_class(
     def substitute(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
         def call(this: Any, *arguments: Any) -> Any:
             mine = functools.partial(own, this)
-            return mine(*arguments) if given_back else method(this, mine, *arguments)
+            return mine(*arguments) if passes_through(this) else method(this, mine, *arguments)
 
         return call
 
@@ -72,15 +78,15 @@ def swap_class(
         if callable(own := getattr(original, name, None)):
             members[name] = substitute(method, own)
     if handle is not None:
-        members[_HANDLE] = handle
+        members[_HANDLE] = handle, watched
     try:
         if not hasattr(original, "__iter__"):
             raise TypeError("no __iter__")
-        _set_class(loader, type(original.__name__, (original,), members))
+        _set_class(loader, _subclass(original, members))
     except (TypeError, AttributeError):
         raise TypeError(
             f"cannot observe a loader of type {original.__name__}: expected a DataLoader or an iterable object whose "
-            "class is written in Python"
+            "class is written in Python, without __slots__"
         ) from None
 
     def give_back() -> None:
@@ -94,7 +100,40 @@ def swap_class(
 
 def handle_of(loader: Any) -> Any:
     """Returns the handle that observes a loader; None if there is none."""
-    return getattr(type(loader), _HANDLE, None)
+    handle, watched = getattr(type(loader), _HANDLE, (None, 0))
+    return handle if watched == id(loader) else None
+
+
+def _subclass(original: type, members: dict[str, Any]) -> type:
+    """Returns a subclass without a call of the user's code, which may register every class that is made.
+
+    Raises:
+        TypeError: If the class cannot have one that its objects can be given.
+    """
+    if type(original) in (type, ABCMeta) and not _is_told_of_subclasses(original):
+        return type.__new__(type(original), original.__name__, (original,), members)
+    # Made of another base and given this one afterwards, of which Python tells neither the base nor its metaclass. The
+    # other base needs the same layout: what it has below the class that added the dict of the objects.
+    level = original
+    while level.__base__ is not None and _layout(level) == _layout(level.__base__):
+        level = level.__base__
+    below = level.__base__ or object
+    if _is_told_of_subclasses(below):
+        raise TypeError("its base has to be told of every class")
+    base = type.__new__(type(below), "Base", (below,), {"__orig_bases__": ()})  # which Generic asks for
+    made = type.__new__(type(original), original.__name__, (base,), members)
+    made.__bases__ = (original,)
+    return made
+
+
+def _is_told_of_subclasses(kind: type) -> bool:
+    """Whether a class, or a base of it, has an `__init_subclass__` that is not Python's own."""
+    told = [each for each in kind.__mro__ if "__init_subclass__" in vars(each)]
+    return any(each.__module__ not in ("builtins", "typing") for each in told)
+
+
+def _layout(kind: type) -> tuple[int, int, int]:
+    return kind.__basicsize__, kind.__dictoffset__, kind.__weakrefoffset__
 
 
 def _set_class(loader: Any, new: type) -> None:

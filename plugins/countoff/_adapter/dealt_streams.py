@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.data.identity import DataIdentity
 from countoff.core.data.own_generators import holds_generator
+from countoff.core.data.plain import ABSENT, attribute_of, items_of, module_of
 from countoff.core.data.streams import DIGEST, FirstElements, StreamFacts, column_digest
+from countoff.core.data.unobserved import unobserved
 
-__all__ = ["indices_seen", "sampler_inside", "stream_facts"]
+__all__ = ["indices_seen", "sampler_inside", "sampler_of", "stream_facts"]
 
 _SPLIT, _SAMPLER, _WEBDATASET = "split_dataset_by_node", "DistributedSampler", "webdataset's split_by_node"
 _ROWS, _COLUMNS, _DEPTH = 4, 4, 32
+_LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 
 def stream_facts(loader: Any, data: DataIdentity) -> StreamFacts | None:
@@ -50,18 +54,63 @@ def indices_seen(dataset: Any) -> Any:
         dataset: What they are indices of; those of a Subset are translated.
     """
     if type(dataset) is Subset:
-        return lambda batch: [dataset.indices[index] for index in batch]
-    return list
+        return lambda batch: _chosen(dataset.indices, _indices_in(batch))
+    return _indices_in
+
+
+def _indices_in(batch: Any) -> list[int]:
+    """The indices of a batch that stores them.
+
+    Raises:
+        TypeError: If it may compute them, as an iterator does, or if they are no integers.
+    """
+    found = items_of(batch)
+    if found is None:
+        raise TypeError(f"a {type(batch)} may compute its items")
+    return [_whole(index) for index in found]
+
+
+def _chosen(indices: Any, places: Sequence[int]) -> list[int]:
+    """The indices of a Subset at some places.
+
+    Raises:
+        TypeError: If the Subset's own are of a class that may compute them, or are no integers.
+    """
+    numpy = sys.modules.get("numpy")
+    if type(indices) is torch.Tensor or (numpy is not None and type(indices) is numpy.ndarray):
+        with unobserved():
+            return [int(indices[place]) for place in places]
+    found = items_of(indices)
+    if found is None:
+        raise TypeError(f"a {type(indices)} may compute its items")
+    return [_whole(found[place]) for place in places]
+
+
+def _whole(index: Any) -> int:
+    numpy = sys.modules.get("numpy")
+    if type(index) is int or (numpy is not None and type(index) is numpy.int64):
+        return int(index)
+    raise TypeError(f"expected an integer, got a {type(index)}")
+
+
+def sampler_of(sampler: Any) -> Any:
+    """Returns what a sampler or a batch sampler takes its indices from; None if that is nothing, or is computed."""
+    for name in ("batch_sampler", "sampler"):
+        inner = attribute_of(sampler, name)  # not asked for its truth: its length may raise
+        if inner is not ABSENT and inner is not None:
+            return inner
+    return None
 
 
 def sampler_inside(batch_sampler: Any) -> Any:
     """Returns the sampler of a batch sampler, inside of what Accelerate wraps around it."""
     for _ in range(_DEPTH):
-        inner = getattr(batch_sampler, "batch_sampler", None)
-        if inner is None:
+        inner = attribute_of(batch_sampler, "batch_sampler")
+        if inner is ABSENT or inner is None:
             break
         batch_sampler = inner
-    return getattr(batch_sampler, "sampler", None)
+    inside = attribute_of(batch_sampler, "sampler")
+    return None if inside is ABSENT else inside
 
 
 def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> StreamFacts | None:
@@ -71,7 +120,9 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
         return None
     if isinstance(loader, accelerate.DataLoaderDispatcher):
         facts = StreamFacts("Accelerate", loader.state.num_processes, first_only=True)
-        return _declared(facts, loader.dataset, sampler_inside(loader.batch_sampler)) if facts.ways > 1 else None
+        if facts.ways == 1:
+            return None
+        return _declared(_contents(facts, loader.dataset), loader.dataset, sampler_inside(loader.batch_sampler))
     dataset = loader.dataset
     if isinstance(dataset, accelerate.IterableDatasetShard):
         facts = StreamFacts("Accelerate", dataset.num_processes)
@@ -84,9 +135,9 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
         facts = StreamFacts("Accelerate", data.dp_degree, seed=_seed(dataset))
         return _declared(facts, dataset, None) if facts.ways > 1 else None
     shard = _outermost(loader)
-    while shard is not None and not isinstance(shard, accelerate.BatchSamplerShard):
-        shard = getattr(shard, "batch_sampler", None)
-    if shard is None:
+    while shard is not ABSENT and not isinstance(shard, accelerate.BatchSamplerShard):
+        shard = attribute_of(shard, "batch_sampler")
+    if shard is ABSENT:
         return None
     sampler = sampler_inside(shard)
     facts = _indices(StreamFacts("Accelerate", shard.num_processes), dataset, sampler, elements)
@@ -102,8 +153,8 @@ def _distributed(loader: DataLoader[Any], data: DataIdentity) -> StreamFacts | N
     ):
         return None
     dealt: Any = sampler.dataset
-    inner = getattr(dealt, "_sampler", None)  # Lightning deals out what a sampler of the user's own yields
-    if inner is None:
+    inner = attribute_of(dealt, "_sampler")  # Lightning deals out what a sampler of the user's own yields
+    if inner is ABSENT or module_of(type(dealt)).partition(".")[0] not in _LIGHTNING:
         facts = StreamFacts("DistributedSampler", sampler.num_replicas)
         return _contents(facts, dealt) if facts.ways > 1 else None
     first = FirstElements()
@@ -123,7 +174,7 @@ def _declared(facts: StreamFacts, dataset: Any, sampler: Any) -> StreamFacts:
     split = getattr(dataset, "_distributed", None) if _is_hub_stream(dataset) else None
     if split is not None:
         return facts._replace(shares=int(split.world_size), said_by=_SPLIT)
-    if isinstance(sampler, DistributedSampler) and not hasattr(sampler.dataset, "_sampler"):
+    if isinstance(sampler, DistributedSampler) and attribute_of(sampler.dataset, "_sampler") is ABSENT:
         return facts._replace(shares=sampler.num_replicas, said_by=_SAMPLER)
     if _splits_by_node(dataset):
         return facts._replace(shares=torch.distributed.get_world_size(), said_by=_WEBDATASET)
@@ -159,10 +210,9 @@ def _indices(facts: StreamFacts, dataset: Any, sampler: Any, elements: FirstElem
 def _contents(facts: StreamFacts, dataset: Any) -> StreamFacts:
     """Adds digests of some indices of a Subset or a map-style dataset of `datasets`, or of some rows of the latter."""
     if type(dataset) is Subset:
-        indices = [int(dataset.indices[place]) for place in _places(len(dataset.indices))]
-        return facts._replace(
-            contents=column_digest(indices), length=len(dataset), whole=reported_length(dataset.dataset)
-        )
+        length = len(dataset)
+        indices = _chosen(dataset.indices, _places(length))
+        return facts._replace(contents=column_digest(indices), length=length, whole=reported_length(dataset.dataset))
     hub = sys.modules.get("datasets")
     if hub is None or not isinstance(dataset, hub.Dataset):
         return facts
@@ -171,12 +221,24 @@ def _contents(facts: StreamFacts, dataset: Any) -> StreamFacts:
         indices = [chosen.column(0)[place].as_py() for place in _places(len(chosen))]
         return facts._replace(contents=column_digest(indices), length=len(chosen), whole=len(table))
     whole = _rows_as_loaded(dataset)
-    if whole is None or len(table) >= whole:
+    if whole is None:
+        return facts._replace(begin=_first_row(table), length=len(table))
+    if len(table) >= whole:
         return facts
     rows = [table.fast_slice(place, 1).to_pydict() for place in _places(len(table))]
     names = sorted(rows[0])[:_COLUMNS] if rows else []
     contents = "".join(column_digest([row[name][0] for row in rows]) for name in names)
     return facts._replace(contents=contents, length=len(table), whole=whole)
+
+
+def _first_row(table: Any) -> int | None:
+    """The place of a table's first row in the memory that its columns are a part of; None if that is not one piece.
+
+    A slice of a table shares the memory of the whole. What `map` has written has memory of its own.
+    """
+    begins = {tuple(chunk.offset for chunk in column.chunks) for column in table.table.columns}
+    (begin,) = begins if len(begins) == 1 else [()]
+    return begin[0] if len(begin) == 1 else None
 
 
 def _rows_as_loaded(dataset: Any) -> int | None:

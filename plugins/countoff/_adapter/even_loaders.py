@@ -1,6 +1,7 @@
 """Loaders whose passes give the same number of batches on every rank (`uneven_train`, `uneven_eval`).
 
-A rank fetches ahead, so a loader that can report its state reports the one after the last batch that the loop got.
+A rank may have fetched batches that its loop has not got, so a loader that can report its state reports the one after
+the last batch that the loop got.
 """
 
 from __future__ import annotations
@@ -12,10 +13,20 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.class_swap import own_class, swap_class
 from countoff._adapter.loader_observer import samples_in
+from countoff._adapter.torch_facts import iterates_as_torch
 from countoff.core import Guard
 
 __all__ = [
@@ -23,6 +34,7 @@ __all__ = [
     "cover_state",
     "even_inside",
     "even_pass",
+    "fetches_ahead",
     "finished",
     "forget_state",
     "keeps_length",
@@ -31,6 +43,10 @@ __all__ = [
 
 _FINISHED = "_iterator_finished"
 """A key of torchdata's state: the next pass begins with another epoch."""
+_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw from no global generator once a pass has begun, and know nothing of the training."""
+_LIBRARIES = ("accelerate.data_loader", "torchdata.stateful_dataloader")
+"""Modules whose samplers and loaders are as those of torch."""
 _resumable: dict[int, tuple[weakref.ref[Any], Any]] = {}
 """By the id of a loader, which need not be hashable: a reference to it, and where the loop is in its last even pass."""
 
@@ -47,7 +63,31 @@ def keeps_length(loader: Any) -> bool:
     A DistributedSampler fixes its number of samples when it is made. Any other sampler follows a data set that grows,
     and a loader that resumes in mid-epoch has less in that pass.
     """
-    return isinstance(getattr(loader, "sampler", None), DistributedSampler) and not saves_state(loader)
+    fixed = isinstance(getattr(loader, "sampler", None), DistributedSampler) and iterates_as_torch(loader)
+    return fixed and not saves_state(loader)
+
+
+def fetches_ahead(loader: Any) -> bool:
+    """Returns whether a loader's own processes fetch ahead, so that nobody sees whether a batch is taken sooner.
+
+    Any other loader may draw random numbers for a batch, fill the memory of the last batch again, or follow the
+    training. So may a sampler of the user's, which runs in this process.
+    """
+    own: Any = own_class(type(loader))
+    if not issubclass(own, DataLoader) or not loader.num_workers:
+        return False
+    as_torchs = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
+    if not (as_torchs or own.__module__.startswith(_LIBRARIES)):
+        return False
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    while type(sampler) is BatchSampler or type(sampler).__module__.startswith(_LIBRARIES):
+        inner = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        if inner is None:  # a random sampler of the library
+            return True
+        sampler = inner
+    return type(sampler) in _SAMPLERS
 
 
 @contextlib.contextmanager
@@ -122,6 +162,7 @@ def _even(
         samples=samples_in,
         snapshot=snapshot,
         ahead=ahead,
+        prefetches=fetches_ahead(loader),
         proven=proven,
     )
     resumable = getattr(even, "resumable", None)

@@ -6,12 +6,37 @@ A training loop has no hook for either, so these are `sys.excepthook` and a func
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 
 from countoff.core.runtime import shutdown
 
-__all__ = ["ExitHooks"]
+__all__ = ["ExitHooks", "is_over"]
+
+_WITNESS = "countoff_witness"
+"""An attribute of an exception: an object that lives as long."""
+
+
+class _Witness:
+    """Lives as long as the exception that it is an attribute of, to which Python gives no weak reference."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        return str, ()  # a copy of the exception, as one sent to another process, says nothing about this one
+
+
+def is_over(error: BaseException) -> Callable[[], bool]:
+    """Returns a function that tells whether a program has caught an exception, and has forgotten it.
+
+    Args:
+        error: The exception. It is not kept alive.
+    """
+    witness = _Witness()
+    vars(error)[_WITNESS] = witness
+    alive = weakref.ref(witness)
+    return lambda: alive() is None
 
 
 class ExitHooks:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from countoff._adapter.class_swap import handle_of, swap_class
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state, saves_state
-from countoff._adapter.exit_hooks import ExitHooks
+from countoff._adapter.exit_hooks import ExitHooks, is_over
 from countoff._adapter.forward_passes import count_forward_passes
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
@@ -24,13 +24,16 @@ from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
 from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
+from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
 
-__all__ = ["Attached", "argument_of", "evaluation_loaders"]
+__all__ = ["Attached", "any_active", "argument_of", "evaluation_loaders"]
 
 _active: list[Attached] = []
 """The handles of this process whose fit has begun and has not ended, in the order of their begin."""
+_left: list[Attached] = []
+"""The handles of this process whose loop an exception has left that may still end the program."""
 _COUNTED = (
     "; for a generator, an iterator, a list or a function, leave out train= and take the batches from "
     "handle.counted(source)"
@@ -50,6 +53,9 @@ class Attached:
     Attributes:
         totals: The totals of an epoch.
         steps_before: Optimizer steps that were applied before the checkpoint from which this fit has begun.
+        length_now: Returns the length that the train loader reports after a pass; None where nothing tells it.
+        may_resume: Whether a pass over the train loader may begin in the middle of an epoch without a word of it, so
+            that a single pass tells no length.
         batches_before: Batches of the first train epoch that a counted function has returned before that checkpoint.
         passes: The passes over the loaders.
         evaluations: How much the evaluations have read; None where nothing tells it.
@@ -68,6 +74,9 @@ class Attached:
         self.totals = totals
         self.steps_before = 0
         self.batches_before = 0
+        self.length_now: Callable[[], int | None] = _unknown
+        self.may_resume = False
+        self._last_length: int | None = None
         self.evaluations: EvaluationTotals | None = None
         self.schedules = ScheduleWatch((), lambda _: RunLength())
         self._start_epoch, self._start_step = epoch, 0
@@ -80,6 +89,8 @@ class Attached:
         self._detached = True
         self._failed = False
         self._covered: list[Any] = []
+        self._loop_steps: set[int] = set()  # by the id of each optimizer that has stepped in a train epoch
+        self._own_length: int | None = None
         self.passes = LoaderPasses(
             make_guard(), epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
         )
@@ -105,6 +116,7 @@ class Attached:
         *,
         processes: int,
         steps: int | None = None,
+        source_batches: int | None = None,
         why: str = "",
         stepping: Stepping | None = None,
     ) -> None:
@@ -114,12 +126,15 @@ class Attached:
             schedules: The schedules.
             processes: Ranks that read data of their own.
             steps: Optimizer steps of the whole run, where the framework tells them; None: those of the totals.
+            source_batches: Batches per epoch of the loader from which a user computes a schedule; None if unknown.
             why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
             stepping: How the framework's user lets a scheduler be stepped; None: by calling its `step`.
         """
         self.schedules = ScheduleWatch(
             schedules,
-            lambda per_step: run_length(self.totals.plan, per_step, processes=processes, steps=steps),
+            lambda per_step: run_length(
+                self.totals.plan, per_step, processes=processes, steps=steps, source_batches=source_batches
+            ),
             why=why,
             stepping=stepping,
         )
@@ -208,6 +223,15 @@ class Attached:
             self._covered.append(loader)
             self._release.callback(cover_state(loader))
 
+    def share_length(self, loader: Any) -> None:
+        """Lets `len` of a loader give the batches of a train epoch on every rank, once known, until the handle ends.
+
+        It does nothing where ranks are not made even, and for a loader whose class cannot be exchanged.
+        """
+        if methods := self._length_methods():
+            with contextlib.suppress(TypeError):
+                self._release.callback(swap_class(loader, lambda _, batches: batches, methods=methods))
+
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """A context in which passes are not compared, for what may be uneven on purpose, such as `Join`."""
@@ -241,6 +265,18 @@ class Attached:
         if self.guard.verdict is None:
             self.abandon()
 
+    def fail(self, error: BaseException) -> None:
+        """Reports an exception that has ended the fit to the other ranks, and gives the loaders back.
+
+        Args:
+            error: The exception; a `SystemExit` without a code ends the fit in order.
+        """
+        if isinstance(error, SystemExit) and not error.code:
+            self.detach()
+        else:
+            self._fail(error)
+            self.abandon()
+
     def micro_batch(self) -> None:
         """Counts a micro-batch, unless passes are not compared now."""
         if self.passes.comparing:
@@ -264,9 +300,10 @@ class Attached:
                 earlier.abandon()
         with contextlib.ExitStack() as stack:
             for name, loader in loaders.items():
+                methods = STATE_METHODS if name is not None else {**STATE_METHODS, **self._length_methods()}
                 try:
                     stack.callback(
-                        swap_class(loader, functools.partial(self._follow, name), handle=self, methods=STATE_METHODS)
+                        swap_class(loader, functools.partial(self._follow, name), handle=self, methods=methods)
                     )
                     forget_state(loader)
                 except TypeError as error:
@@ -294,26 +331,32 @@ class Attached:
             record: The record of the checkpoint that every rank has loaded before; empty or None if there is none.
             compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
         """
+        for earlier in [*_left]:
+            earlier.abandon()  # the exception that has left its loop was caught
         self._detached = False
         if record:
             position, self.passes.epoch, self.steps_before = self._place_of(record)
             plan = dataclasses.replace(plan, position=position)
         self._plan, self._versions, self._start_step = plan, dict(versions), self.steps_before
+        if plan.batches_per_epoch == self.totals.plan.batches_per_epoch:  # else `len` is wrong
+            self._own_length = plan.batches_per_epoch
         _active.append(self)
         self._release.callback(_active.remove, self)
         self._release.callback(release)
         self._release.callback(self.schedules.forget)
+        self._release.callback(setattr, self, "length_now", _unknown)  # it holds the loader
         self._release.callback(on_optimizer_step(self._step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
+        planned = self.schedules.plans(self.steps_before)
         wrong_schedule = self.schedules.begin(self.steps_before)  # before the guard, whose trace tells where it ends
         try:
-            self._start_guard(plan, versions)
+            self._start_guard(plan, versions, planned)
         except BaseException:
             self._release_all()  # the caller gets no handle, and so could not detach
             raise
         if record:
             self.guard.resumes.restore(record, compare=compare)
-        for notice in (*notices, self.totals.wrong_length(), wrong_schedule):
+        for notice in (*notices, self.totals.wrong_length(), self._sharded_twice(), wrong_schedule):
             if notice is not None:
                 self.guard.warn(notice)
 
@@ -342,12 +385,19 @@ class Attached:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.detach()
         else:
-            self._fail(error)
-            self.abandon()
+            self._leave_by(error)
 
     def _follow(self, name: str | None, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         even = functools.partial(even_pass, loader=loader, proven=name is None)
         return self.passes.follow(batches, name, loader=loader, even=even)
+
+    def _length_methods(self) -> Mapping[str, Callable[..., Any]]:
+        return {"__len__": self._length_of} if self._settings.uneven_train != "raise" else {}
+
+    def _length_of(self, loader: Any, own: Callable[[], int]) -> int:
+        """What `len` gives, of which schedules are made and by which loops find their last batch."""
+        length, common = own(), self.guard.common_length
+        return length if common is None or length != self._own_length else common
 
     def _give_back_if_diverged(self) -> None:
         """Gives back the loaders where a verdict leaves the loop; the handle stays until the program ends with it."""
@@ -359,6 +409,8 @@ class Attached:
         if self._detached:
             return False
         self._detached = True
+        with contextlib.suppress(ValueError):  # it is not there, or another thread has been faster
+            _left.remove(self)
         if self._exit_hooks is not None:
             self._exit_hooks.cancel()
         self._release.close()
@@ -373,9 +425,10 @@ class Attached:
         self.batches_before = found.batches or 0
         return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
 
-    def _start_guard(self, plan: FitPlan, versions: Mapping[str, str]) -> None:
+    def _start_guard(self, plan: FitPlan, versions: Mapping[str, str], schedules: Sequence[SchedulePlan] = ()) -> None:
         self.guard.trace_totals(lambda: self.totals.plan.metrics(), self._steps_left)
-        self.guard.fit_start(plan, versions)
+        self.guard.evidence.optimizers_told = self._steps_of is not None
+        self.guard.fit_start(plan, versions, schedules, own_length=self._own_length)
         self._learn_common_length(None)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
@@ -392,12 +445,15 @@ class Attached:
         finally:
             self.guard.close()
 
-    def _step(self) -> None:
-        self.guard.step()
+    def _step(self, optimizer: Any) -> None:
+        guard, steps = self.guard, self.guard.steps
+        guard.step(id(optimizer))
+        if guard.steps != steps:
+            self._loop_steps.add(id(optimizer))
         if (found := self.schedules.stepped(self._steps_done, self.guard.train_batches)) is not None:
             self.guard.warn(found)
-        if self.passes.expects_train:
-            self.passes.step_unseen()
+        if self.passes.expects_train or (self.passes.expects_more and id(optimizer) in self._loop_steps):
+            self.passes.stepped()
 
     @property
     def _steps_done(self) -> int:
@@ -415,8 +471,15 @@ class Attached:
             return None
         if not self.guard.resumes.begins_epoch:  # its loader may have been restored in the middle of the epoch
             return None
+        before, self._last_length = self._last_length, self.guard.batches
+        if self.may_resume and before != self._last_length:  # likewise, by a state of its own
+            return None
+        self.totals.report_again(self.length_now())
         self.totals.observe(self.guard.batches)
-        return self.totals.wrong_length()
+        return self.totals.wrong_length() or self._sharded_twice()
+
+    def _sharded_twice(self) -> Verdict | None:
+        return self.totals.sharded_twice() if self._settings.fingerprint_batches else None  # 0: no data is compared
 
     def _learn_common_length(self, batches: int | None) -> None:
         """Updates the totals where ranks take the same number of batches.
@@ -428,9 +491,26 @@ class Attached:
             proven = self.guard.common_batches
             self.totals.take_common(batches if proven is None else proven, proven=proven is not None)
 
+    def _leave_by(self, error: BaseException) -> None:
+        """Tells the other ranks of an exception that has left the loop.
+
+        The handle gives back the loaders at once. Its guard stays until the program has caught the exception, begins
+        another fit, or ends.
+        """
+        if self._detached:
+            return
+        self._failed = True
+        self.guard.failing(error)
+        if self.guard.verdict is not None:
+            self.abandon()
+            return
+        self._release.close()
+        _left.append(self)
+        self.guard.leave(is_over(error), self.abandon)
+
     def _fail_uncaught(self, error: BaseException) -> None:
         """Reports the exception that ends the program, if it has ended the loop of this handle and not of another."""
-        if _left_by_exception() is self:
+        if self in _left or _left_by_exception() is self:
             self._fail(error)
         self._failed = True
         self._release.close()
@@ -454,6 +534,11 @@ class Attached:
         self.guard.close()  # waits until a verdict is printed
         if late:
             shutdown.exit_now()  # the verdict came after the program's last line: only an exit code can report it
+
+
+def _unknown() -> int | None:
+    """The length of a loader of which nothing is known."""
+    return None
 
 
 def _nothing() -> Iterator[Any]:
@@ -487,6 +572,11 @@ class _CountedPasses:
 
     def __len__(self) -> int:
         return len(self._source)
+
+
+def any_active() -> bool:
+    """Whether a fit of a handle of this process has begun and has not ended."""
+    return bool(_active)
 
 
 def evaluation_loaders(given: Any) -> Mapping[str, Any]:

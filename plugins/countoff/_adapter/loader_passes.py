@@ -1,22 +1,25 @@
 """Counts passes over loaders batch by batch where a loop iterates them, and closes them where the loop leaves them.
 
 Whoever observes a loader (by exchanging its class, or the `__iter__` of a framework's loaders) gives the loader's own
-iterator to `LoaderPasses.follow` and hands the returned iterator to the loop.
+iterator to `LoaderPasses.follow` and hands the returned iterator to the loop. That one can do all that the loader's own
+iterator can: a loop may ask for its length or its state, go on after an exception, and share it between threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
-from types import GeneratorType
 from typing import Any, Literal
 
 from countoff._adapter.even_loaders import forget_state
+from countoff._adapter.held_batch import HeldBatch
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.evidence import SHARED_PASS
 
 __all__ = ["UNSEEN_STEPS", "Even", "LoaderPasses"]
 
@@ -36,7 +39,7 @@ class _Span:
             left it before its end.
         compared: Whether it is compared with those of other ranks.
         open: Whether it has not been closed.
-        batch: The batch that the loop has, as the loader returned it.
+        batch: The batch that the loop has; None before the first one.
     """
 
     __slots__ = ("ahead", "batch", "compared", "ended", "epoch", "open")
@@ -47,7 +50,7 @@ class _Span:
         self.compared = compared
         self.ended: Callable[[int | None], None] | None = None
         self.open = True
-        self.batch: Any = None
+        self.batch: HeldBatch | None = None
 
     @property
     def at_end(self) -> bool:
@@ -66,12 +69,14 @@ class LoaderPasses:
 
     Attributes:
         guard: The guard that counts them.
+        diverged: Called before a verdict is raised in the loop.
         epoch: Number of the next train epoch.
         comparing: Whether passes that begin from here on are compared with those of other ranks.
         began: Called with the number of each train epoch when it has begun.
         left: Called when the loop has let go of a train epoch that it has not ended, if that means that an exception
             has ended the loop; None where it may be a break.
-        expects_train: Whether no pass over the train loader has been seen yet; optimizer steps are then suspect.
+        expects_train: Whether no pass over the train loader has been seen yet; every optimizer step is then suspect.
+        expects_more: Whether optimizer steps after a pass over the train loader are suspect, if no other pass begins.
         has_loader: Whether a train loader was attached; the loop has its batches counted by hand otherwise.
         evaluated: Called after a pass of an evaluation with its name, its loader, and the batches that this rank has
             read; None instead of those if that was not the whole loader.
@@ -86,11 +91,12 @@ class LoaderPasses:
         self.began: Callable[[int], None] | None = None
         self.left: Callable[[], None] | None = None
         self.expects_train = False
+        self.expects_more = True
         self.has_loader = True
         self.evaluated: Callable[[str, Any, int | None], None] | None = None
         self._steps_unseen = 0
         self._exhausted = exhausted
-        self._diverged = diverged
+        self.diverged = diverged
         self._open: list[_Span] = []
 
     @property
@@ -104,7 +110,8 @@ class LoaderPasses:
     @property
     def batch(self) -> Any:
         """The batch that the loop has of the open train epoch, as the loader returned it; None if it has none."""
-        return next((span.batch for span in self._open if span.epoch is not None), None)
+        held = next((span.batch for span in self._open if span.epoch is not None), None)
+        return None if held is None else held.get()
 
     def follow(
         self,
@@ -116,7 +123,7 @@ class LoaderPasses:
         loader: Any = None,
         even: Even | None = None,
     ) -> Iterator[Any]:
-        """Returns the generator of one pass, which the loop's `for` iterates.
+        """Returns the iterator of one pass, which the loop's `for` iterates. The pass begins with its first batch.
 
         Args:
             batches: The loader's own iterator.
@@ -127,74 +134,30 @@ class LoaderPasses:
             loader: The loader, whose sampler tells about the data.
             even: Makes the pass even where the settings ask for that; None where ranks cannot be uneven.
         """
-        guard = self.guard
-        # After a training step, little of what a batch needs is in the processor's caches, so the time of this loop is
-        # that of the objects it touches. It calls nothing of countoff's for most batches.
-        now, more = time.perf_counter, False  # more: the next batch is known to be fetched, so to ask for it begins it
-        stack = contextlib.ExitStack()
-        try:
-            span = self._begin(name, position, ahead)
-            if name is not None and self.evaluated is not None and not position:
-                span.ended = functools.partial(self.evaluated, name, loader)
-            if even is not None and guard.makes_even:
-                batches = stack.enter_context(even(guard, batches))
-            else:
-                forget_state(loader)
-            source = batches if isinstance(batches, GeneratorType) else map(next, itertools.repeat(batches))
-            counters, state = guard.counting()
-            fingerprints_due = name is None and guard.data.fingerprints_due
-            try:
-                began = now()
-                for batch in source:
-                    counters.loader_seconds += now() - began
-                    if not more:
-                        counters.started = started = counters.started + 1
-                        if started >= state.alarm and span.open:
-                            guard.look()
-                    if fingerprints_due and span.open:
-                        fingerprint_batch(guard.data, batch, loader)
-                        fingerprints_due = guard.data.fingerprints_due
-                    if ahead is not None:
-                        more = not ahead.end_of_dataloader
-                        if not more and span.open:
-                            guard.last_batch()
-                    span.batch = batch
-                    yield batch
-                    span.batch = None
-                    del batch  # so that it lives no longer than in a loop that is not observed
-                    if more:
-                        counters.started = started = counters.started + 1
-                        if started >= state.alarm and span.open:
-                            guard.look()
-                    began = now()
-            except GeneratorExit:  # the loop stopped early, which may be legitimate, or an exception is being raised
-                self._leave(span)
-                raise
-            except DivergenceError:
-                raise
-            except Exception as error:
-                guard.failed(error)
-                raise
-            self._close(span, "exhausted")
-        except DivergenceError:
-            self._diverged()
-            raise
-        finally:
-            stack.close()
+        kind = _SizedPass if hasattr(type(batches), "__len__") else Pass
+        return kind(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
 
-    def step_unseen(self) -> None:
-        """Counts an optimizer step before the first pass over the train loader; warns at `UNSEEN_STEPS` of them."""
+    def stepped(self) -> None:
+        """Counts an optimizer step of the loop; warns at `UNSEEN_STEPS` of them outside of any pass over its loader."""
+        if any(span.epoch is not None for span in self._open):
+            self._steps_unseen = 0
+            return
         self._steps_unseen += 1
         if self._steps_unseen == UNSEEN_STEPS:
+            self.guard.warn(self._unseen())
             self.expects_train = False
+
+    def _unseen(self) -> Verdict:
+        if not self.has_loader:
+            sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch was counted."
+            why = "No loader was attached, and the loop has taken nothing from handle.counted(). Nothing is compared."
+        elif self.expects_train:
             sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of the train loader that was attached."
             why = "The loop iterates another object, or these are steps of another model. Nothing is compared so far."
-            if not self.has_loader:
-                sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch was counted."
-                why = (
-                    "No loader was attached, and the loop has taken nothing from handle.counted(). Nothing is compared."
-                )
-            self.guard.warn(Verdict("UnseenLoader", sentence, why=why))
+        else:
+            sentence = f"{UNSEEN_STEPS} optimizer steps since the last batch of the train loader that was attached."
+            why = "The loop iterates another object now. Its batches are not compared."
+        return Verdict("UnseenLoader", sentence, why=why)
 
     def close_stale(self, *, everything: bool) -> None:
         """Closes spans whose iterator still exists although the program has gone on to something else.
@@ -203,14 +166,20 @@ class LoaderPasses:
             everything: Whether to close a train epoch too.
         """
         while self._open and (everything or self._open[-1].epoch is None):
-            self._close(self._open[-1], "stopped")
+            self.close(self._open[-1], "stopped")
 
-    def _begin(self, name: str | None, position: int, ahead: Any) -> _Span:
+    def begin(self, name: str | None, position: int, ahead: Any, thread: int) -> _Span | None:
+        """Opens the span of a pass; returns None for one that has no place in the order of this rank's passes."""
+        evidence = self.guard.evidence
+        if not evidence.has_order(evaluation=name is not None, thread=thread):
+            return None
         self.close_stale(everything=name is None)
+        self.guard.recovered()  # an exception that has left the pass before was caught
         span = _Span(self.epoch if name is None else None, ahead, compared=self.comparing)
         if not span.compared:
             self.guard.compare_spans(False)
         if name is None:
+            evidence.takes(thread)
             self.guard.train_start(self.epoch, position)
             self.epoch += 1
             self.expects_train = False
@@ -221,13 +190,15 @@ class LoaderPasses:
             self.began(span.epoch)
         return span
 
-    def _leave(self, span: _Span) -> None:
+    def leave(self, span: _Span) -> None:
+        """Closes the span of a pass that its loop has let go of before its end."""
         unfinished = span.open and span.epoch is not None
-        self._close(span, "stopped", may_raise=False)
+        self.close(span, "stopped", may_raise=False)
         if unfinished and self.left is not None:
             self.left()
 
-    def _close(self, span: _Span, reason: Reason, *, may_raise: bool = True) -> None:
+    def close(self, span: _Span, reason: Reason, *, may_raise: bool = True) -> None:
+        """Closes a span, and those inside of it."""
         while span.open:
             innermost = self._open.pop()
             innermost.open = False
@@ -243,3 +214,261 @@ class LoaderPasses:
                 self.guard.train_end(ended, notice=notice, may_raise=may_raise)
             if not innermost.compared:
                 self.guard.compare_spans(True)
+
+
+class Pass:
+    """The iterator of one pass over a loader: it counts the batches that the loader's own iterator gives to the loop.
+
+    Whatever else the loader's own iterator can do, this one has it do. It ends as that one does: an exception that the
+    loop catches, to ask for the next batch, is no end. Several threads may share it if they may share that one.
+
+    Args:
+        passes: The passes to which it belongs.
+        batches: The loader's own iterator.
+        name: The evaluation's name; None for a train epoch.
+        position: As for `LoaderPasses.follow`; so are the others.
+        ahead: The loader, where it fetches one batch ahead.
+        loader: The loader.
+        even: Makes the pass even.
+    """
+
+    # Names with two underscores, so that none hides an attribute of the loader's own iterator.
+
+    def __init__(
+        self,
+        passes: LoaderPasses,
+        batches: Iterator[Any],
+        name: str | None,
+        *,
+        position: int,
+        ahead: Any,
+        loader: Any,
+        even: Even | None,
+    ) -> None:
+        self.__passes = passes
+        self.__own = self.__source = batches
+        self.__name = name
+        self.__position = position
+        self.__ahead = ahead
+        self.__loader = loader
+        self.__even = even
+        self.__stack = contextlib.ExitStack()
+        self.__begun = self.__over = False
+        self.__span: _Span | None = None  # None too where the pass is compared by itself
+        self.__busy = False  # whether a thread waits for the loader's own iterator
+        self.__lock: threading.Lock | None = None  # where several threads share it
+        self.__turn = threading.Lock()
+        self.__inside, self.__ended = 0, False  # with the lock: threads in it, and whether one has seen the end
+        self.__more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
+        self.__failed = False  # whether the last call has raised an exception of the loader's
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        # After a training step, little of what a batch needs is in the processor's caches, so the time of this is that
+        # of the objects that it touches. It calls nothing of countoff's for most batches.
+        if self.__over:
+            return next(self.__source)
+        try:
+            if not self.__begun:
+                with self.__turn:  # two threads may ask for the first batch at once
+                    if not self.__begun:
+                        self.__begin()
+            if self.__failed:
+                self.__go_on()  # the loop has caught what the loader has raised
+            if self.__busy or self.__lock is not None:
+                return self.__next_shared()
+            if (thread := threading.get_ident()) != self.__thread:
+                self.__move(thread)
+            counters, span, more = self.__counters, self.__span, self.__more
+            if more:
+                counters.started = started = counters.started + 1
+                if started >= self.__state.alarm and span is not None and span.open:
+                    self.__guard.look()
+            self.__busy = True
+            began = time.perf_counter()
+            try:
+                batch = next(self.__source)
+            finally:
+                counters.loader_seconds += time.perf_counter() - began
+                self.__busy = False
+            if self.__lock is not None:  # another thread has come meanwhile
+                self.__count_shared()
+                return batch
+            if not more:
+                counters.started = started = counters.started + 1
+                if started >= self.__state.alarm and span is not None and span.open:
+                    self.__guard.look()
+            if span is not None:
+                if self.__fingerprints_due and span.open:
+                    self.__take_fingerprint(batch)
+                if self.__ahead is not None:
+                    self.__look_ahead(span)
+                if span.epoch is not None:
+                    span.batch = HeldBatch(batch)
+            return batch
+        except StopIteration as end:
+            values = end.args
+        except DivergenceError:
+            self.__passes.diverged()
+            raise
+        except Exception as error:
+            if self.__lock is not None:
+                self.__leave_shared(ended=False)
+            elif self.__span is not None:
+                self.__failed = True
+                self.__guard.failing(error)  # the loop may catch it, and ask for the next batch
+            raise
+        self.__stop()  # here, so that a verdict that it raises does not tell of the loader's end
+        raise StopIteration(*values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_Pass__"):
+            raise AttributeError(name)
+        return getattr(self.__own, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__own.__reduce_ex__(protocol)
+
+    @property  # what `isinstance` and the user's code see
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return type(self.__own)
+
+    def close(self) -> None:
+        """Ends the pass, as where the loop lets go of it; also the loader's own iterator, if that can be closed."""
+        self.__leave()
+        if (close := getattr(self.__own, "close", None)) is not None:
+            close()
+
+    def __del__(self) -> None:
+        self.__leave()
+
+    def __begin(self) -> None:
+        passes, name = self.__passes, self.__name
+        self.__guard = guard = passes.guard
+        self.__thread = thread = threading.get_ident()
+        self.__span = span = passes.begin(name, self.__position, self.__ahead, thread)
+        self.__fingerprints_due = False
+        if span is None:
+            self.__counters, self.__state = (
+                SpanCounters(name or "", evaluation=True, compared=False),
+                guard.counting()[1],
+            )
+            self.__begun = True
+            return
+        if name is not None and passes.evaluated is not None and not self.__position:
+            span.ended = functools.partial(passes.evaluated, name, self.__loader)
+        if self.__even is not None and guard.makes_even:
+            self.__source = _InTurn(self.__stack.enter_context(self.__even(guard, self.__own)))
+        else:
+            forget_state(self.__loader)
+        self.__counters, self.__state = guard.counting()
+        self.__fingerprints_due = name is None and bool(guard.data.fingerprints_due)
+        self.__begun = True  # last: another thread may ask for a batch as soon as it sees that
+
+    def __go_on(self) -> None:
+        """The loop has caught an exception of the loader's, and goes on with the pass."""
+        self.__failed = False
+        self.__guard.recovered()
+
+    def __take_fingerprint(self, batch: Any) -> None:
+        data = self.__guard.data
+        fingerprint_batch(data, batch, self.__loader)
+        self.__fingerprints_due = bool(data.fingerprints_due)
+
+    def __look_ahead(self, span: _Span) -> None:
+        self.__more = not span.at_end
+        innermost, _ = self.__guard.counting()
+        if span.at_end and span.open and innermost is self.__counters:  # else an evaluation inside of it is open
+            self.__guard.last_batch()
+
+    def __move(self, thread: int) -> None:
+        """Takes note that another thread takes the batches from here on."""
+        self.__thread = thread
+        if self.__span is not None and self.__span.epoch is not None:
+            self.__guard.evidence.takes(thread)
+
+    def __next_shared(self) -> Any:
+        """Takes the next batch where another thread is taking one. Nothing but the number of batches is looked at."""
+        if self.__lock is None:
+            self.__lock, self.__inside = threading.Lock(), 1  # that thread's call
+            self.__counters.guess, self.__fingerprints_due = SHARED_PASS, False
+        with self.__lock:
+            self.__inside += 1
+        batch = next(self.__source)
+        self.__count_shared()
+        return batch
+
+    def __count_shared(self) -> None:
+        with self.__lock or contextlib.nullcontext():
+            self.__counters.started += 1
+        self.__leave_shared(ended=False)
+
+    def __leave_shared(self, *, ended: bool) -> None:
+        """A thread's call is over. The pass has ended once the last one is, after one of them has seen its end."""
+        with self.__lock or contextlib.nullcontext():
+            self.__inside -= 1
+            self.__ended = self.__ended or ended
+            over = self.__ended and not self.__inside and not self.__over
+        if over:
+            self.__end()
+
+    def __stop(self) -> None:
+        """The loader's own iterator has ended."""
+        try:
+            if self.__lock is None:
+                self.__end()
+            else:
+                self.__leave_shared(ended=True)
+        except DivergenceError:
+            self.__passes.diverged()
+            raise
+
+    def __end(self) -> None:
+        if self.__failed:
+            self.__go_on()
+        self.__over = True
+        try:
+            if self.__span is not None:
+                self.__passes.close(self.__span, "exhausted")
+            else:
+                self.__guard.evaluated_apart(self.__name or "", self.__counters.started)
+        finally:
+            self.__stack.close()
+
+    def __leave(self) -> None:
+        """The loop has let go of the pass: it stopped early, which may be legitimate, or an exception is being raised.
+
+        After an exception of the loader's own, the span stays open until it is known what becomes of it.
+        """
+        if not self.__begun or self.__over:
+            return
+        self.__over = True
+        try:
+            if self.__span is not None and not self.__failed:
+                self.__passes.leave(self.__span)
+        finally:
+            self.__stack.close()
+
+
+class _InTurn:
+    """An iterator that takes one thread at a time."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._turn = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with self._turn:
+            return next(self._batches)
+
+
+class _SizedPass(Pass):
+    """The iterator of a pass whose own one has a length."""
+
+    def __len__(self) -> int:
+        return len(self._Pass__own)  # pyright: ignore[reportAttributeAccessIssue]

@@ -28,6 +28,8 @@ class Options:
     Args:
         enabled: Whether countoff does anything; `COUNTOFF=0` turns it off too.
         on_divergence: `raise` ends the job with the verdict, `warn` prints it once and continues training.
+        levels: By kind of verdict, whether a finding is an error (`raise`), a warning (`warn`) or nothing (`off`),
+                where that is not the default.
         totals: `log` logs the true totals, `fix` also sets the framework's own length where the true one is proven to
                 be shorter.
         uneven_train: What to do about train loaders of different lengths: `raise` ends the job, `stop` ends each epoch
@@ -61,6 +63,7 @@ class Options:
         self,
         enabled: bool | None = None,
         on_divergence: Literal["raise", "warn"] | None = None,
+        levels: dict[str, Literal["raise", "warn", "off"]] | None = None,
         totals: Literal["log", "fix"] | None = None,
         uneven_train: Literal["raise", "stop", "repeat"] | None = None,
         uneven_eval: Literal["warn", "raise", "allow", "stop"] | None = None,

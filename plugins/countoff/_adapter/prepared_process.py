@@ -10,31 +10,50 @@ from typing import Any
 from countoff.core import Verdict
 from countoff.core.verdict import Kind
 
-__all__ = ["PROCESS_REMEDIES", "not_distributed", "unwrapped"]
+__all__ = ["not_distributed", "process_remedies", "unwrapped"]
 
-PROCESS_REMEDIES: Mapping[Kind, str] = {
-    "NotDistributed": (
-        "start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, or "
-        "Accelerator(cpu=True)."
-    ),
-}
+_RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Where launchers tell a process its rank."""
+_warned: set[int] = set()
+"""The processes, by pid, in which the warning was given: this one, or the one that it was forked from."""
+
+
+def process_remedies(*, on_cpus: str) -> Mapping[Kind, str]:
+    """Returns the remedies for what the launch of a job can get wrong.
+
+    Args:
+        on_cpus: The argument by which the framework makes a job of processes without GPUs.
+    """
+    return {
+        "NotDistributed": (
+            f"start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, "
+            f"or {on_cpus}."
+        ),
+    }
 
 
 def not_distributed(process: Any) -> Verdict | None:
-    """Returns a warning, on rank 0, if a launcher started several processes and Accelerate treats each as the only one.
+    """Returns a warning if a launcher started several processes and Accelerate treats each as the only one.
+
+    Only the launcher's rank 0 gets it, and only for its first fit.
 
     Args:
         process: An Accelerator or a PartialState.
     """
     launched = os.environ.get("WORLD_SIZE", "")
     known = process.num_processes
-    if not launched.isdigit() or int(launched) == known or os.environ.get("RANK", "0") != "0":
+    if not launched.isdigit() or int(launched) == known or _launched_rank() != "0" or os.getpid() in _warned:
         return None
+    _warned.add(os.getpid())
     sentence = (
         f"WORLD_SIZE is {launched}, and Accelerate has num_processes={known}: each process trains a model of its own, "
         "on all of the data."
     )
     return Verdict("NotDistributed", sentence, time=time.time())
+
+
+def _launched_rank() -> str:
+    return next((os.environ[name] for name in _RANKS if name in os.environ), "0")
 
 
 def unwrapped(optimizer: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from countoff.core.data.streams import LENGTHS
 from countoff.core.verdict import Kind
 
 __all__ = ["data_remedies", "uneven_remedies"]
@@ -46,7 +47,9 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: 
     }
 
 
-def data_remedies(*, shares: str, order: str, off: str, dealer: str = "", undo: str = "") -> dict[Kind, str]:
+def data_remedies(
+    *, shares: str, order: str, off: str, dealer: str = "", undo: str = ""
+) -> dict[Kind, str | Mapping[str, str]]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:
@@ -56,17 +59,24 @@ def data_remedies(*, shares: str, order: str, off: str, dealer: str = "", undo: 
         dealer: What shards the data, where the framework does so by itself.
         undo: How the framework is kept from sharding it.
     """
-    dealt: dict[Kind, str] = {
+    dealt: dict[Kind, str | Mapping[str, str]] = {
         "DoubleSharded": (
-            f"shard the data once. {dealer} does it: give it all of the data on every rank, without "
+            f"shard the data once, by {dealer}: give it all of the data on every rank, without "
             "split_dataset_by_node, a rank in your own dataset or sampler, another DistributedSampler, or a "
             f"nodesplitter of webdataset. Or keep your own shares, which must be even, and {undo}. If each rank is to "
             f"read part of its own data: {off}."
         ),
-        "StreamsDiffer": (
-            f"let every rank yield the same samples in the same order, and {dealer} shards them: shuffle with the same "
-            f"seed on all ranks, not with one of each rank. If they are to differ: {off}."
-        ),
+        "StreamsDiffer": {
+            "": (
+                f"let every rank yield the same samples in the same order, and {dealer} shards them: shuffle with the "
+                f"same seed on all ranks, not with one of each rank. If they are to differ: {off}."
+            ),
+            LENGTHS: (
+                f"give every rank the same dataset, and {dealer} shards it. Where it is made of files, look for some "
+                f"that a host does not have; where it is filtered or cut by rank, leave that out. If they are to "
+                f"differ: {off}."
+            ),
+        },
     }
     return {
         **(dealt if dealer else {}),

@@ -13,9 +13,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.dealt_streams import stream_facts
+from countoff._adapter.dealt_streams import sampler_of, stream_facts
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.data.identity import UNKNOWN, DataIdentity, Sampling
+from countoff.core.data.plain import attribute_of
 
 __all__ = ["fingerprint_batch", "sampling_of"]
 
@@ -44,7 +45,8 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
         return UNKNOWN
     is_sharded, order, shuffled = isinstance(loader, _accelerate("DataLoaderDispatcher")), None, None
     # A StreamingDataset with `replication` gives groups of ranks the same samples on purpose.
-    comparable = (getattr(loader.dataset, "replication", None) or 1) == 1
+    replication = attribute_of(loader.dataset, "replication")
+    comparable = type(replication) is not int or replication <= 1
     for sampler in _samplers(loader):
         if isinstance(sampler, DistributedSampler):
             is_sharded |= (sampler.rank, sampler.num_replicas) == (dp_rank, dp_degree)
@@ -71,8 +73,7 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while sampler is not None:
         yield sampler
-        inner = getattr(sampler, "batch_sampler", None)  # not asked for its truth: its length may raise
-        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+        sampler = sampler_of(sampler)
 
 
 def _accelerate(*names: str) -> tuple[type, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,15 +19,17 @@ from countoff.core.arithmetic.horizon import (
     Horizon,
     RunLength,
     Stepping,
+    guessed_horizon,
     horizon_of,
-    planned_run,
     run_out,
     wrong_horizon,
 )
+from countoff.core.protocol.schedule_plans import SchedulePlan
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 
 _log = logging.getLogger("countoff")
+_MOST_PLANS = 2
 _FEWEST_STEPS, _MOST_STEPS = 3, 8
 """Optimizer steps in which the pace of a scheduler is observed."""
 
@@ -77,6 +80,25 @@ class Schedule:
         paced_by = {**by_batch, **self.reasons}.get(self._often(run), "")
         with undisturbed():
             return horizon_of(self.name, curve, run, pace=self.pace, paced_by=paced_by, before=begin)
+
+    def plan(self, run: RunLength, steps: int) -> SchedulePlan | None:
+        """Returns what the schedule will do in the run, for the roll call; None if no copy stands for it.
+
+        Where its pace is not known, it is stepped once per epoch at least.
+
+        Args:
+            run: How long the run is.
+            steps: Optimizer steps of the whole run until now.
+        """
+        if (curve := self.curve()) is None:
+            return None
+        begin, left = self.ticks(), (run.steps or run.steps_per_epoch or 1) - (steps if run.steps else 0)
+        sure = run.epochs or 1 if self.pace is None else math.floor(max(0, left - 1) * self.pace) + 1
+        pace = Fraction(1) if self.pace is None else self.pace
+        with undisturbed():
+            horizon = horizon_of(self.name, curve, run, pace=pace, before=(steps, begin))
+            made_for = None if horizon is None else horizon.made_for
+            return SchedulePlan.of(self.name, curve, begin=begin, ticks=sure, made_for=made_for)
 
     def explained(self, run: RunLength) -> bool:
         """Whether one of the reasons tells why it ticks as often as it does."""
@@ -136,6 +158,19 @@ class ScheduleWatch:
         self._wanted: int | None = None
         self._told_steps = False
         self._observed = [_Pace(each) for each in self._schedules if each.pace is None]
+
+    def plans(self, steps: int) -> list[SchedulePlan]:
+        """Returns what the first schedules will do in the run, for the roll call; nothing if that cannot be told.
+
+        Args:
+            steps: Optimizer steps of the whole run until now.
+        """
+        try:
+            found = [each.plan(self._run(), steps) for each in self._schedules[:_MOST_PLANS]]
+        except Exception:
+            _log.debug("the learning-rate schedules of the ranks are not compared", exc_info=True)
+            return []
+        return [plan for plan in found if plan is not None] if None not in found else []
 
     @_contained
     def begin(self, steps: int) -> Verdict | None:
@@ -211,17 +246,10 @@ class ScheduleWatch:
         for schedule in [each for each in self._schedules if each.pace is not None]:
             horizons = [schedule.horizon(run, begin) for begin in self._begins_of(schedule, steps)]
             found = [each for each in horizons if each is not None]
-            lengths = [run if run.steps is not None else planned_run(horizon, run) for horizon in found]
-            if None in lengths:
-                continue
+            wrong = [self._wrong(schedule, horizon, run) for horizon in found]
+            if run.steps is None and None in wrong:
+                continue  # an epoch that begins with a learning rate of 0 may still tell
             self._schedules.remove(schedule)
-            wrong = [
-                None
-                if schedule.of_framework and horizon.warmup_end_step <= (length.steps or 0)
-                else wrong_horizon(horizon, length, why=self._why_of(schedule), stepping=self._stepping)
-                for horizon, length in zip(found, lengths, strict=True)
-                if length is not None
-            ]
             if not wrong:
                 continue
             fits = wrong.index(None) if None in wrong else 0
@@ -229,6 +257,15 @@ class ScheduleWatch:
             if (verdict := wrong[fits]) is not None:
                 return self._said(verdict)
         return None
+
+    def _wrong(self, schedule: Schedule, horizon: Horizon, run: RunLength) -> Verdict | None:
+        """Returns what is wrong with where a schedule ends; a guess where nobody has told the length of the run."""
+        why = self._why_of(schedule)
+        if run.steps is None:
+            return guessed_horizon(horizon, run, why=why)
+        if schedule.of_framework and horizon.warmup_end_step <= run.steps:
+            return None
+        return wrong_horizon(horizon, run, why=why, stepping=self._stepping)
 
     def _begins_of(self, schedule: Schedule, steps: int) -> list[tuple[int, int]]:
         """Returns optimizer steps and ticks that belong together, for each way in which the schedule may be meant."""
@@ -323,6 +360,7 @@ def run_length(
     processes: int,
     steps: int | None = None,
     limited: bool = False,
+    source_batches: int | None = None,
 ) -> RunLength:
     """Returns how long a run is, as far as its plan is known.
 
@@ -332,10 +370,12 @@ def run_length(
         processes: Ranks that read data of their own.
         steps: Optimizer steps of the whole run, where the framework tells them; None: those of the plan.
         limited: Whether the run may be a part of a longer one, whatever its plan says.
+        source_batches: Batches per epoch of the loader before it was divided among processes; None if unknown.
     """
     if batches_per_step is not None:
         plan = BatchPlan.of(replace(plan.facts, gradient_accumulation_steps=batches_per_step), dp_degree=plan.dp_degree)
-    facts, steps = plan.facts, steps or plan.total_steps or None
+    facts, steps, own = plan.facts, steps or plan.total_steps or None, plan.batches_per_epoch
+    before = {source_batches or 0, 0 if own in (None, source_batches) else own * processes} - {0}
     epochs, max_steps = (None if each in (None, -1) else each for each in (facts.max_epochs, facts.max_steps))
     return RunLength(
         steps,
@@ -344,4 +384,5 @@ def run_length(
         gradient_accumulation_steps=facts.gradient_accumulation_steps,
         processes=processes,
         limited=limited or facts.limit_batches is not None or (steps is not None and steps == max_steps),
+        epoch_batches=tuple(sorted(before)) if source_batches else (),
     )

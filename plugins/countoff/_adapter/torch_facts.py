@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Real
 from typing import Any
@@ -14,7 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.class_swap import own_class
 from countoff.core import LoaderFacts
+from countoff.core.data.unobserved import unobserved
+
+_LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pytorch_lightning", "lightning_fabric")
+"""Packages whose loaders give the batches of their samplers, each once."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -36,10 +42,10 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def reported_length(loader: Any) -> int | None:
-    """Returns ``len(loader)``; None if it has none (iterable loaders define `__len__` and raise in it)."""
+    """Returns ``len(loader)``; None if it has none. Iterable loaders define `__len__` and raise anything in it."""
     try:
         return len(loader)
-    except (TypeError, NotImplementedError, RuntimeError):
+    except Exception:
         return None
 
 
@@ -61,9 +67,15 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
     return LoaderFacts(**(facts | known))
 
 
+def iterates_as_torch(loader: Any) -> bool:
+    """Returns whether a DataLoader's pass has the batches of its sampler: its class has no `__iter__` of the user's."""
+    iterate = own_class(type(loader)).__iter__
+    return str(getattr(iterate, "__module__", "")).partition(".")[0] in _LIBRARIES
+
+
 def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"batch_size": loader.batch_size}
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset) or not iterates_as_torch(loader):
         return facts
     batch_sampler = loader.batch_sampler
     if batch_sampler is not None and isinstance(batch_sampler, BatchSampler):
@@ -85,8 +97,7 @@ def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def learning_rates(optimizers: Iterable[Any]) -> list[float]:
     """Returns the learning rates of all parameter groups; not those on a device, where reading waits for the device."""
-    rates = [group.get("lr") for optimizer in optimizers for group in optimizer.param_groups]
-    return [float(rate) for rate in rates if isinstance(rate, Real) or _is_on_cpu(rate)]
+    return _on_cpu([group.get("lr") for optimizer in optimizers for group in optimizer.param_groups])
 
 
 def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> tuple[list[float], list[int]]:
@@ -99,27 +110,62 @@ def schedule_positions(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> 
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     base = [group["initial_lr"] for group in groups if "initial_lr" in group]
     ticks = [getattr(scheduler, "last_epoch", None) for scheduler in schedulers]
-    return (
-        [float(rate) for rate in base if isinstance(rate, Real) or _is_on_cpu(rate)],
-        [tick for tick in ticks if isinstance(tick, int)],
-    )
+    return _on_cpu(base), [tick for tick in ticks if isinstance(tick, int)]
 
 
-def _is_on_cpu(rate: Any) -> bool:
-    return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
+def _on_cpu(rates: Sequence[Any]) -> list[float]:
+    """The rates that are numbers, or tensors in the CPU's memory."""
+    if all(isinstance(rate, Real) for rate in rates):
+        return [float(rate) for rate in rates]
+    plain = (torch.Tensor, torch.nn.Parameter)
+    with unobserved():
+        return [
+            float(rate)
+            for rate in rates
+            if isinstance(rate, Real) or (type(rate) in plain and rate.device.type == "cpu")
+        ]
 
 
-def on_optimizer_step(step: Callable[[], None], counts: Callable[[Any], bool] | None = None) -> Any:
+class NamedOptimizers:
+    """Tells whether an optimizer is one of those that the user has named, or holds a parameter of theirs.
+
+    One that wraps another one is stepped by that, as where the optimizer's state is sharded.
+
+    Args:
+        named: What the user has named.
+    """
+
+    def __init__(self, named: Sequence[Any]) -> None:
+        self._named = list(named)
+        self._others: dict[int, weakref.ref[Any]] = {}
+
+    def __call__(self, optimizer: Any) -> bool:
+        if any(optimizer is each for each in self._named):
+            return True
+        known = self._others.get(id(optimizer))
+        if known is not None and known() is optimizer:
+            return False
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        groups = [group for each in self._named for group in getattr(each, "param_groups", ())]
+        shares = any(id(parameter) in own for group in groups for parameter in group["params"])
+        if shares:
+            self._named.append(optimizer)
+        else:
+            self._others[id(optimizer)] = weakref.ref(optimizer)
+        return shares
+
+
+def on_optimizer_step(step: Callable[[Any], None], counts: Callable[[Any], bool] | None = None) -> Any:
     """Calls `step` after every optimizer step that was applied; returns a handle with `remove()`.
 
     Args:
-        step: Called without arguments.
+        step: Called with the optimizer.
         counts: Returns whether a step of this optimizer counts; None: every step does.
     """
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
         if counts is None or counts(optimizer):
-            step()
+            step(optimizer)
 
     return register_optimizer_step_post_hook(hook)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
+from countoff.core.data.unobserved import unobserved
 from countoff.core.data.weights import Replicas
 
 __all__ = ["PendingReplicas", "Wrappers", "hash_bits"]
@@ -56,7 +57,7 @@ class PendingReplicas:
         self._copies: list[tuple[DeviceCopy, list[tuple[list[int], int]]]] = []
         by_ranks: dict[tuple[int, ...], list[tuple[str, torch.Tensor]]] = {}
         by_device: dict[Any, tuple[list[tuple[list[int], int]], list[torch.Tensor]]] = {}
-        with torch.no_grad():
+        with unobserved(), torch.no_grad():
             for ranks, name, values in _held_in_common(models):
                 by_ranks.setdefault(ranks, []).append((name, values))
             for ranks, found in sorted(by_ranks.items()):
@@ -84,9 +85,10 @@ class PendingReplicas:
         """
         if not all(copy.has_arrived() for copy, _ in self._copies):
             return None
-        for copy, places in self._copies:
-            for part in copy.parts():
-                _fill(places, part.cast("q").tolist())
+        with unobserved():
+            for copy, places in self._copies:
+                for part in copy.parts():
+                    _fill(places, part.cast("q").tolist())
         self._copies.clear()
         return self._replicas
 
@@ -227,16 +229,16 @@ def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], st
             for name, parameter in wrapper.module.named_parameters():
                 known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
                 known.add(id(parameter))
-                if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter.data):
-                    yield ranks, prefix + name, parameter.data
+                if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter):
+                    yield ranks, prefix + name, parameter.detach()
         for name, parameter in model.named_parameters():
             if id(parameter) in known or (ranks := _holders(parameter)) is None:
                 continue
             known.add(id(parameter))
             local: Any = parameter
-            values = local.to_local().detach()
+            values = local.to_local()
             if len(ranks) > 1 and _is_readable(values):
-                yield ranks, name, values
+                yield ranks, name, values.detach()
 
 
 def _is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:
@@ -275,7 +277,10 @@ def _holders(parameter: Any) -> tuple[int, ...] | None:
 
 
 def _is_readable(values: torch.Tensor) -> bool:
-    """Whether the bits of a tensor can be read without waiting for its device."""
+    """Whether the bits of a tensor can be read without waiting for its device.
+
+    Asked before any operation: here even a tensor of a subclass would be taken for a plain one (`unobserved`).
+    """
     plain = type(values) in (torch.Tensor, torch.nn.Parameter) and values.layout == torch.strided
     if not plain or values.is_quantized or values.is_conj() or values.is_neg():
         return False

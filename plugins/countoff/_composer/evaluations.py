@@ -9,7 +9,6 @@ from typing import Any
 from countoff._adapter.evaluation_totals import evaluation_facts
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
-from countoff._composer.messages import with_correction
 from countoff._composer.state import length_of
 from countoff.core import Guard
 from countoff.core.totals import evaluation_metrics
@@ -25,11 +24,12 @@ class Evaluations:
         guard: The guard of the fit.
         rank: This rank.
         dp_degree: Number of dp_ranks.
+        fixes: Whether lengths are set where they are proven.
     """
 
-    def __init__(self, state: Any, guard: Guard, rank: int, dp_degree: int) -> None:
+    def __init__(self, state: Any, guard: Guard, rank: int, dp_degree: int, *, fixes: bool) -> None:
         self._guard = guard
-        self._ranks = {"rank": rank, "dp_degree": dp_degree}
+        self._known = {"rank": rank, "dp_degree": dp_degree, "fixes": fixes}
         self._agreed: dict[str, tuple[Any, LoaderReport]] = {}
         for each in state.evaluators:
             loader, limit = each.dataloader.dataloader, each.subset_num_batches
@@ -55,10 +55,10 @@ class Evaluations:
         if report is None or not agreed:
             report = self._read(loader, label, None)
         if not self._ends_at_a_limit(state, report):
-            wrong = report.wrong_length()
             length = report.corrected_length if agreed and may_correct else None
+            wrong = report.notice(length)
             if wrong is not None:
-                self._guard.warn(replace(with_correction(wrong, length), subject=label))
+                self._guard.warn(replace(wrong, subject=label))
             if length is not None:
                 state.dataloader_len = length
         # The last batch is announced when the loader is exhausted: no hook comes before the collectives of the metrics,
@@ -90,7 +90,7 @@ class Evaluations:
 
     def _metrics(self, state: Any, report: LoaderReport, batches: int) -> dict[str, float]:
         name = str(state.dataloader_label) if len(state.evaluators) > 1 else ""
-        rank, dp_degree = self._ranks["rank"], report.totals.plan.dp_degree
+        rank, dp_degree = self._known["rank"], report.totals.plan.dp_degree
         with contextlib.suppress(Exception):  # of the user's own objects
             known = evaluation_facts(state.dataloader, dp_rank=rank, dp_degree=dp_degree)
             if report.streaming is not None or known is not None:
@@ -106,4 +106,4 @@ class Evaluations:
         return report.proven is not None and limit <= report.proven
 
     def _read(self, loader: Any, label: str, limit: int | None) -> LoaderReport:
-        return read_loader(loader, length=limit, evaluator=label, **self._ranks)
+        return read_loader(loader, length=limit, evaluator=label, **self._known)

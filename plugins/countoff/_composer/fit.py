@@ -69,7 +69,9 @@ class WatchedFit:
         self._finished = self._closed = False
         if train:
             self._read_train(state, None if corrected is not None else length_of(state))
-        self.evaluations = Evaluations(state, self.guard, self._rank, self._data_position[1])
+        self.evaluations = Evaluations(
+            state, self.guard, self._rank, self._data_position[1], fixes=settings.totals == "fix"
+        )
 
     def begin(self, state: Any) -> None:
         """Begins the fit. Collective: every rank must call it.
@@ -77,7 +79,7 @@ class WatchedFit:
         Raises:
             PlanMismatch: If ranks begin with different plans.
         """
-        self._undo.callback(on_optimizer_step(self._step).remove)
+        self._undo.callback(on_optimizer_step(lambda optimizer: self._step()).remove)
         exit_hooks = ExitHooks(self.guard.failed, lambda: self.close(exception_at_close()))
         self._undo.callback(exit_hooks.cancel)
         if self.train is not None:
@@ -188,6 +190,7 @@ class WatchedFit:
         requested |= self._lengths_differ and limit is not None and guard.train_batches >= limit
         if observed is not None:
             observed.last = None
+        guard.data.is_whole = True  # Composer asks for no batch beyond an epoch's length
         guard.train_end("exhausted" if requested else "stopped", notice=notice)
         return length
 
@@ -261,6 +264,7 @@ class WatchedFit:
             length=length,
             rank=self._rank,
             dp_degree=self._data_position[1],
+            fixes=self._settings.totals == "fix",
             duration=state.max_duration,
         )
 

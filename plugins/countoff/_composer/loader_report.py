@@ -8,7 +8,13 @@ from typing import Any
 
 from countoff._adapter.loader_observer import ObservedPass, samples_in
 from countoff._adapter.torch_facts import loader_facts, reported_length
-from countoff._composer.messages import consequences, consequences_in_evaluation, uneven_by_design, with_correction
+from countoff._composer.messages import (
+    consequences,
+    consequences_in_evaluation,
+    remedy_of_length,
+    uneven_by_design,
+    with_correction,
+)
 from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.plan import LoaderPass, StreamingFacts, streaming_pass
@@ -29,6 +35,8 @@ class LoaderReport:
         streaming: The facts of its StreamingDataset; None if it has none.
         uneven: Fewest and most batches of a rank in one pass, where they differ by design and no limit
             ends the pass before; else None.
+        limit: The argument of Composer's that limits the batches of a pass, with ``N`` for their number.
+        fixes: Whether countoff sets the length where it is proven.
     """
 
     facts: LoaderFacts
@@ -36,6 +44,8 @@ class LoaderReport:
     own_batches: int | None
     streaming: StreamingFacts | None
     uneven: tuple[int, int] | None
+    limit: str
+    fixes: bool
 
     @property
     def proven(self) -> int | None:
@@ -55,14 +65,28 @@ class LoaderReport:
             return None  # the user's limit ends the pass, whatever the loader reports
         return self.totals.wrong_length()
 
+    def notice(self, length: int | None, since: str = "before the first batch") -> Verdict | None:
+        """Returns the warning of a wrong length, with what was done about it or what to do; None if it is right.
+
+        Args:
+            length: The length that countoff sets; None for none.
+            since: When that takes effect.
+        """
+        wrong = self.wrong_length()
+        if wrong is None:
+            return None
+        if length is not None:
+            return with_correction(wrong, length, since)
+        return replace(wrong, remedy=remedy_of_length(self.totals.plan, limit=self.limit, fixes=self.fixes))
+
     def warnings(self, length: int | None) -> list[Verdict]:
         """Returns the warnings about the train loader before its first batch.
 
         Args:
             length: The length that countoff is about to set; None for none.
         """
-        wrong = self.wrong_length()
-        found = [] if wrong is None else [with_correction(wrong, length)]
+        wrong = self.notice(length)
+        found = [] if wrong is None else [wrong]
         if self.uneven is not None and self.streaming is not None:
             found.append(uneven_by_design(self.streaming.batching_method, self.uneven))
         return found
@@ -86,16 +110,22 @@ class LoaderReport:
             The warning of a wrong length and the length that was set, each None if there is none.
         """
         self.totals.observe(batches)
-        wrong, length = self.wrong_length(), self.totals.shorter_than_reported if may_set else None
-        if wrong is not None:
-            wrong = with_correction(wrong, length, "from the next epoch on")
+        length = self.totals.shorter_than_reported if may_set else None
+        wrong = self.notice(length, "from the next epoch on")
         if length is not None:
             self.set_length(state, length)
         return wrong, length
 
 
 def read_loader(
-    loader: Any, *, length: int | None, rank: int, dp_degree: int, evaluator: str = "", duration: Any = None
+    loader: Any,
+    *,
+    length: int | None,
+    rank: int,
+    dp_degree: int,
+    fixes: bool,
+    evaluator: str = "",
+    duration: Any = None,
 ) -> LoaderReport:
     """Returns the report of one loader, read before it is observed.
 
@@ -104,6 +134,7 @@ def read_loader(
         length: `state.dataloader_len` for it.
         rank: This rank.
         dp_degree: Number of dp_ranks, where the loader does not tell it.
+        fixes: Whether countoff sets the length where it is proven.
         evaluator: The evaluator's label; empty for the train loader.
         duration: `state.max_duration`, for a train loader.
     """
@@ -132,9 +163,9 @@ def read_loader(
     limits = [each for each in (facts.limit_batches, facts.max_steps) if each is not None]
     if uneven is not None and limits and min(limits) <= uneven[0]:
         uneven = None
-    if own is not None:
-        return LoaderReport(facts, totals, own.batches, streaming, uneven)
-    return LoaderReport(facts, totals, totals.plan.loader_batches if totals.plan.proven else None, None, None)
+    batches = own.batches if own is not None else totals.plan.loader_batches if totals.plan.proven else None
+    limit = "Evaluator(subset_num_batches=N)" if evaluator else "Trainer(train_subset_num_batches=N)"
+    return LoaderReport(facts, totals, batches, streaming, uneven, limit, fixes)
 
 
 def batches_when_resumed(state: Any, report: LoaderReport, rank: int) -> int | None:

@@ -17,6 +17,7 @@ __all__ = [
     "STEPPING",
     "consequences",
     "consequences_in_evaluation",
+    "remedy_of_length",
     "uneven_by_design",
     "with_correction",
 ]
@@ -25,6 +26,7 @@ _EQUAL_LENGTHS = (
     "give every rank as many batches: StreamingDataset(batching_method='random'), or for a dataset that is whole on "
     "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
+_RIGHT_LENGTH = "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size)"
 STEPPING = Stepping(
     per_step="let Composer step {} after every batch: Trainer(step_schedulers_every_batch=True)",
     per_epoch="let Composer step {} after every epoch: Trainer(step_schedulers_every_batch=False)",
@@ -45,11 +47,7 @@ REMEDIES: Remedies = {
         "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."
     ),
     "LearningRateMismatch": "compare state.dataloader_len on the ranks: the scheduler's length follows from it.",
-    "WrongLength": (
-        "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size); until "
-        "then Trainer(train_subset_num_batches=N) with the true number, or Countoff(totals='fix') where it is "
-        "proven."
-    ),
+    "WrongLength": f"{_RIGHT_LENGTH}.",
     "ResumeMismatch": {
         POSITION: (
             "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch size, or "
@@ -128,17 +126,31 @@ def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
     )
 
 
-def with_correction(wrong: Verdict, length: int | None, since: str = "before the first batch") -> Verdict:
-    """Returns the warning of a wrong length, with what countoff did about it.
+def remedy_of_length(plan: BatchPlan, *, limit: str, fixes: bool) -> str:
+    """Returns what to do about a wrong length that countoff has not set.
+
+    Args:
+        plan: The loader's plan.
+        limit: The argument that limits the batches of a pass, with ``N`` for their number.
+        fixes: Whether `totals="fix"` is set.
+    """
+    true, believed = plan.loader_batches, plan.reported_batches_per_epoch
+    if true is None or believed is None or believed < true:  # no limit of Composer's goes beyond len(loader)
+        return f"{_RIGHT_LENGTH}."
+    fix = "" if fixes else ", or Countoff(totals='fix') where it is proven"
+    return f"{_RIGHT_LENGTH}; until then {limit} with the true number{fix}."
+
+
+def with_correction(wrong: Verdict, length: int, since: str = "before the first batch") -> Verdict:
+    """Returns the warning of a wrong length that countoff has set right.
 
     Args:
         wrong: The warning.
-        length: The length that countoff has set; None if it has not.
+        length: The length that countoff has set.
         since: When that takes effect.
     """
-    if length is None:
-        return wrong
-    return replace(wrong, sentence=f"{wrong.sentence} countoff has set the length to {length}, {since}.")
+    sentence = f"{wrong.sentence} countoff has set the length to {length}, {since}."
+    return replace(wrong, sentence=sentence, remedy=f"nothing for this run. For others, {_RIGHT_LENGTH}.")
 
 
 def equal_for_schedule(time: str) -> str:

@@ -20,7 +20,7 @@ import torch
 from countoff._adapter.class_swap import handle_of
 from countoff._adapter.even_loaders import even_inside, keeps_length
 from countoff._adapter.guards import new_guard
-from countoff._adapter.handle import Attached
+from countoff._adapter.handle import Attached, any_active
 from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import Schedule
@@ -186,7 +186,7 @@ class FabricLoaders:
         """
         attached = self._close()
         if attached is not None:
-            attached.__exit__(type(error), error, error.__traceback__)
+            attached.fail(error)
 
     def leave_to_others(self) -> None:
         """Counts nothing from here on, because something else counts."""
@@ -275,9 +275,13 @@ class FabricLoaders:
             batch_size=facts.batch_size,
             dp_rank=dp_rank,
             dp_degree=dp_degree,
+            runs_to_end=False,
         )
         self.attached = attached = Attached(make_guard, totals, self._settings, epoch=0)
-        attached.watch_schedules(map(Schedule.of, self._schedulers), processes=dp_degree)
+        attached.passes.expects_more = False  # the script may train on a loader that is still taken for an evaluation's
+        attached.watch_schedules(
+            map(Schedule.of, self._schedulers), processes=dp_degree, source_batches=facts.reported_batches
+        )
         _fits.add(attached)
         attached.begin(
             plan,
@@ -286,6 +290,7 @@ class FabricLoaders:
             record=self._record if self._resumes else None,
             compare=not self._has_trained,
         )
+        attached.share_length(_source(loader))  # which tells the length of Fabric's
         self._forget_record()
         self._has_trained = True
 
@@ -299,7 +304,8 @@ class FabricLoaders:
     def _step_unseen(self) -> None:
         self._steps_unseen += 1
         rank, world_size = rank_and_world_size()
-        if self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1:
+        off = self._settings.levels.get("UnseenLoader") == "off"
+        if off or self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1 or any_active():
             return
         unseen = unseen_loader()
         shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, self._remedies)), rank)
@@ -308,7 +314,7 @@ class FabricLoaders:
 def unseen_loader() -> Verdict:
     """Returns the warning of a loop that gives nothing to count."""
     sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
-    why = "The loop iterates other objects, and calls none of Fabric's hooks. Nothing is compared so far."
+    why = "The loop iterates other objects, or no loader, and calls none of Fabric's hooks. Nothing is compared so far."
     return Verdict("UnseenLoader", sentence, why=why, time=time.time())
 
 

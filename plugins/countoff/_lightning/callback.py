@@ -7,7 +7,8 @@ fetched ahead count as fetched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.even_loaders import saves_state
@@ -16,7 +17,7 @@ from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
 from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, versions
-from countoff._lightning.even_fetches import EvenFetches, EvenLimits, EvenLoaders
+from countoff._lightning.even_fetches import CommonEstimate, EvenFetches, EvenLimits, EvenLoaders
 from countoff._lightning.method_hook import MethodHook
 from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
@@ -39,9 +40,11 @@ from countoff._lightning.trainer import (
     set_length,
     time_fetches,
     train_facts,
+    with_remedy,
 )
 from countoff.core import FitPlan, Guard, Verdict
 from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.totals import Totals
 
 __all__ = ["CountoffCallback"]
@@ -65,6 +68,7 @@ class CountoffCallback(Options):
     _active = False
     _epoch_begins = True
     _fetcher: Any = None
+    _estimate: CommonEstimate | None = None
     _limits: EvenLimits | None = None
     _train_pass: EvenFetches | None = None
     _eval_pass: EvenFetches | EvenLoaders | None = None
@@ -89,6 +93,8 @@ class CountoffCallback(Options):
         first = next(each for each in trainer.callbacks if isinstance(each, CountoffCallback))
         self._active = self.settings.enabled and first is self
         self._loaded = None
+        if self._active and stage == "fit" and self._makes_even(trainer):
+            self._estimate = CommonEstimate(trainer, lambda own: self._common_length(trainer, own))
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Puts a record of how far the fit has come into the checkpoint."""
@@ -107,6 +113,7 @@ class CountoffCallback(Options):
         self._last_record = None
         if not self._active:
             return
+        self._forget_estimate()
         facts = train_facts(trainer)
         # Until the mesh is made, FSDPStrategy returns a shape here and ModelParallelStrategy raises.
         mesh = getattr(trainer.strategy, "device_mesh", None)
@@ -116,20 +123,22 @@ class CountoffCallback(Options):
         makes_even = self._makes_even(trainer)
         if makes_even and not _holds_all_fit(trainer, proven):
             proven = None
-        self._begin(trainer, plan_of(trainer, facts, proven, (dp_rank, dp_degree)))
+        watch = _schedule_watch(trainer, self._totals, dp_degree)
+        planned = watch.plans(trainer.global_step)
+        self._begin(trainer, plan_of(trainer, facts, proven, (dp_rank, dp_degree)), planned)
         if makes_even and self._guard is not None:
             self._limits = EvenLimits(trainer, self.settings.uneven_train == "repeat", self._guard.common_batches)
             hook = MethodHook(trainer.fit_loop.epoch_loop, "on_run_start", after=lambda: self._begin_even(trainer))
             self._hooks = (*self._hooks, hook, self._limits)
-        wrong = self._totals.wrong_length()
+        wrong = self._wrong_length(self._totals)
         if wrong is not None and self._guard is not None:
             self._guard.warn(wrong)
-        self._watch_schedules(trainer, self._totals, dp_degree)
-        if self._guard is not None:
-            self._keep_records(trainer, self._guard)
         if self._guard is not None and not self._guard.own_length_holds:
             common = self._guard.common_batches
             self._totals.take_common(common, proven=common is not None)
+        self._watch_schedules(trainer, watch)
+        if self._guard is not None:
+            self._keep_records(trainer, self._guard)
         self._report(trainer)
         self._set_limits()
 
@@ -251,7 +260,7 @@ class CountoffCallback(Options):
         """Closes the guard."""
         self._close()
 
-    def _begin(self, trainer: Any, plan: FitPlan) -> None:
+    def _begin(self, trainer: Any, plan: FitPlan, schedules: Sequence[SchedulePlan] = ()) -> None:
         self._close()
         self._epoch_begins, self._logged = True, {}
         self._guard = guard = new_guard(
@@ -266,16 +275,12 @@ class CountoffCallback(Options):
         )
         self._hooks = _placed(on_optimizer_step(guard.step), announce_requests(guard, trainer.fit_loop.epoch_loop))
         guard.trace_totals(lambda: self._totals.plan.metrics() if self._totals is not None else {}, self._steps_left)
-        guard.fit_start(plan, versions("lightning", "pytorch-lightning"))
+        length = plan.batches_per_epoch if self._makes_even(trainer) else None
+        guard.fit_start(plan, versions("lightning", "pytorch-lightning"), schedules, own_length=length)
 
-    def _watch_schedules(self, trainer: Any, totals: Totals, dp_degree: int) -> None:
+    def _watch_schedules(self, trainer: Any, watch: ScheduleWatch) -> None:
         """Compares where learning-rate schedules end with where the run ends, as far as that is known by now."""
-
-        def run(_: int | None = None) -> RunLength:
-            return run_length(totals.plan, processes=dp_degree)
-
-        self._steps_before = trainer.global_step
-        self._schedules = ScheduleWatch(schedules(trainer, run()), run, stepping=STEPPING)
+        self._steps_before, self._schedules = trainer.global_step, watch
         found = self._schedules.begin(trainer.global_step)
         if found is not None and self._guard is not None:
             self._guard.warn(found)
@@ -312,6 +317,23 @@ class CountoffCallback(Options):
             guard.train_start(trainer.current_epoch, epoch_loop.batch_progress.current.ready)
             self._hook_into_epoch(fingerprint_before_transfer(trainer, guard.data))
 
+    def _common_length(self, trainer: Any, own: int | None) -> int | None:
+        """Returns the batches of an epoch on every rank, from those of this rank's loader. Collective."""
+        world_size = trainer.world_size
+        settings = replace(self.settings, trace_dir=None)  # the fit itself is traced
+        guard = new_guard(settings, "Lightning", rank=trainer.global_rank, world_size=world_size, remedies=REMEDIES)
+        try:
+            guard.fit_start(FitPlan(), own_length=own)
+            guard.fit_end()
+            return guard.common_length
+        finally:
+            guard.close()
+
+    def _forget_estimate(self) -> None:
+        if self._estimate is not None:
+            self._estimate.remove()
+            self._estimate = None
+
     def _makes_even(self, trainer: Any) -> bool:
         """Whether every rank's train epochs are to have the same number of batches."""
         return self.settings.uneven_train != "raise" and trainer.world_size > 1
@@ -325,7 +347,11 @@ class CountoffCallback(Options):
                 self._totals.take_common(guard.batches)
             return None
         self._totals.observe(guard.batches)
-        return self._totals.wrong_length()
+        return self._wrong_length(self._totals)
+
+    def _wrong_length(self, totals: Totals) -> Verdict | None:
+        wrong = totals.wrong_length()
+        return wrong and with_remedy(wrong, totals.plan, fixes=self.settings.totals == "fix")
 
     def _set_limits(self) -> None:
         if self._limits is not None:
@@ -340,7 +366,10 @@ class CountoffCallback(Options):
         if guard.makes_even:
             self._leave_train_pass()
             proven = guard.common_batches is not None
-            self._train_pass = EvenFetches(guard, trainer.fit_loop._data_fetcher, proven=proven, saved=True)
+            fetcher, common = trainer.fit_loop._data_fetcher, guard.common_length
+            if trainer.reload_dataloaders_every_n_epochs:  # a loader may have another length than when the fit began
+                common = None
+            self._train_pass = EvenFetches(guard, fetcher, proven=proven, saved=True, common=common)
 
     def _begin_evaluation(self, trainer: Any, guard: Guard) -> None:
         """Opens an evaluation's span, or that of its first loader, and makes it even where ranks are to end alike."""
@@ -361,7 +390,7 @@ class CountoffCallback(Options):
             if several:
                 self._eval_pass = EvenLoaders(guard, loop, next_loader)
             else:
-                self._eval_pass = EvenFetches(guard, loop._data_fetcher)
+                self._eval_pass = EvenFetches(guard, loop._data_fetcher, evaluation=loop)
 
     def _leave_evaluation(self) -> None:
         if self._eval_pass is not None:
@@ -394,6 +423,7 @@ class CountoffCallback(Options):
         self._leave_epoch()
         self._leave_evaluation()
         self._leave_train_pass()
+        self._forget_estimate()
         self._limits = self._kept = None
         for hook in self._hooks:
             hook.remove()
@@ -417,6 +447,15 @@ class CountoffCallback(Options):
             news |= measured
         self._logged = {**self._logged, **news}
         log(trainer, news)
+
+
+def _schedule_watch(trainer: Any, totals: Totals, dp_degree: int) -> ScheduleWatch:
+    """Returns what compares the schedules of a fit with the length of its run."""
+
+    def run(_: int | None = None) -> RunLength:
+        return run_length(totals.plan, processes=dp_degree)
+
+    return ScheduleWatch(schedules(trainer, run()), run, stepping=STEPPING)
 
 
 def _holds_all_fit(trainer: Any, batches: int | None) -> bool:

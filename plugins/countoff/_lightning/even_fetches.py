@@ -1,8 +1,9 @@
 """Lightning's data fetchers and limits while ranks take the same number of batches (`uneven_train`, `uneven_eval`).
 
 A fetcher tells its loop which batch is the last one. By that the loop steps, validates and ends its epoch. For a loader
-with a length, the fetcher counts. In an even pass it fetches one batch ahead instead, as it does for a loader without a
-length, so that it calls the last batch which all ranks have the last one.
+with a length, the fetcher counts, and in an even pass it counts up to the common length, where the ranks know it.
+Otherwise it fetches one batch ahead, as it does for a loader without a length, so that it calls the last batch which
+all ranks have the last one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from countoff._adapter.even_loaders import finished
+from countoff._adapter.even_loaders import fetches_ahead, finished
 from countoff._adapter.loader_observer import samples_in
 from countoff._lightning.method_hook import MethodHook
 from countoff.core import Guard
 
-__all__ = ["EvenFetches", "EvenLimits", "EvenLoaders"]
+__all__ = ["CommonEstimate", "EvenFetches", "EvenLimits", "EvenLoaders"]
 
 
 class EvenFetches:
@@ -32,34 +33,55 @@ class EvenFetches:
         proven: Whether the fit's plan proves the length of its loader.
         saved: Whether Lightning saves the loader's state. The state is then the one after the last batch that the loop
             has got, as if nothing was fetched ahead.
+        common: What the ranks have agreed on as the length of this pass, from the lengths that their loaders report;
+            None if they have not.
+        evaluation: The loop of the evaluation, where the pass is one. Nothing there needs to know the last batch before
+            the end, so its loader is not read ahead if it reports a length.
     """
 
-    def __init__(self, guard: Guard, fetcher: Any, *, proven: bool = False, saved: bool = False) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        fetcher: Any,
+        *,
+        proven: bool = False,
+        saved: bool = False,
+        common: int | None = None,
+        evaluation: Any = None,
+    ) -> None:
         self._guard = guard
         self._fetcher = fetcher
         self._loader = fetcher.combined_loader
         self._length = fetcher.length
-        self._ahead = hasattr(fetcher, "batches")  # without them, training_step fetches by itself
-        held = list(fetcher.batches) if self._ahead else []
+        fetches = hasattr(fetcher, "batches")  # without them, training_step fetches by itself
+        held = list(fetcher.batches) if fetches else []
         resumed_at = fetcher.fetched - len(held)
         own_states = getattr(self._loader, "_state_dicts", None) if saved else None
         self._state: Any = own_states() if own_states is not None else None
         snapshot = own_states if self._state else None
+        self._common = common if fetches and self._length and not self._state else None
+        self._evaluation = evaluation
+        self._ahead = fetches and self._common is None and (evaluation is None or self._length is None)
+        self._taken = resumed_at
+        flattened = self._loader.flattened
         self._even = guard.even(
             self._limited(resumed_at, held, fetcher.iterator),
             self._again,
             samples=samples_in,
             snapshot=snapshot,
             ahead=self._ahead,
+            prefetches=all(map(fetches_ahead, flattened)) and len(flattened) == 1,
             proven=proven,
+            length=None if self._common is None else self._length,
         )
         self._resumable: Any = getattr(self._even, "resumable", None)
         self._hook: MethodHook | None = None
         if self._resumable is not None:
             self._hook = MethodHook(self._loader, "_state_dicts", instead=self._states)
-        fetcher.iterator, fetcher.length, fetcher.fetched, fetcher.done = self, None, resumed_at, False
-        if self._ahead:
+        fetcher.iterator, fetcher.length, fetcher.fetched, fetcher.done = self, self._common, resumed_at, False
+        if fetches:
             fetcher.batches = []
+        if self._ahead:
             try:
                 _fetch_one(fetcher)
             except BaseException:  # of the loader, or a verdict: nobody else could take this back
@@ -74,9 +96,17 @@ class EvenFetches:
         if self._ahead and self._resumable is not None:
             self._state = self._resumable.state  # the loop has what was fetched until now, and not yet this batch
         try:
-            return next(self._even)
+            batch = next(self._even)
+        except StopIteration:
+            if self._evaluation is not None:
+                self._evaluation.batch_progress.is_last_batch = True  # it was, as is known only now
+            raise
         finally:
             self._guard.waited(time.perf_counter() - began)
+        self._taken += 1
+        if self._taken == self._common and (conclude := getattr(self._even, "conclude", None)) is not None:
+            conclude()  # the fetcher calls it the last batch, and Lightning asks for no other one
+        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _itself, (self._loader,)
@@ -171,6 +201,41 @@ class EvenLoaders:
             if self._pending[0][2] > index:  # the first batch of a loader after this one
                 return
             yield self._pending.pop()
+
+
+class CommonEstimate:
+    """Lets `trainer.estimated_stepping_batches` follow from the common length before the fit begins.
+
+    Schedules are made of it in `configure_optimizers`. Lightning loads the train loader for it, and all ranks meet in a
+    barrier there, so they can tell one another their lengths at that place.
+
+    Args:
+        trainer: Lightning's Trainer.
+        agree: Collective: returns the batches of an epoch on every rank, from those of this rank; None if they do not
+            follow.
+    """
+
+    def __init__(self, trainer: Any, agree: Callable[[int | None], int | None]) -> None:
+        self._loop = trainer.fit_loop
+        self._agree = agree
+        self._placed: tuple[Any, Any] | None = None
+        self._hook = MethodHook(self._loop, "setup_data", after=self._share)
+
+    def remove(self) -> None:
+        """Gives Lightning its own number back. Does nothing when called again."""
+        self._hook.remove()
+        if self._placed is not None:
+            own, common = self._placed
+            if self._loop.max_batches == common:
+                self._loop.max_batches = own
+            self._placed = None
+
+    def _share(self) -> None:
+        self._hook.remove()
+        own = self._loop.max_batches
+        common = self._agree(None if math.isinf(own) else int(own))
+        if common and common != own:
+            self._loop.max_batches, self._placed = common, (own, common)
 
 
 class EvenLimits:

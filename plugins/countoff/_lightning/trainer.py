@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,13 +16,15 @@ from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
-from countoff.core import FitPlan, Guard, LoaderFacts
+from countoff.core import FitPlan, Guard, LoaderFacts, Verdict
 from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.identity import DataIdentity
+from countoff.core.plan import BatchPlan
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.totals import evaluation_metrics
 from countoff.core.verdict import Remedies
 
+_RIGHT_LENGTH = "make len(loader) one rank's number of batches"
 _FRACTION = "A fraction is one of each rank's own number of batches"
 REMEDIES: Remedies = {
     "UnevenBatches": uneven_remedies(
@@ -60,7 +63,7 @@ REMEDIES: Remedies = {
             "it then. If you have begun a new schedule on purpose, ignore this."
         ),
     },
-    "WrongLength": "make len(loader) one rank's number of batches; Countoff(totals='fix') sets what is proven.",
+    "WrongLength": f"{_RIGHT_LENGTH}.",
     **data_remedies(
         shares=(
             "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
@@ -111,6 +114,21 @@ def _fraction_of_length(trainer: Any) -> int | None:
     if not evaluates or batches < trainer.val_check_batch or (every and epochs not in (None, -1) and epochs < every):
         return None
     return _finite(trainer.val_check_batch)
+
+
+def with_remedy(wrong: Verdict, plan: BatchPlan, *, fixes: bool) -> Verdict:
+    """Returns the warning of a wrong length with what to do about it.
+
+    Args:
+        wrong: The warning.
+        plan: The train loader's plan.
+        fixes: Whether `totals="fix"` is set.
+    """
+    true, believed = plan.loader_batches, plan.reported_batches
+    if fixes or true is None or believed is None or believed < true:  # Lightning reads no batch beyond len(loader)
+        return wrong
+    fix = "until then, Countoff(totals='fix') sets Lightning's own number where the true one is proven"
+    return replace(wrong, remedy=f"{_RIGHT_LENGTH}; {fix}.")
 
 
 STEPPING = Stepping(per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"')

@@ -6,7 +6,6 @@ and restores none by default; it ignores what it does not know.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -28,9 +27,8 @@ def state_of(settings: Settings, handle: Attached | None, trainer_state: Any) ->
         handle: The handle of the training; None if there is none.
         trainer_state: The TrainerState of that training.
     """
-    fields = dataclasses.fields(settings)
-    values = {each.name: getattr(settings, each.name) for each in fields}
-    chosen = {each.name: _as_json(values[each.name]) for each in fields if values[each.name] != each.default}
+    defaults = vars(Settings())
+    chosen = {name: _as_json(value) for name, value in vars(settings).items() if value != defaults[name]}
     state: dict[str, Any] = {"args": chosen, "attributes": {}}
     if handle is None or trainer_state is None:
         return state
@@ -84,4 +82,4 @@ def first_epoch(facts: LoaderFacts, args: Any, state: Any) -> int:
 
 
 def _as_json(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else list(value)
+    return value if value is None or isinstance(value, (str, int, float, bool, dict)) else list(value)

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,11 +23,11 @@ from countoff._adapter.prepared_loaders import (
     same_source,
     skipped_batches,
 )
-from countoff._adapter.prepared_process import PROCESS_REMEDIES
+from countoff._adapter.prepared_process import process_remedies
 from countoff._adapter.prepared_streams import watch_stream
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
-from countoff.core import FitPlan, LoaderFacts, Verdict
+from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.horizon import Stepping
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
@@ -45,18 +46,21 @@ __all__ = [
 _log = logging.getLogger("countoff")
 
 REMEDIES: Remedies = {
-    **PROCESS_REMEDIES,
+    **process_remedies(on_cpus="TrainingArguments(use_cpu=True)"),
     "UnevenBatches": uneven_remedies(
         train=(
-            "give every rank as many batches: accelerator_config={'even_batches': True}, the default, if the dataset "
-            "has a length. If it is iterable, let it end after as many batches on every rank; what is beyond them is "
-            "not read."
+            "give every rank as many batches. If the dataset has a length: accelerator_config={'even_batches': True}, "
+            "the default, and the same dataset on every rank; a get_train_dataloader() of your own must return what "
+            "self.accelerator.prepare() returns. If it is iterable, let it end after as many batches on every rank; "
+            "what is beyond them is not read."
         ),
         option="Countoff({})",
     ),
     "PlanMismatch": (
-        "let the Trainer make the ranks even: TrainingArguments(accelerator_config={'even_batches': True}), the "
-        "default, and the same dataset on every rank."
+        "give every rank the same dataset, and let the Trainer make the ranks even: "
+        "TrainingArguments(accelerator_config={'even_batches': True}), the default. A get_train_dataloader() of your "
+        "own must return what self.accelerator.prepare() returns. If the dataset is iterable: the same len() on every "
+        "rank, or no len() and TrainingArguments(max_steps=N)."
     ),
     "StepMismatch": "let all ranks decide alike: no callback that sets control.should_training_stop on one rank.",
     "ResumeMismatch": {
@@ -81,7 +85,7 @@ REMEDIES: Remedies = {
         shares="give the Trainer the whole dataset on every rank, not sharded: it shards it by itself.",
         order="let the Trainer make the sampler, or change its epoch in a callback's on_epoch_begin.",
         off="Countoff(fingerprint_batches=0)",
-        dealer="The Trainer",
+        dealer="the Trainer",
         undo="return a loader that is not prepared from get_train_dataloader()",
     ),
 }
@@ -89,10 +93,6 @@ REMEDIES: Remedies = {
 
 STEPPING = Stepping(per_step=None, per_epoch=None)
 """The Trainer steps its scheduler by itself, once per optimizer step."""
-_BY_LENGTH = (
-    "Each rank's Trainer steps, and ends its epochs, by the length that its own loader reports; uneven_train does not "
-    "change that."
-)
 
 
 def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
@@ -114,6 +114,11 @@ def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
         facts = loader_facts(loader, num_processes=process.num_processes, process_index=process.process_index, **known)
     else:  # returned by a subclass's get_train_dataloader() without prepare(), so nothing divides it between ranks
         facts = torch_facts.loader_facts(loader, **known)
+    shared = process.num_processes if args.accelerator_config.split_batches else 1
+    if facts.batch_size is not None and facts.batch_size * shared != args.train_batch_size:
+        # What the loader yields is not what one forward pass takes: TRL's GRPO reads the prompts of several steps at
+        # once. So its samples tell nothing about those of a step.
+        facts = replace(facts, batch_size=None)
     if facts.reported_batches is None:
         _log.info("the train loader has no length: the Trainer's `epoch` is a fraction of max_steps, not of the data")
     return facts
@@ -166,17 +171,28 @@ def _observe_unprepared(handle: Attached, loader: Any, resumes_inside: bool) -> 
     )
 
 
-def plan_of(facts: LoaderFacts, args: Any, state: Any) -> FitPlan:
+def why_equal_lengths(uneven_train: str) -> str:
+    """Returns why the ranks' loaders must report one length, as a sentence.
+
+    Args:
+        uneven_train: The setting.
+    """
+    kept = "" if uneven_train == "raise" else f"; uneven_train='{uneven_train}' does not change that"
+    return f"Each rank's Trainer steps, and ends its epochs, by the length that its own loader reports{kept}."
+
+
+def plan_of(facts: LoaderFacts, args: Any, state: Any, settings: Settings) -> FitPlan:
     """Returns what all ranks must agree on before the first batch.
 
     Args:
         facts: The facts of the train loader.
         args: TrainingArguments.
         state: The TrainerState, with the restored position.
+        settings: The user's choices.
     """
     return FitPlan(
         batches_per_epoch=facts.reported_batches,
-        why_equal_lengths=_BY_LENGTH,
+        why_equal_lengths=why_equal_lengths(settings.uneven_train),
         batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         max_epochs=facts.max_epochs,

@@ -108,7 +108,10 @@ def _lane(runs: Sequence[Run], ranks: RankClass) -> Lane:
     place = f"{hosts[0]} … {hosts[-1]} ({len(hosts)})" if len(hosts) > 2 else ", ".join(hosts)
     label, odd = label_of(ranks.ranks), "; ".join(ranks.reasons)
     ends = tuple(_end(run, run.fits[first]) for run in runs if first in run.fits)
-    return Lane(ranks.ranks, label, place, odd, fits, ends, _summary(label, place, odd, ranks, fits))
+    verdict = runs[-1].verdict
+    lost = verdict is not None and verdict.kind == "LostRank" and first in verdict.ranks
+    summary = _summary(label, place, odd, ranks, fits, lost=lost)
+    return Lane(ranks.ranks, label, place, odd, fits, ends, summary)
 
 
 def _end(run: Run, fit: Fit) -> float:
@@ -119,7 +122,16 @@ def _end(run: Run, fit: Fit) -> float:
     return min(max(fit.last, latest), run.end)
 
 
-def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[Fit]) -> str:
+def _ending(fit: Fit, *, lost: bool) -> str:
+    """How a fit has ended, in words."""
+    if fit.ending is None:
+        return "its trace has no end: killed, or crashed" if lost else "its trace has no end: killed, or still running"
+    if fit.ending.how == "signal":
+        return f"ended by {fit.ending.what or 'a signal'}"
+    return fit.ending.how + (f" ({fit.ending.what})" if fit.ending.what else "")
+
+
+def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[Fit], *, lost: bool) -> str:
     parts = [f"{label}{f' on {place}' if place else ''}"]
     if len(ranks.ranks) > 1:
         parts[0] += f" (drawn: rank {ranks.ranks[0]})"
@@ -135,8 +147,7 @@ def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[
         parts.append(f"waited {duration(waited)} for the loader")
         if fit.pause_count:
             parts.append(f"{count_of(fit.pause_count, 'pause')} of {duration(fit.pause_seconds)} in all")
-        how = fit.ending.how if fit.ending else "its trace has no end: killed, or still running"
-        parts.append(how + (f" ({fit.ending.what})" if fit.ending and fit.ending.what else ""))
+        parts.append(_ending(fit, lost=lost))
     return "; ".join(parts)
 
 

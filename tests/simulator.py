@@ -18,6 +18,8 @@ from tests.fake_store import FakeStore
 
 WAITS = "waits"
 _SYNC = "sync"
+_TRAINER, _READER = 1, 2
+"""Two threads of a rank: one trains, the other one reads the loader for it."""
 _TURNS_PER_HEARTBEAT = 50
 
 
@@ -62,6 +64,9 @@ class Program:
         rate: Its learning rate.
         impatient: Whether it does not wait for the result of the roll call, as after its deadline.
         warns: Numbers of the batches, counted through all epochs, at which it warns.
+        prefetches: Whether its loaders fetch ahead by themselves, where ranks are made even.
+        reader: A seed for how far a thread that reads the loader is ahead of the steps, which another thread applies;
+            None: one thread does both.
         ends: Number of the batch, counted through all spans, before which it raises or exits (`sys.exit`), and
             which of the two; None: it does neither.
     """
@@ -75,6 +80,8 @@ class Program:
     rate: float = 0.1
     impatient: bool = False
     warns: frozenset[int] = frozenset()
+    prefetches: bool = True
+    reader: int | None = None
     ends: tuple[int, Literal["raise", "exit"]] | None = None
 
 
@@ -129,12 +136,15 @@ class Rank:
         self.speaker.line.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
+        self.begun_again: list[int] = []
         self.collectives = 0
         self.over = False
         self._blocked = False
         self._batches = 0
         self._turns = 0
         self._trained = 0
+        self._owed, self._thread = 0, _READER
+        self._chance = None if self.program.reader is None else random.Random(self.program.reader)
         self._synced = job.synced
         self._script = self._run()
         self.speaker.hand(self.speaker.line.heartbeats.introduce)
@@ -185,6 +195,10 @@ class Rank:
         """A plain training loop that calls the guard; between any two of its calls, other ranks may act."""
         program, guard = self.program, self.guard
         yield from self._count_off()
+        if self._chance is not None:
+            evidence = guard.evidence
+            evidence.home, evidence.optimizers_told, evidence.current = _TRAINER, True, lambda: self._thread
+            evidence.takes(_READER)
         if program.sanity:
             yield from self._evaluate(program.sanity)
         for number, epoch in enumerate(program.epochs):
@@ -199,8 +213,7 @@ class Rank:
                 for _ in range(1 + (batch in epoch.extra)):
                     guard.micro_batch()
                 if batch in epoch.steps:
-                    guard.step()
-                    yield "step"
+                    yield from self._step()
                 yield from self._warn()
                 if batch in epoch.evaluations:
                     exhausted = bool(program.ahead) and batch == epoch.batches and not epoch.spare
@@ -210,13 +223,37 @@ class Rank:
             guard.compare_spans(True)
             if 0 in epoch.evaluations:
                 yield from self._evaluate(epoch.evaluations[0])
+        yield from self._apply_owed(all_of_them=True)
+        self._thread = _TRAINER
         guard.fit_end()
         yield "fit_end"
+
+    def _step(self) -> Iterator[str]:
+        """Applies a step, or leaves it to the thread that applies them, which may be some batches behind."""
+        if self._chance is None:
+            self.guard.step()
+            yield "step"
+            return
+        self._owed += 1
+        yield from self._apply_owed()
+
+    def _apply_owed(self, *, all_of_them: bool = False) -> Iterator[str]:
+        while self._owed and (all_of_them or (self._chance is not None and self._chance.random() < 0.5)):
+            self._owed -= 1
+            self._thread = _TRAINER
+            self.guard.step("optimizer")
+            self._thread = _READER
+            yield "step"
 
     def _even(self, epoch: Epoch) -> Iterator[str]:
         """An epoch in which ranks take the same number of batches, whatever the loader of each holds."""
         loader = range(epoch.position, epoch.batches)
-        even, number = self.guard.even(iter(loader), lambda: iter(loader)), epoch.position
+
+        def again() -> Iterator[int]:
+            self.begun_again.append(len(self.taken) - 1)
+            return iter(loader)
+
+        even, number = self.guard.even(iter(loader), again, prefetches=self.program.prefetches), epoch.position
         assert isinstance(even, EvenPass)
         self.taken.append([])
         while number != epoch.leaves:
@@ -238,6 +275,7 @@ class Rank:
 
     def _count_off(self) -> Iterator[str]:
         self.guard._roll_call = RollCall(self.state, self.speaker)
+        self.guard.resumes.begin(self.program.plan)
         answered = self.guard._roll_call.count_off(self.program.plan, {"torch": "2"})
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):

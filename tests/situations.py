@@ -21,7 +21,7 @@ from countoff._adapter.checks import CHECKS
 from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.curves import Ending
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
-from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
 from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
@@ -29,7 +29,6 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import (
     DIED,
     STOPPED,
-    VICTIM,
     judge,
     lost_host,
     lost_rank,
@@ -37,6 +36,7 @@ from countoff.core.protocol.judgement import (
     nothing_to_repeat,
     row,
     unprotected,
+    victim,
 )
 from countoff.core.protocol.plan_comparison import (
     even_record,
@@ -48,6 +48,7 @@ from countoff.core.protocol.plan_comparison import (
 )
 from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
 from countoff.core.protocol.rule import Divergence
+from countoff.core.protocol.schedule_plans import SchedulePlan, judge_schedules
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import Tick
 from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
@@ -56,7 +57,7 @@ from countoff.core.runtime.shutdown import print_to_stderr
 from countoff.core.runtime.stall import judge_stall
 from countoff.core.runtime.verdict_table import publish_table, with_table
 from countoff.core.totals import Totals
-from countoff.core.verdict import Kind, Remedies
+from countoff.core.verdict import ENDED, Kind, Remedies
 from tests.fake_store import FakeSpeaker, FakeStore
 
 EPOCH = "train epoch 0"
@@ -199,10 +200,11 @@ PLANS: Mapping[str, tuple[Any, Any]] = {
     "position": ([1, 4, 7], [0, 9, 5]),
 }
 _PLANNED = {
-    "fabric": {"batches_per_epoch", "batch_size"},
+    "accelerate": {"batch_size", "gradient_accumulation_steps", "max_epochs", "max_steps", "position"},
+    "fabric": {"batch_size"},
     "lingua": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
     "torchtitan": {"batch_size", "gradient_accumulation_steps", "max_steps", "position"},
-    "torch": {"batches_per_epoch", "batch_size", "gradient_accumulation_steps", "position"},
+    "torch": {"batch_size", "gradient_accumulation_steps", "position"},
 }
 
 
@@ -240,8 +242,24 @@ def steps() -> Iterator[Situation]:
     yield Situation("StepMismatch", title, lambda _: extra.compare(of_rank_0), adapters=_COUNT_MICRO_BATCHES)
     rates = Tick(*where, {**record, "rank": 1, "rates": [0.0003] * 2})
     able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
+    of_both = [{**rows[0], "rates": record["rates"]}, {**rows[1], "rates": [0.0003] * 2}]
     yield Situation(
-        "LearningRateMismatch", "schedules of different lengths", lambda _: rates.compare(record), rows, able
+        "LearningRateMismatch",
+        "schedules of different lengths",
+        lambda _: rates.compare(record),
+        of_both,
+        able,
+    )
+    lengths = {
+        rank: [SchedulePlan("OneCycleLR", steps, 0.1, "000" if rank else "111").to_json()]
+        for rank, steps in enumerate((300, 308))
+    }
+    yield Situation(
+        "LearningRateMismatch",
+        "schedules of different lengths, before the first batch",
+        lambda _: judge_schedules(lengths),
+        [row(rank, None, 0, "between spans") for rank in range(2)],
+        able,
     )
 
 
@@ -288,11 +306,10 @@ def losses() -> Iterator[Situation]:
     yield Situation(
         "LostRank", "the host of the job's store does not answer", lambda _: lost_store("192.0.2.7", 15.0), ()
     )
-    closed = "raised RuntimeError: Connection closed by peer, as happens when another rank is lost"
     yield Situation(
         "LostRank",
         "a rank has lost its connection to another one, and nothing shows to which",
-        lambda _: lost_rank(1, closed, gone=False, subject=VICTIM),
+        lambda _: victim(1, "RuntimeError: Connection closed by peer"),
         rows,
     )
     exited = Mark("train_end", EPOCH, at=3, reason="exited", rank=1)
@@ -337,28 +354,55 @@ def stalls() -> Iterator[Situation]:
     yield Situation(
         "Stalled", "ranks wait under NCCL for one that is in its code", lambda _: judge_stall(under_nccl, 180)
     )
+    yield Situation(
+        "Stalled",
+        "a stall ends the job",
+        lambda _: replace(judge_stall(reader, 180), subject=ENDED),
+        list(reader.values()),
+    )
 
 
 def lengths() -> Iterator[Situation]:
     able = [adapter for adapter in ALL if "WrongLength" in CHECKS[adapter]]
 
-    def wrong(adapter: str) -> Verdict | None:
+    def wrong(adapter: str, reported: int = 16, fixes: bool = False, length: int | None = None) -> Verdict:
         facts = LoaderFacts(
-            reported_batches=16,
+            reported_batches=reported,
             batch_size=4,
             drop_last=False,
             samples_per_rank=32,
             max_epochs=3,
             sampling="distributed",
         )
-        kwargs: dict[str, Any] = {}
+        kwargs, module = dict[str, Any](), module_of(adapter)
         if adapter == "composer":
-            messages = module_of(adapter)
-            kwargs["consequences"] = lambda plan: messages.consequences(plan, epochs=3)
-        framework = _FRAMEWORKS.get(adapter, "len(loader)")
-        return Totals(facts, dp_degree=2, framework=framework, **kwargs).wrong_length()
+            kwargs["consequences"] = lambda plan: module.consequences(plan, epochs=3)
+        totals = Totals(facts, dp_degree=2, framework=_FRAMEWORKS.get(adapter, "len(loader)"), **kwargs)
+        found = totals.wrong_length()
+        assert found is not None
+        if adapter == "lightning":
+            return module.with_remedy(found, totals.plan, fixes=fixes)
+        if adapter == "composer" and length is None:
+            limit = "Trainer(train_subset_num_batches=N)"
+            return replace(found, remedy=module.remedy_of_length(totals.plan, limit=limit, fixes=fixes))
+        return found if length is None else module.with_correction(found, length)
 
     yield Situation("WrongLength", "len(loader) counts the batches of both ranks", wrong, adapters=able)
+    cases: list[tuple[str, dict[str, Any], list[str]]] = [
+        ("len(loader) is too short", {"reported": 4}, able),
+        ("totals='fix', and the true length is not proven", {"fixes": True}, ["lightning", "composer"]),
+        ("totals='fix' has set the length", {"fixes": True, "length": 8}, ["composer"]),
+    ]
+    for title, how, adapters in cases:
+        yield Situation("WrongLength", title, lambda adapter, how=how: wrong(adapter, **how), adapters=adapters)
+    for mode in ("raise", "stop"):
+
+        def by_length(adapter: str, mode: str = mode) -> Verdict | None:
+            why = module_of(adapter).why_equal_lengths(mode)
+            return judge_plans({rank: {"batches_per_epoch": 8 - rank, "why_equal_lengths": why} for rank in range(2)})
+
+        title = f"lengths differ, with uneven_train='{mode}'"
+        yield Situation("PlanMismatch", title, by_length, adapters=["transformers"])
     for why in ("equal_for_schedule", "equal_for_interval"):
 
         def unequal(adapter: str, why: str = why) -> Verdict | None:
@@ -480,6 +524,7 @@ def dealt() -> Iterator[Situation]:
     rows = [{"contents": digests(first, first + 1), "length": 48, "whole": 96} for first in (0, 100)]
     shuffled = [{**each, "whole": 48} for each in rows]
     seeds = [{"seed": digests(seed)} for seed in (7, 7, 7, 8)]
+    filtered = [{**begins[rank], "sampler": True, "order": "shuffled", "length": 96 - rank} for rank in range(2)]
     overlapping = [{"prints": digests(*range(first, first + 12))} for first in (0, 4)]
     cases: list[tuple[Kind, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
@@ -494,6 +539,7 @@ def dealt() -> Iterator[Situation]:
         ),
         ("StreamsDiffer", "a shuffle with other seeds", seeds, prepared),
         ("StreamsDiffer", "another order", overlapping, prepared),
+        ("StreamsDiffer", "datasets of other lengths, shuffled", filtered, wrapped),
         (
             "StreamsDiffer",
             "rows in another order",
@@ -577,6 +623,13 @@ def schedules() -> Iterator[Situation]:
 
     yield Situation("WrongHorizon", "a schedule made in steps", at_start, adapters=["accelerate"])
     yield Situation("WrongHorizon", "a schedule that has ended before an epoch", later, adapters=["accelerate"])
+    untold = RunLength(steps_per_epoch=99, epoch_batches=(198,), processes=2)
+    of_steps = Horizon("LambdaLR", replace(decay, tick=297), Fraction(2), "once per process")
+
+    def guessed(adapter: str) -> Verdict | None:
+        return guessed_horizon(of_steps, untold, why=module_of(adapter).TICKS)
+
+    yield Situation("WrongHorizon", "a schedule that was probably made in steps", guessed, adapters=["accelerate"])
     one_epoch = RunLength(1800, steps_per_epoch=600, epochs=3)
     accumulated = RunLength(150, steps_per_epoch=50, epochs=3, gradient_accumulation_steps=4)
     milestones = Ending("minimum", tick=80, rate=1e-4, peak=0.1, stepwise=True)
@@ -630,6 +683,7 @@ def processes() -> Iterator[Situation]:
             patch.setenv("WORLD_SIZE", "2")
             patch.setenv("RANK", "0")
             process = import_module("countoff._adapter.prepared_process")
+            patch.setattr(process, "_warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 
     able = [adapter for adapter in ALL if "NotDistributed" in CHECKS[adapter]]
@@ -660,6 +714,9 @@ def others() -> Iterator[Situation]:
 
     able = [adapter for adapter in ALL if "UnseenLoader" in CHECKS[adapter]]
     yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
+    watched = [adapter for adapter in able if adapter != "fabric"]
+    later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
+    yield Situation("UnseenLoader", "the loop goes on with another loader", later, adapters=watched)
     versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
     yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
     ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
@@ -685,14 +742,14 @@ def without_loaders() -> Iterator[Situation]:
     )
 
 
-def _unseen(*, has_loader: bool) -> Verdict:
+def _unseen(*, has_loader: bool, first: bool = True) -> Verdict:
     passes = import_module("countoff._adapter.loader_passes")
     warnings: list[Verdict] = []
     guard = SimpleNamespace(warn=warnings.append)
     found = passes.LoaderPasses(guard, epoch=0, exhausted=lambda: None, diverged=lambda: None)
-    found.has_loader = has_loader
+    found.has_loader, found.expects_train = has_loader, first
     for _step in range(passes.UNSEEN_STEPS):
-        found.step_unseen()
+        found.stepped()
     return warnings[0]
 
 

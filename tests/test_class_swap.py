@@ -2,14 +2,15 @@
 
 import copy
 import pickle
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 import torch.utils.data
 from torch.utils.data import DataLoader
 
-from countoff._adapter.class_swap import swap_class
+from countoff._adapter.class_swap import handle_of, swap_class
 from countoff.torch import attach
 
 DATA: Any = list(range(4))
@@ -160,3 +161,80 @@ def test_observers_may_leave_in_any_order() -> None:
     assert type(loader) is own
     first()
     assert type(loader) is own
+
+
+class Registered:
+    """A base that keeps a list of its subclasses."""
+
+    known: ClassVar[list[type]] = []
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Registered.known.append(cls)
+
+
+class Counting(ABCMeta):
+    """A metaclass that sees every class that is made."""
+
+    made: ClassVar[list[str]] = []
+
+    def __init__(cls, name: str, *arguments: Any) -> None:
+        super().__init__(name, *arguments)
+        Counting.made.append(name)
+
+
+Item = TypeVar("Item")
+
+
+class Generics(Generic[Item]):
+    def __iter__(self) -> Iterator[int]:
+        return batches()
+
+
+class RegisteredPairs(Pairs, Registered):
+    """Registered by its base."""
+
+
+class RegisteredGenerics(Generics[int], Registered):
+    """Registered by its base, behind the one of Generic."""
+
+
+class RegisteredLoader(DataLoader[int], Registered):
+    """A DataLoader that is registered."""
+
+
+class CountedPairs(Pairs, metaclass=Counting):
+    """Registered by its metaclass."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [RegisteredPairs, RegisteredGenerics, lambda: RegisteredLoader(DATA), CountedPairs],
+    ids=["its base", "its base behind Generic", "DataLoader", "its metaclass"],
+)
+def test_no_code_of_the_users_hears_of_the_observing_class(kind: Callable[[], Any]) -> None:
+    """A registry of subclasses holds the loader's own class, and what it makes of that is not observed."""
+    loader = kind()
+    before = list(Registered.known), list(Counting.made)
+    give_back = swap_class(loader, lambda this, iterator: iter([7]))
+    assert list(loader) == [7]
+    assert (Registered.known, Counting.made) == before
+    give_back()
+    assert list(loader) == DATA
+
+
+class Slice(Pairs):
+    """A loader that makes another one of its own class."""
+
+    def take(self) -> "Slice":
+        return type(self)()
+
+
+def test_another_loader_of_the_same_class_is_not_observed() -> None:
+    loader = Slice()
+    give_back = swap_class(loader, lambda this, iterator: iter([7]), handle="handle")
+    clone = loader.take()
+    assert (list(loader), list(clone)) == ([7], DATA)
+    assert (handle_of(loader), handle_of(clone)) == ("handle", None)
+    give_back()
+    assert list(clone) == DATA

@@ -102,14 +102,36 @@ def test_an_unnamed_page_replaces_only_a_page(
     assert call(capsys, "runs/today")[0] == 0
     assert call(capsys, "other/today")[0] == 0
     assert "Rank 2 ran out of data" in page.read_text("utf-8")
-    refused = (2, "", "countoff: today.html is there and is no page of countoff report: name another file with -o\n")
+    what_to_do = "name another file with -o, or replace it with --force"
+    refused = (2, "", f"countoff: today.html is there and is no page of countoff report: {what_to_do}\n")
     page.write_text("<title>a page of the user's own</title>")
     assert call(capsys, "runs/today") == refused
     assert page.read_text() == "<title>a page of the user's own</title>"
-    assert call(capsys, "runs/today", "-o", "today.html")[0] == 0
+    assert call(capsys, "runs/today", "--force")[0] == 0
+    assert "no verdict" in page.read_text("utf-8")
     page.unlink()
     os.mkfifo(page)
     assert call(capsys, "runs/today") == refused
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_a_named_page_replaces_only_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a file for Perfetto is asked for: nothing is written then."""
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    script, perfetto = tmp_path / "train.py", tmp_path / "job.pftrace"
+    script.write_text("import torch")
+    code, out, err = call(capsys, tmp_path / "trace", "-o", script, "--perfetto", perfetto)
+    what_to_do = "name another file, or replace it with --force"
+    assert (code, out, err) == (
+        2,
+        "",
+        f"countoff: {script} is there and is no page of countoff report: {what_to_do}\n",
+    )
+    assert (script.read_text(), perfetto.exists()) == ("import torch", False)
+    assert call(capsys, tmp_path / "trace", "-o", script, "--force")[0] == 0
+    assert script.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert call(capsys, tmp_path / "trace", "-o", script)[0] == 0  # a page by now
+    assert call(capsys, tmp_path / "trace", "-o", "/dev/null")[0] == 0
 
 
 @pytest.mark.usefixtures("with_bokeh")
@@ -166,7 +188,9 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
 def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example_traces.stalled(tmp_path)
     out = call(capsys, tmp_path)[1]
-    assert out.startswith("no verdict: 1 epoch, 4 ranks, 2 min; 4 ranks have no end: killed, or still running\n")
+    assert out.startswith(
+        "no verdict: 1 epoch, 4 ranks, 2 min; 4 ranks have no end: killed, or still running; all ranks wrote"
+    )
     assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
     assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out
     assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)

@@ -21,12 +21,20 @@ from countoff.core.verdict import UnevenBatches, Verdict
 class Pass:
     """An even pass of rank 0 of 2, with its state and its credits."""
 
-    def __init__(self, batches: Iterator[Any], policy: Any = "stop", lookahead: int = 4, **more: Any) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        policy: Any = "stop",
+        lookahead: int = 4,
+        *,
+        ahead_of_loop: bool = True,
+        **more: Any,
+    ) -> None:
         self.state = State(0, 2, Settings(uneven_train="stop"), {})
         self.state.printed.set()
         self.span = SpanCounters("train epoch 0")
         self.state.spans.append(self.span)
-        self.credits = Credits(0, policy, lookahead, 0)
+        self.credits = Credits(0, policy, lookahead, 0, ahead=ahead_of_loop)
         self.state.begin_credits(self.span, self.credits)
         self.even = EvenPass(self.state, self.span, self.credits, batches, lambda: iter("again"), **more)
 
@@ -48,7 +56,7 @@ def test_an_error_is_raised_where_the_loop_comes_to_its_batch():
     this = Pass(failing())
     assert not this.even.is_ready()
     assert this.credits.ready == 3
-    this.grant(0)
+    this.grant(0, 1)
     assert [next(this.even), next(this.even)] == [0, 1]
     this.receive(type="stop", at=3)
     assert next(this.even) == 2
@@ -57,7 +65,7 @@ def test_an_error_is_raised_where_the_loop_comes_to_its_batch():
     failed = Pass(failing())
     failed.grant(0)
     assert not failed.even.is_ready()
-    failed.grant(0)
+    failed.grant(0, 1)
     assert [next(failed.even), next(failed.even)] == [0, 1]
     failed.credits.granted = 3
     assert next(failed.even) == 2
@@ -119,7 +127,7 @@ def test_the_state_to_resume_from_is_that_of_the_loop():
     this = Pass(batches(), snapshot=lambda: len(fetched))
     assert this.even.resumable is not None
     assert not this.even.is_ready()
-    this.grant(0, 1)
+    this.grant(0, 1, 2)
     for number in range(3):
         assert next(this.even) == number
         assert this.even.resumable.state == number + 1
@@ -150,6 +158,44 @@ class Watched:
         self._then()
 
 
+def test_a_loader_is_begun_again_once_another_rank_is_known_to_have_more() -> None:
+    """Not before: that would move the loader's generator and its epoch, though all ranks may have ended."""
+    this = Pass(iter(range(2)), "repeat")
+    assert not this.even.is_ready()
+    this.grant(0, 1)
+    assert [next(this.even), next(this.even)] == [0, 1]
+    this.receive(type="ends", at=2, rank=1)
+    assert not this.even.is_ready()
+    assert this.credits.ready == 2
+    this.receive(type="more", at=3)
+    assert not this.even.is_ready()
+    assert this.credits.ready > 2
+    equal = Pass(iter(range(2)), "repeat")
+    assert not equal.even.is_ready()
+    equal.receive(type="stop", at=2)
+    assert list(equal.even) == [0, 1]
+    assert equal.credits.ready == 2
+
+
+def test_nothing_is_fetched_before_the_loop_asks_for_it() -> None:
+    """A loader that does not fetch ahead by itself is asked where its loop asks."""
+    fetched: list[int] = []
+
+    def batches() -> Iterator[int]:
+        for number in range(9):
+            fetched.append(number)
+            yield number
+
+    this = Pass(batches(), ahead_of_loop=False)
+    assert fetched == []
+    for number in range(3):
+        assert not this.even.is_ready()
+        assert fetched == list(range(number + 1))
+        this.receive(type="grant", block=number, size=1)
+        assert next(this.even) == number
+        assert fetched == list(range(number + 1))
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 def test_a_wait_for_batches_is_in_the_loader(again: bool) -> None:
     """A loader that waits in the standard library has no line of the user's. It does not wait for the other ranks."""
@@ -160,7 +206,7 @@ def test_a_wait_for_batches_is_in_the_loader(again: bool) -> None:
         this.even = EvenPass(this.state, this.span, this.credits, iter([7]), lambda: map(int, [next(waiting)]))
         assert not this.even.is_ready()
         this.receive(type="grant", block=0, size=1)
-        this.credits.may_repeat = True
+        this.receive(type="more", at=2)
     watched = Watched("loader", lambda: batches.put(1))
     assert this.even.is_ready() is again
     assert "loader" in watched.seen

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core.arithmetic.curves import Ending
-from countoff.core.arithmetic.horizon import Horizon, RunLength, horizon_of, planned_run, run_out, wrong_horizon
+from countoff.core.arithmetic.horizon import Horizon, RunLength, guessed_horizon, horizon_of, run_out, wrong_horizon
 
 
 def zero(tick, **more):
@@ -33,7 +33,7 @@ def test_a_schedule_multiplied_by_its_ticks_per_step_fits(steps_per_epoch, epoch
     horizon = Horizon("OneCycleLR", zero(steps * pace), Fraction(pace))
     assert horizon.end_step == steps
     assert wrong_horizon(horizon, run) is None
-    assert planned_run(horizon, replace(run, steps=None, epochs=None)) is None
+    assert guessed_horizon(horizon, replace(run, steps=None, epochs=None, epoch_batches=(steps_per_epoch,))) is None
 
 
 @given(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500), st.integers(1, 4))
@@ -162,16 +162,48 @@ def test_a_small_difference_is_none(end, said):
     assert (wrong_horizon(Horizon("LambdaLR", zero(end)), RunLength(1000)) is not None) is said
 
 
-def test_planned_runs_are_none_if_ambiguous():
-    """Nothing is inferred from a schedule of whole epochs in steps and in ticks, nor from one of no whole epochs."""
-    unknown = RunLength(steps_per_epoch=100)
-    assert planned_run(Horizon("OneCycleLR", zero(400), Fraction(2)), unknown) is None
-    assert planned_run(Horizon("OneCycleLR", zero(301), Fraction(2)), unknown) is None
-    assert planned_run(Horizon("OneCycleLR", zero(300)), unknown) is None
-    assert planned_run(Horizon("OneCycleLR", zero(300), Fraction(2)), RunLength()) is None
-    planned = planned_run(Horizon("OneCycleLR", zero(300), Fraction(4)), unknown)
-    assert planned is not None
-    assert (planned.steps, planned.epochs) == (300, 3)
+UNTOLD = RunLength(steps_per_epoch=99, epoch_batches=(198,), processes=2)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "run"),
+    [
+        (Horizon("OneCycleLR", zero(396), Fraction(2)), UNTOLD),
+        (Horizon("OneCycleLR", zero(298), Fraction(2)), UNTOLD),
+        (Horizon("OneCycleLR", zero(297)), UNTOLD),
+        (Horizon("OneCycleLR", zero(297), Fraction(2)), RunLength(epoch_batches=(198,))),
+        (Horizon("OneCycleLR", zero(297), Fraction(2)), replace(UNTOLD, epoch_batches=())),
+        (Horizon("LambdaLR", zero(99 * 19, warmup_ticks=100), Fraction(2)), replace(UNTOLD, epoch_batches=(19,))),
+        (Horizon("LambdaLR", zero(99, warmup_ticks=98), Fraction(2)), UNTOLD),
+    ],
+    ids=["whole epochs", "a limit", "one tick per step", "no epoch", "no loader", "the loader's length", "a warm-up"],
+)
+def test_nothing_is_guessed_where_the_length_may_be_right(horizon, run):
+    assert guessed_horizon(horizon, run) is None
+
+
+def test_a_guess_is_worded_as_one_and_does_no_harm():
+    """Nobody has told the length of the run: the message does not claim it, and its remedy is to tell it."""
+    verdict = guessed_horizon(Horizon("OneCycleLR", zero(297), Fraction(2), "once per process"), UNTOLD, why="Each.")
+    assert verdict is not None
+    assert verdict.sentence == (
+        "the learning rate probably ends too early, at step 149: OneCycleLR was made for 297 steps, and is stepped "
+        "twice per optimizer step (once per process)."
+    )
+    assert verdict.why == (
+        "This is a guess: 297 steps are 3 epochs of 99 steps of the optimizer, and no whole number of steps or epochs "
+        "in calls of the scheduler's step(). Each."
+    )
+    assert verdict.remedy.startswith("tell attach how long the run is, with epochs= or max_steps=")
+    assert "Only if the run has 297 optimizer steps: make OneCycleLR for 594 steps." in verdict.remedy
+    assert "of the run" not in verdict.sentence + verdict.why
+
+
+@pytest.mark.parametrize(("ticks", "said"), [(52, False), (59, False), (60, True), (72, True)])
+def test_the_last_steps_of_a_rounded_schedule_are_none(ticks, said):
+    """A schedule for 10 epochs of 21 batches / 4 has 52 steps, and the run 60: one more in each epoch."""
+    run = RunLength(steps_per_epoch=6, gradient_accumulation_steps=4, epoch_batches=(21,))
+    assert (run_out(Horizon("LinearLR", zero(52)), run, ticks=ticks, span="train epoch 9") is not None) is said
 
 
 def test_an_epoch_after_the_end_is_reported():

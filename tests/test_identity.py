@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from countoff.core.data.fingerprint import fingerprint
-from countoff.core.data.identity import DataIdentity, judge_data
+from countoff.core.data.identity import DataIdentity, Sampling, judge_data
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, verdict_to_json
 from countoff.core.protocol.state import State
 from countoff.core.settings import Settings
+from countoff.core.verdict import Verdict
 from tests.fake_gpu import tensors_on_a_gpu
 
 
@@ -132,6 +133,77 @@ def test_fingerprints_of_a_gpu_are_complete_at_the_end_of_the_epoch():
         epoch.data.close(epoch.span)
     assert [record["prints"] for record in epoch.reported] == [epoch.expected]
     assert not epoch.data.fingerprints_due
+
+
+class Passes:
+    """Train epochs of one rank, all in the same order as its sampler tells."""
+
+    def __init__(self) -> None:
+        self.notes = notes = list[str]()
+
+        class Noting(State):
+            def note(self, verdict: Verdict) -> None:
+                notes.append(verdict.kind)
+
+        self.state = Noting(0, 2, Settings(), {})
+        self.data = DataIdentity(self.state)
+        self.data.begin(FitPlan(), lambda name, record, judge: None)
+        self.batches = [torch.rand(4, 64) for _ in range(3)]
+
+    def run(
+        self,
+        *,
+        exhausted: bool = True,
+        whole: bool = False,
+        short: bool = False,
+        steps: int = 3,
+        batches: Any = None,
+    ) -> list[str]:
+        """Runs one pass; returns what was warned of so far."""
+        span = SpanCounters("train epoch 0")
+        self.data.open(span, 0)
+        for batch in (self.batches if batches is None else batches)[: 2 if short else None]:
+            span.started += 1
+            if self.data.fingerprints_due:
+                self.data.read(batch, Sampling(order=("seed", 0)))
+        self.state.steps += steps
+        self.data.is_whole = whole
+        self.data.close(span, exhausted=exhausted)
+        return self.notes
+
+
+def test_the_same_data_in_the_same_order_is_warned_of():
+    passes = Passes()
+    assert passes.run() == []
+    assert passes.run(steps=0) == []  # a look at the data
+    assert passes.run() == ["SameOrder"]
+
+
+def test_the_same_order_of_other_data_is_no_finding():
+    """A buffer behind the loader was filled again; an object that cannot be read tells nothing."""
+    passes = Passes()
+    passes.run()
+    assert passes.run(batches=[torch.rand(4, 64) for _ in range(3)]) == []
+    assert passes.run() == []
+    assert passes.run(batches=[object()] * 3) == passes.run(batches=[object()] * 3) == []
+
+
+def test_a_short_pass_is_no_epoch():
+    """A pass that was left early may have been a search for a learning rate, before or between whole epochs."""
+    passes = Passes()
+    for _ in range(2):
+        passes.run(exhausted=False, short=True)
+    assert passes.run() == []
+    passes.run(exhausted=False, short=True)
+    assert passes.run() == []
+    assert passes.run() == ["SameOrder"]
+
+
+def test_an_epoch_that_is_left_at_its_last_batch_is_whole():
+    """Composer ends an epoch without asking for another batch, and its adapter says that the epoch is whole."""
+    passes = Passes()
+    passes.run(exhausted=False, whole=True)
+    assert passes.run(exhausted=False, whole=True) == ["SameOrder"]
 
 
 def test_a_fingerprint_that_is_not_complete_in_time_is_left_out():

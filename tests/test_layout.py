@@ -15,7 +15,9 @@ HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accele
 
 CORE_LADDER = [
     {"_nearest"},
-    {"settings", "verdict"},
+    {"verdict"},
+    {"levels"},
+    {"settings"},
     {"trace"},
     {"arithmetic"},
     {"plan", "ranks"},
@@ -26,7 +28,9 @@ CORE_LADDER = [
 ]
 PROTOCOL_LADDER = [
     {"_nearest"},
-    {"settings", "verdict"},
+    {"verdict"},
+    {"levels"},
+    {"settings"},
     {"trace"},
     {"arithmetic"},
     {"protocol"},

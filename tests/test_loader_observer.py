@@ -1,8 +1,10 @@
 """A loader that is observed hands out the same batches; the observer counts them and reports how the pass ended."""
 
-from collections.abc import Iterator
+from collections import UserDict, UserString
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -127,3 +129,35 @@ def test_a_rank_inside_an_observed_loader_is_in_its_loader() -> None:
 )
 def test_samples_are_counted_by_the_first_tensor(batch: Any, samples: int | None) -> None:
     assert samples_in(batch) == samples
+
+
+class Named(list[Any]):
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError("only names")
+
+    __iter__ = __len__ = __getitem__  # pyright: ignore
+
+
+class Lazy(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError("decoded on access")
+
+    __iter__ = __len__ = __getitem__  # pyright: ignore
+
+
+class OwnTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("called")
+
+
+def test_samples_are_counted_without_the_users_code() -> None:
+    """The number is for a message only. What is not plain has no number, and what holds itself has none either."""
+    endless: list[Any] = []
+    endless.append(endless)
+    own = torch.zeros(3).as_subclass(OwnTensor)
+    for batch in (UserString("abc"), [UserString("abc")], Lazy(), own, endless, object(), numpy.float32(1)):
+        assert samples_in(batch) is None
+    assert samples_in(Named([torch.zeros(3)])) == 3
+    assert samples_in(UserDict(x=torch.zeros(3))) == 3
+    assert samples_in({"x": numpy.zeros((4, 2))}) == 4

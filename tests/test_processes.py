@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from countoff.core.runtime import processes
-from countoff.core.runtime.processes import Process, host_id
+from countoff.core.runtime.processes import Deaths, Process, host_id
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc: without it nothing is seen")
 
@@ -105,3 +106,42 @@ def test_when_a_process_began_is_known_in_seconds_of_the_epoch() -> None:
     before = time.time()
     began = float(subprocess.check_output([sys.executable, "-c", program], text=True))
     assert before - 1 < began < time.time() + 1
+
+
+def test_a_death_wakes_who_waits_for_it(child: "subprocess.Popen[bytes]") -> None:
+    """Once: what is gone is no news any more."""
+    deaths = Deaths()
+    deaths.watch([seen(child)])
+    deaths.watch([seen(child)])
+    assert not deaths.wait(0.0)
+    threading.Timer(0.1, child.kill).start()
+    assert deaths.wait(60.0)
+    assert seen(child).state() == "gone"
+    assert not deaths.wait(0.0)
+    deaths.close()
+
+
+def test_a_wait_for_a_death_can_be_ended(child: "subprocess.Popen[bytes]") -> None:
+    deaths = Deaths()
+    deaths.watch([seen(child)])
+    threading.Timer(0.1, deaths.wake).start()
+    assert not deaths.wait(60.0)
+    deaths.wake()
+    deaths.wake()
+    assert not deaths.wait(60.0)
+    began = set(os.listdir("/proc/self/fd"))
+    deaths.close()
+    deaths.wake()
+    assert set(os.listdir("/proc/self/fd")) < began
+
+
+def test_descriptors_that_are_not_there_cost_nothing(child: "subprocess.Popen[bytes]") -> None:
+    """A user's code may close all descriptors; then a death is found a little later."""
+    deaths = Deaths()
+    deaths.watch([seen(child), Process(2, 2**22 + 1, 1)])
+    for descriptor in (*deaths._watched, deaths._wakes, deaths._waker):
+        os.close(descriptor)
+    assert not deaths.wait(0.0)
+    assert not deaths.wait(0.01)
+    deaths.wake()
+    deaths.close()

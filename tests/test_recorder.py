@@ -72,7 +72,7 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     assert (begin["rank"], begin["world"], begin["pid"]) == (0, 1, os.getpid())
     assert begin["framework"] == "Lightning"
     assert begin["settings"] == {"tick_batches": 8, "trace_dir": str(tmp_path)}
-    assert begin["plan"] == {"batch_size": 2, "position": [0, 1, 40]}
+    assert begin["plan"] == {"batch_size": 2, "position": [0, 1, 40], "runs_to_end": True}
     assert begin["before"] == 40
     assert begin["versions"]["lightning"] == "2.5"
     spans = [{name: value for name, value in line.items() if name not in ("k", "t", "g")} for line in lines[1:-1]]
@@ -198,6 +198,28 @@ def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
     assert "test_recorder.py" in "".join(stacks["frames"])
     assert (end["k"], end["how"]) == ("end", "verdict")
     assert json.loads((tmp_path / "incident" / "ranks.json").read_text())["ranks"] == [{"rank": 1, "batches": 7}]
+
+
+def test_a_signal_is_the_last_line_of_the_trace(tmp_path: Path) -> None:
+    """It is in the file before the process ends by it."""
+
+    def act(recorder: Recorder) -> None:
+        recorder.ended_by("SIGTERM")
+        (end,) = [line for line in read(tmp_path, 1) if line["k"] == "end"]
+        assert (end["how"], end["what"]) == ("signal", "SIGTERM")
+        recorder.opened(SpanCounters("train epoch 1"))
+
+    assert [line["k"] for line in recorded(tmp_path, act)] == ["end"]
+
+
+def test_a_verdict_is_in_the_trace_before_a_signal_ends_the_process(tmp_path: Path) -> None:
+    def act(recorder: Recorder) -> None:
+        recorder.concluded(VERDICT, whole=True)
+        recorder.ended_by("SIGTERM")
+        assert read(tmp_path, 1)[-1]["how"] == "verdict"
+        assert (tmp_path / "incident" / "verdict.json").exists()
+
+    recorded(tmp_path, act)
 
 
 @pytest.fixture

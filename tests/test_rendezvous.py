@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core.runtime.channel import Channel, ChannelError, decode, encode
 from countoff.core.runtime.rendezvous import (
@@ -134,6 +134,28 @@ def test_an_older_version_finds_the_address_that_it_reads() -> None:
     publish(store, 0, Place("node-0", 29500, "0123456789ab"))
     record = decode(store.get("countoff/0"))
     assert (record["host"], record["port"], record["nonce"]) == ("node-0", 29500, "0123456789ab")
+
+
+class Incomplete(Store):
+    """A store of a class in Python that can do what a process group needs, and not what the rendezvous needs."""
+
+    def add(self, key: str, value: int) -> int:
+        del key
+        return value
+
+
+@pytest.mark.parametrize("meets", [choose_place, lambda store: Question(store, 0)], ids=["rank 0", "another rank"])
+def test_a_store_that_lacks_a_method_is_refused_at_once(meets: Any) -> None:
+    """Every rank says which method it is, and none waits for an answer that cannot come."""
+    kept = Incomplete()
+    with pytest.raises(RuntimeError, match=r"^the job's store is of a Python class that has no check\(\), or "):
+        meets(PrefixStore("default_pg", kept))
+
+
+def test_a_store_to_which_nothing_refers_is_refused_at_once() -> None:
+    """Torch keeps the C++ part of such a store alone, which has none of its methods."""
+    with pytest.raises(RuntimeError, match=r"has no add\(\), or the program keeps no reference to it"):
+        choose_place(PrefixStore("default_pg", Incomplete()))
 
 
 def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:

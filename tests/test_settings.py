@@ -32,7 +32,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 
 def test_the_defaults_are_the_documented_ones() -> None:
-    documented = (True, "raise", "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, 0, None, None)
+    documented = (True, "raise", {}, "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, 0, None, None)
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -78,6 +78,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_ON_DIVERGENCE", "warn", "on_divergence", "warn"),
         ("COUNTOFF_TOTALS", "fix", "totals", "fix"),
         ("COUNTOFF_UNEVEN_TRAIN", "repeat", "uneven_train", "repeat"),
+        ("COUNTOFF_LEVELS", "SameOrder=off, Stalled=raise", "levels", {"Stalled": "raise", "SameOrder": "off"}),
         ("COUNTOFF_UNEVEN_EVAL", "allow", "uneven_eval", "allow"),
         ("COUNTOFF_UNEVEN_EVAL", "stop", "uneven_eval", "stop"),
         ("COUNTOFF_LOOKAHEAD", "1", "lookahead", 1),
@@ -141,6 +142,9 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("on_divergence", True),
         ("totals", ["log"]),
         ("uneven_train", "allow"),
+        ("levels", {"Stalled": "stop"}),
+        ("levels", {"WrongHorizon": "raise"}),
+        ("levels", "Stalled=raise"),
         ("uneven_eval", "WARN"),
         ("uneven_eval", "repeat"),
         ("lookahead", 0),
@@ -328,3 +332,20 @@ def test_a_bad_flag_reaches_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COUNTOFF", "maybe")
     assert factory_enabled()
     assert refusal().startswith("environment variable COUNTOFF must be True or False")
+
+
+@pytest.mark.parametrize(
+    ("levels", "reason"),
+    [
+        ({"stalled": "raise"}, "unknown kind 'stalled'; did you mean Stalled?"),
+        ({"WrongHorizon": "raise"}, "WrongHorizon accepts 'warn' or 'off', not 'raise'"),
+    ],
+)
+def test_a_refused_level_has_its_reason(levels: dict[str, str], reason: str) -> None:
+    assert refusal(levels=levels).endswith(reason)
+
+
+@pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_eval": "stop"}])
+@pytest.mark.parametrize("kind", ["PlanMismatch", "UnevenBatches", "LostRank", "LateRank"])
+def test_ranks_that_wait_for_one_another_must_end_together(even: dict[str, str], kind: str) -> None:
+    assert f"levels={{'{kind}': 'warn'}} cannot be combined" in refusal(levels={kind: "warn"}, **even)

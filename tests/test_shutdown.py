@@ -7,6 +7,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -164,6 +165,7 @@ def test_error_file_has_the_format_of_torch(error_file: Path, tmp_path: Path, mo
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "torch.json"))
     ErrorHandler().record_exception(ValueError("torn shard"))
     theirs = json.loads((tmp_path / "torch.json").read_text(encoding="utf-8"))
+    assert ours["message"]["extraInfo"].pop("countoff") == VERDICT.render()
     assert shape(ours) == shape(theirs)
 
 
@@ -184,6 +186,24 @@ def test_the_error_file_holds_the_whole_message(error_file: Path) -> None:
     shutdown.write_error_file(VERDICT)
     message = json.loads(error_file.read_text(encoding="utf-8"))["message"]
     assert message["extraInfo"]["py_callstack"] == VERDICT.render()
+
+
+def test_torch_shows_the_whole_message_once(error_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that has printed it is the root cause, also where others have ended before it."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    failures: dict[int, Any] = {}
+    for rank in (2, 1, 0):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / f"{rank}.json"))
+        shutdown.write_error_file(VERDICT, None if rank == 1 else 1)
+        failures[rank] = ProcessFailure(
+            local_rank=rank, pid=rank, exitcode=1, error_file=str(tmp_path / f"{rank}.json")
+        )
+    others, _, root = str(ChildFailedError("train.py", failures)).partition("Root Cause")
+    assert VERDICT.render().splitlines()[-1] in root
+    assert "rank      : 1 " in root
+    assert others.count("countoff: LostRank: rank 2 is gone. See the output of rank 1.") == 2
+    assert VERDICT.render().splitlines()[-1] not in others
 
 
 def test_without_a_launcher_no_file_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -276,7 +296,8 @@ def test_a_lost_peer_is_no_failure_of_this_rank(error: BaseException) -> None:
     state = failed(error)
     assert state.failure == ""
     assert state.proposed is not None
-    assert state.proposed.sentence.endswith("as happens when another rank is lost.")
+    assert state.proposed.sentence.startswith("rank 3 is a victim: it raised ")
+    assert state.proposed.ranks == ()
 
 
 def test_a_rank_that_fails_after_the_end_changes_nothing() -> None:
@@ -393,3 +414,21 @@ def test_a_victim_names_the_rank_that_has_left() -> None:
     assert state.proposed.sentence.startswith("rank 2 left the job before its fit had ended; rank 3 raised Connection")
     assert state.proposed.ranks == (2,)
     assert state.proposed.restart == "unknown"  # it was not lost: it has ended by itself
+
+
+def test_an_uneven_evaluation_is_warned_of_once_in_a_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A framework may evaluate so by design, in every fit; whoever watches a guard is told each time."""
+    monkeypatch.setattr(shutdown, "_told_of_evaluations", set())
+    told: list[Verdict] = []
+    for batches in (2, 3):
+        state = state_of()
+        state.observer = SimpleNamespace(warned=told.append)  # pyright: ignore[reportAttributeAccessIssue]
+        sentence = f"rank 1 ran out of data after {batches} batches of evaluation; rank 0 has batch {batches + 1}."
+        shutdown.print_warning(state, Verdict("UnevenBatches", sentence, subject="evaluation"))
+        shutdown.print_warning(state, Verdict("WrongLength", "there are 8.", subject="evaluation"))
+    printed = capsys.readouterr().err
+    assert printed.count("UnevenBatches") == 1
+    assert printed.count("WrongLength") == 2
+    assert [each.kind for each in told].count("UnevenBatches") == 2

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings, Verdict
+from countoff.core.levels import Level
+from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.micro_batches import StepWork
@@ -15,7 +17,7 @@ from countoff.core.runtime.heartbeats import begin_fit, say_goodbye
 from countoff.core.runtime.stacks import Place
 from countoff.core.runtime.stall import Stall, judge_stall
 from tests.fake_store import FakeSpeaker, FakeStore
-from tests.outbox import printed
+from tests.outbox import drain, printed, written
 
 EPOCH = "train epoch 0"
 WORDS = {"nccl": "waiting for NCCL", "loader": "in its loader", "collective": "in a collective", "code": "in its code"}
@@ -161,6 +163,9 @@ def test_a_rank_in_its_loader_comes_before_an_extra_micro_batch() -> None:
     assert "micro-batch" not in in_micro_batches(OTHERS, EXTRA, state="in its loader").sentence
 
 
+NOTHING = {"evaluates": False, "collectives": {}}
+
+
 class Stalled:
     """Rank 0 of a job in which it has made no progress for longer than `stall_seconds`."""
 
@@ -201,7 +206,7 @@ def test_a_stall_elsewhere_is_not_due_to_an_evaluation(
 
 
 def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place("code", ("long/path.py:123 in a_function" * 9,) * 3, (0, 0))
+    place = Place("code", ("long/path.py:123 in a_function" * 9,) * 3)
     monkeypatch.setattr(module.stacks, "main_thread", lambda: place)
     monkeypatch.setattr(
         module.collectives, "issued", lambda: {f"{n}" + "n" * 40: (10**9, "_all_gather" * 9) for n in range(9)}
@@ -254,3 +259,37 @@ def test_progress_of_one_rank_makes_it_no_stall() -> None:
     stalled.stall._posted = True
     stalled.stall.look()
     assert store.get("stall/0") == {"moved": True}
+
+
+@pytest.mark.parametrize("level", ["raise", "warn", "off"])
+def test_the_user_decides_what_a_stall_does(level: Level) -> None:
+    """An error says which rank is where, as the warning does, and does not say that the job goes on."""
+    stalled = Stalled([0, 1])
+    stalled.state.settings = Settings(stall_seconds=0.001, levels={"Stalled": level})
+    records = {
+        rank: {**row(rank, None, 0, ""), "state": state, "frames": [f"data.py:{7 + rank} in read"] * 3}
+        for rank, state in enumerate(["in a collective", "in its loader"])
+    }
+    stalled.stall._report({rank: {**record, **NOTHING} for rank, record in records.items()}, [])
+    (action,) = drain(stalled.state)
+    assert isinstance(action, WriteEntry) is (level == "raise")
+    if level != "raise":  # whoever prints it asks for the level again
+        assert stalled.state.proposed is None
+        return
+    verdict = stalled.state.proposed
+    assert verdict is not None
+    assert "rank 1 is at data.py:8 in read < " in verdict.why
+    assert verdict.remedy.startswith("start at the line of the rank that is named first")
+    assert "warning" not in verdict.remedy
+
+
+def test_the_rank_that_has_found_a_stall_prints_all_of_its_cause() -> None:
+    """The other ranks read as much of it as an entry of the log can hold."""
+    stalled = Stalled([0, 1])
+    stalled.state.settings = Settings(levels={"Stalled": "raise"})
+    places = " < ".join(f"train.py:{line} in a_function_with_a_long_name" for line in range(12))
+    stalled.state.note(Verdict("Stalled", "nobody moves.", (1,), why=places, time=3.5))
+    (entry,) = written(stalled.state)
+    stalled.state.receive(entry, 0)
+    assert stalled.state.end is not None
+    assert stalled.state.end.why == places

@@ -21,7 +21,9 @@ TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
         ({}, None),
         ({"steps": 7}, "StepMismatch"),
         ({"step_hash": 6}, "StepMismatch"),
-        ({"rates": [0.1]}, "LearningRateMismatch"),
+        ({"rates": [0.1, 0.3]}, "LearningRateMismatch"),
+        ({"rates": [0.1]}, None),
+        ({"rates": []}, None),
         ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
     ],
 )
@@ -45,8 +47,8 @@ def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
         ([0.00031711500169576796] * 2, [0.0003] * 2, "with learning rate 3.17e-4 and rank 1 with 3e-4"),
         ([0.000300001], [0.0003], "with learning rate 3.00001e-4 and rank 1 with 3e-4"),
         ([0.1, 0.2], [0.1, 0.3], "with learning rate 0.1, 0.2 and rank 1 with 0.1, 0.3"),
-        ([0.1, 0.1], [0.1], "with the learning rates 0.1, 0.1 and rank 1 with 0.1"),
-        ([0.1], [], "with learning rate 0.1 and rank 1 with none"),
+        ([0.1, 0.2], [0.2, 0.1], "with learning rate 0.1, 0.2 and rank 1 with 0.2, 0.1"),
+        ([0.1, 0.1, 0.2], [0.1, 0.2, 0.2], "with the learning rates 0.1, 0.1, 0.2 and rank 1 with 0.1, 0.2, 0.2"),
         ([0.1], [float("nan")], "with learning rate 0.1 and rank 1 with nan"),
     ],
 )

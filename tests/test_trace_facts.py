@@ -326,8 +326,11 @@ def test_the_headline_is_the_verdict_or_what_was_trained_without_one(tmp_path: P
     [
         (["finished", "finished"], ""),
         (["failed: RuntimeError: CUDA out of memory"], "; rank 0 failed: RuntimeError: CUDA out of memory"),
-        (["finished", None], "; 1 rank has no end: killed, or still running"),
-        ([None, None, "failed"], "; rank 2 failed; 2 ranks have no end: killed, or still running"),
+        (["finished", None], "; 1 rank has no end (rank 1): killed, or still running"),
+        ([None, None, "failed"], "; rank 2 failed; 2 ranks have no end (ranks 0, 1): killed, or still running"),
+        (["signal: SIGTERM", None, "signal: SIGTERM"],
+         "; ranks 0, 2 were ended by SIGTERM; 1 rank has no end (rank 1): killed, or still running"),
+        ([None], "; 1 rank has no end: killed, or still running"),
         (["failed: a", "failed: b", "failed: a", "failed: c"],
          "; ranks 0, 2 failed: a; rank 1 failed: b; 1 other rank failed"),
         (["closed", "finished"], "; rank 0 left before the end"),
@@ -343,6 +346,22 @@ def test_the_headline_names_who_did_not_finish(tmp_path: Path, hows: list[str | 
     trace = read([str(tmp_path)])
     assert facts.headline(trace) == f"no verdict: 0 epochs, {len(hows)} rank{'s' * (len(hows) > 1)}, 0 s{told}"
     assert facts.is_healthy(trace) == (not told)
+
+
+@pytest.mark.parametrize("apart", [2.0, 60.0])
+def test_ranks_that_fell_silent_together_were_killed_together(tmp_path: Path, apart: float) -> None:
+    """Where a container has no memory left, its kernel kills all ranks, and none can say so."""
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5.0 + apart * rank, 10)
+        writer.save()
+    trace = read([str(tmp_path)])
+    said = facts.headline(trace)
+    assert "; 2 ranks have no end: killed, or still running" in said
+    assert ("; all ranks wrote their last lines within 2 s, and none wrote why: if they run no more" in said) == (
+        apart == 2.0
+    )
 
 
 def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def test_the_page_has_the_files_of_an_incident() -> None:
 def test_the_values_that_ranks_compare_are_those_of_the_roll_call() -> None:
     assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(plan_comparison.PROOF_FIELDS)
     assert {*COMPARED_PLAN, *COMPARED_LIMITS} <= FitPlan().to_json().keys()
-    assert {*COMPARED_SETTINGS} == plan_comparison.even_record(Settings(uneven_train="stop"), 9).keys() - {"length"}
+    assert {*COMPARED_SETTINGS} == plan_comparison.even_record(Settings(uneven_train="stop"), 9).keys() - {
+        "length",
+        "now",
+    }
     for name in COMPARED_LIMITS:
         unlimited = {name: None}
         assert plan_comparison.judge_plans({0: unlimited, 1: {name: 1}}) is not None

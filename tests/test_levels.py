@@ -1,0 +1,97 @@
+"""What becomes of a finding: by its kind, the user's choice, and whether it is proved and does harm."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from countoff.core import Settings, Verdict
+from countoff.core.levels import LEVELS, Level, as_warning, effect
+from countoff.core.protocol.actions import PrintWarning, WriteEntry
+from countoff.core.protocol.state import State
+from countoff.core.verdict import VERDICTS, Kind
+
+PAGE = Path(__file__).parents[1] / "docs" / "how-it-works.md"
+
+
+def state(**options: object) -> State:
+    return State(0, 2, Settings.resolve(**options), {})
+
+
+def written(of: State) -> list[str]:
+    """The entries that wait to be written into the log, in words."""
+    actions: list[object] = []
+    while not of.outbox.empty():
+        actions.append(of.outbox.get_nowait())
+    return [f"{each.entry['type']} {each.entry['verdict']['kind']}" for each in actions if isinstance(each, WriteEntry)]
+
+
+def test_every_kind_has_levels_and_its_default_is_the_documented_one() -> None:
+    assert list(LEVELS) == list(VERDICTS) == list(get_args(Kind))
+    for kind, info in VERDICTS.items():
+        assert info.default.startswith({"raise": "raises", "warn": "warns"}[LEVELS[kind].default])
+
+
+def test_the_page_has_the_table_of_levels() -> None:
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", PAGE.read_text(), re.MULTILINE)
+    found = {
+        kind: (default, tuple(re.findall(r"\w+", accepted)))
+        for kinds, default, accepted in rows
+        for kind in re.findall(r"\w+", kinds)
+    }
+    assert found == {kind: tuple(levels) for kind, levels in LEVELS.items()}
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_a_guess_never_ends_a_job(kind: Kind) -> None:
+    chosen: dict[Kind, Level] = {kind: LEVELS[kind].accepted[0]}
+    assert effect(Verdict(kind, "…", guess="two threads"), chosen, harmful=True) == "warn"
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_what_is_off_is_never_said(kind: Kind) -> None:
+    for harmful in (True, False):
+        assert effect(Verdict(kind, "…"), {kind: "off"}, harmful=harmful) == "off"
+
+
+def test_a_proof_ends_the_job() -> None:
+    ranks = state()
+    ranks.propose(Verdict("StepMismatch", "they differ."))
+    assert written(ranks) == ["end StepMismatch"]
+
+
+def test_a_difference_that_may_be_legitimate_warns() -> None:
+    ranks = state()
+    ranks.note(Verdict("StepMismatch", "they differ.", subject="micro-batches"))
+    assert written(ranks) == ["notice StepMismatch"]
+
+
+@pytest.mark.parametrize(
+    ("level", "entries"),
+    [("warn", ["notice LearningRateMismatch"]), ("off", []), ("raise", ["end LearningRateMismatch"])],
+)
+def test_the_user_chooses(level: str, entries: list[str]) -> None:
+    ranks = state(levels={"LearningRateMismatch": level})
+    ranks.propose(Verdict("LearningRateMismatch", "they differ."))
+    assert written(ranks) == entries
+
+
+def test_a_warning_can_end_the_job_where_the_user_wants_that() -> None:
+    ranks = state(levels={"WeightsDiffer": "raise"})
+    ranks.note(Verdict("WeightsDiffer", "they differ."))
+    assert written(ranks) == ["end WeightsDiffer"]
+
+
+def test_one_rank_alone_is_only_warned() -> None:
+    alone = State(0, 1, Settings(levels={"ResumeMismatch": "raise"}), {})
+    alone.note(Verdict("ResumeMismatch", "it jumps."))
+    assert isinstance(alone.outbox.get_nowait(), PrintWarning)
+
+
+def test_the_warning_of_a_guess_says_so_and_how_to_be_exact() -> None:
+    guess = Verdict("UnevenBatches", "rank 1 has fewer.", why="They differ.", guess="two threads read the loader")
+    warning = as_warning(guess)
+    assert warning.why == "This is a guess, and ends nothing: two threads read the loader. They differ."
+    assert "handle.counted" in warning.remedy
+    assert as_warning(Verdict("LostRank", "rank 1 is gone.")) == Verdict("LostRank", "rank 1 is gone.")

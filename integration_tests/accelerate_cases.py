@@ -14,6 +14,7 @@ from accelerate.data_loader import DataLoaderShard
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
+from transformers import get_linear_schedule_with_warmup
 
 from countoff.accelerate import attach
 from integration_tests.accelerate_jobs import (
@@ -328,12 +329,27 @@ def sharded_hub_stream(shards: int) -> None:
             print(f"trained {epoch} {number}", flush=True)
 
 
-def scheduled(horizon: int, epochs: int | None, run_epochs: int, **options: Any) -> list[float]:
-    """Trains with a schedule of so many ticks that Accelerate has prepared; the learning rate after each step."""
+def scheduled(
+    horizon: int, epochs: int | None, run_epochs: int, samples: int = 80, warmup: int = 0, **options: Any
+) -> list[float]:
+    """Trains with a schedule of so many ticks that Accelerate has prepared; the learning rate after each step.
+
+    Args:
+        horizon: The ticks for which the schedule is made.
+        epochs: The epochs of the run that countoff is told; None: nothing.
+        run_epochs: The epochs of the run.
+        samples: Samples of an epoch; a batch has 4, and one that is not full is dropped.
+        warmup: Ticks of the warm-up, of a schedule of transformers.
+        options: Of the Accelerator.
+    """
     accelerator = Accelerator(cpu=True, **options)
     model, raw = model_and_optimizer()
-    scheduler = torch.optim.lr_scheduler.LinearLR(raw, 1.0, 0.0, total_iters=horizon)
-    model, optimizer, train, scheduler = accelerator.prepare(model, raw, map_loader(80), scheduler)
+    if warmup:
+        scheduler: Any = get_linear_schedule_with_warmup(raw, warmup, horizon)
+    else:
+        scheduler = torch.optim.lr_scheduler.LinearLR(raw, 1.0, 0.0, total_iters=horizon)
+    loader = map_loader(samples, drop_last=True)
+    model, optimizer, train, scheduler = accelerator.prepare(model, raw, loader, scheduler)
     rates: list[float] = []
     with attach(accelerator, train=train, epochs=epochs):
         for _ in range(run_epochs):

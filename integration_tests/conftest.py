@@ -59,6 +59,18 @@ def _take_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
+def one_streaming_job(_take_turns: None) -> Iterator[None]:
+    """Lets a test that reads a StreamingDataset run while no other one on this machine does, of any test session.
+
+    mosaicml-streaming numbers the names of its shared memory by what it finds in /dev/shm when a job begins. Two jobs
+    that begin or end at the same time take the same number, or their ranks find different ones.
+    """
+    with harness.STREAMING_TURN.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
 def run_ranks(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> Callable[..., list[harness.RankResult]]:

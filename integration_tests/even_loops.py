@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from countoff._adapter import even_loaders
 from countoff.core.runtime.channel import Channel
 from countoff.core.runtime.connection import Connection
 from countoff.torch import attach
@@ -235,7 +236,8 @@ def leave_alone(policy: str) -> None:
 def pairs(lengths: Sequence[int], policy: str) -> list[tuple[list[float], list[float]]]:
     """Trains on pairs of batches from two passes over one loader that are open at the same time, for two epochs."""
     devices.join()
-    loader = DataLoader(Shards([lengths]), batch_size=None)
+    # With a worker, a pass looks ahead, and so finds its end though the other one ends the loop first.
+    loader = DataLoader(Shards([lengths]), batch_size=None, num_workers=1, multiprocessing_context="fork")
     found: list[tuple[list[float], list[float]]] = []
     with attach(train=loader, uneven_train=policy):
         for _ in range(2):
@@ -314,7 +316,7 @@ class Paced(Shards):
     def __iter__(self) -> Iterator[Any]:
         block = max(1, self.lookahead // 2)
         for number, batch in enumerate(super().__iter__()):
-            granted = number // block * block
+            granted = number if number < 2 else 2 + (number - 2) // block * block
             if own_rank() == self.slow:
                 self.store.wait([str(min(granted + self.lookahead, 9) - 1)])
             else:
@@ -325,6 +327,7 @@ class Paced(Shards):
 def paced(lookaheads: Sequence[int]) -> list[int]:
     """The batches that this rank takes where one rank's loader is slower than the other's, in every case."""
     devices.join()
+    even_loaders.fetches_ahead = lambda _: True  # as with workers, in which these loaders could not meet
     counts: list[int] = []
     for slow, lookahead in itertools.product(range(2), lookaheads):
         loader = DataLoader(Paced(slow, lookahead), batch_size=None)

@@ -214,6 +214,28 @@ def train_on_a_bare_loader(steps: int) -> dict[str, Any]:
     return outcome(fabric, model)
 
 
+def train_without_a_loader(steps: int, is_counted: bool) -> int | None:
+    """Draws each batch from a function, as reinforcement learning does; returns the batches that a handle counts."""
+    from countoff.torch import attach
+
+    fabric, model, optimizer = start()
+    images, labels = digits()
+    generator = torch.Generator().manual_seed(own_rank())
+
+    def draw() -> Any:
+        chosen = torch.randint(len(images), (BATCH_SIZE,), generator=generator)
+        return images[chosen], labels[chosen]
+
+    handle = attach() if is_counted else None
+    take = draw if handle is None else handle.counted(draw)
+    for _ in range(steps):
+        drawn, wanted = take()
+        fabric.backward(torch.nn.functional.cross_entropy(model(drawn), wanted))
+        optimizer.step()
+        optimizer.zero_grad()
+    return None if handle is None else handle.guard.train_batches
+
+
 def attach_by_hand(script: Script) -> dict[str, Any]:
     """Attaches countoff to the train loader by itself, though it is also on by the flag."""
     from countoff.torch import attach

@@ -41,6 +41,9 @@ from integration_tests.devices import Placement
 from integration_tests.rank import Host, Job
 from integration_tests.rank import tell as tell
 
+STREAMING_TURN = Path(tempfile.gettempdir()) / f"one-streaming-job-of-{os.getuid()}"
+"""A file that is locked while a job with mosaicml-streaming runs, by whichever test session."""
+
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0

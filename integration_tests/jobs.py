@@ -253,7 +253,7 @@ def verdict_lines(result: RankResult) -> list[str]:
     lines: list[str] = []
     for line in _of_the_job(result):
         first = _ONE_LINE.fullmatch(line)
-        whole = json.loads(result.error_file)["message"]["extraInfo"]["py_callstack"].splitlines() if first else [line]
+        whole = json.loads(result.error_file)["message"]["extraInfo"]["countoff"].splitlines() if first else [line]
         assert first is None or whole[0] == first[1], result
         lines += whole
     return lines

@@ -164,6 +164,14 @@ def hub_map() -> Any:
     )
 
 
+def hub_dict() -> Any:
+    """All samples as rows of a `Dataset` that was made in memory, of which nothing tells how many rows it had."""
+    import datasets
+
+    rows = [{key: value.tolist() for key, value in sample(number).items()} for number in range(SAMPLES)]
+    return datasets.Dataset.from_list(rows).with_format("torch")
+
+
 def _rows(shards: list[int]) -> Iterator[dict[str, Any]]:
     for each in samples_of(shards):
         yield {key: value.tolist() for key, value in each.items()}
@@ -263,6 +271,7 @@ def _stream(data: Callable[[], Any], batch: int = BATCH) -> Callable[[], DataLoa
 
 
 APART: Mapping[str, Any] = {"dispatch_batches": False}
+TOGETHER: Mapping[str, Any] = {"dispatch_batches": True}
 TWICE: Mapping[str, Any] = {"kind": "DoubleSharded", "halved": True}
 CASES: dict[str, Case] = {
     "a stream of 4 shards, split, dispatched": Case(
@@ -279,6 +288,30 @@ CASES: dict[str, Case] = {
     ),
     "rows of datasets, every second one": Case(
         lambda: map_loader(hub_map().shard(ranks(), own_rank(), contiguous=False)), **TWICE, says="different rows"
+    ),
+    "rows of a list, split": Case(
+        lambda: map_loader(split(hub_dict())), **TWICE, says="(consecutive rows of one Dataset), and Accelerate shards"
+    ),
+    "rows of a list, split and shuffled": Case(
+        lambda: map_loader(split(hub_dict()), shuffle=True), **TWICE, says="(consecutive rows of one Dataset)"
+    ),
+    "rows of a list, split, dispatched": Case(
+        lambda: map_loader(split(hub_dict())), TOGETHER, **TWICE, says="Dataset), and Accelerate reads rank 0's"
+    ),
+    "rows of datasets, split, dispatched": Case(
+        lambda: map_loader(split(hub_map())), TOGETHER, **TWICE, says="reads the train dataset of rank 0 for all ranks"
+    ),
+    "a share of the user's own class, of a known whole": Case(
+        lambda: map_loader(Numbers(range(own_rank(), SAMPLES, ranks()))),
+        **TWICE,
+        says="it has 96 samples (dataset_size), and a rank's loader has 6 batches of 4.",
+        options={"dataset_size": SAMPLES},
+    ),
+    "a stream of the user's own, dispatched, of a known whole": Case(
+        _stream(lambda: Stream(aware=True)),
+        **TWICE,
+        says="a rank's loader has 6 batches of 4.",
+        options={"dataset_size": SAMPLES},
     ),
     "a rank-aware __iter__": Case(
         _stream(lambda: Stream(aware=True)), APART, **TWICE, says="have none of their first 12 samples in common"
@@ -333,6 +366,17 @@ CASES: dict[str, Case] = {
     "shards, shuffled alike": Case(_stream(lambda: hub_stream(4).shuffle(seed=3, buffer_size=16)), APART),
     "a share, prepared as for a single process": Case(_stream(lambda: split(hub_stream(4))), alone=True),
     "rows of datasets": Case(lambda: map_loader(hub_map())),
+    "rows of datasets, dispatched": Case(lambda: map_loader(hub_map()), TOGETHER),
+    "rows of datasets, shuffled by rank, dispatched": Case(
+        lambda: map_loader(hub_map().shuffle(seed=own_rank())), TOGETHER
+    ),
+    "rows of a list": Case(lambda: map_loader(hub_dict(), shuffle=True)),
+    "rows of a list, dispatched": Case(lambda: map_loader(hub_dict()), TOGETHER),
+    "the second half of the rows of a list": Case(lambda: map_loader(hub_dict().select(range(SAMPLES // 2, SAMPLES)))),
+    "rows of a list, changed at random": Case(lambda: map_loader(masked(hub_dict()))),
+    "all of a known whole": Case(lambda: map_loader(shuffle=True), options={"dataset_size": SAMPLES}),
+    "a stream of a known whole": Case(_stream(Stream), APART, options={"dataset_size": SAMPLES}),
+    "a stream of a known whole, dispatched": Case(_stream(Stream), options={"dataset_size": SAMPLES}),
     "rows of datasets, shuffled alike": Case(lambda: map_loader(hub_map().shuffle(seed=3), shuffle=True)),
     "shuffled": Case(lambda: map_loader(shuffle=True), seeded=False),
     "shuffled by a seedable sampler": Case(lambda: map_loader(shuffle=True), {"use_seedable_sampler": True}),

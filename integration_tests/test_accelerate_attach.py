@@ -42,10 +42,24 @@ def test_a_schedule_that_ends_half_way_is_reported(run_ranks):
     assert rates[8] > 0
 
 
-def test_a_schedule_for_odd_epochs_is_reported(run_ranks):
-    """A schedule that fits no whole number of epochs is reported though the length of the run is unknown."""
-    (line,) = said(run_ranks(cases.scheduled, 2, 30, None, 1))
-    assert "the learning rate reaches 0 at step 15 of 30: " in line
+def test_a_schedule_that_was_probably_made_in_steps_is_reported(run_ranks):
+    """Of 27 steps, which are 3 epochs of 9 and no number of ticks: a guess, as nobody has told the run's length."""
+    results = run_ranks(cases.scheduled, 2, 27, None, 1, 72)
+    (line,) = said(results)
+    assert "the learning rate probably ends too early, at step 14: LinearLR was made for 27 steps, and is " in line
+    assert "why: This is a guess: 27 steps are 3 epochs of 9 steps of the optimizer" in results[0].output
+    assert "do:  tell attach how long the run is, with epochs= or max_steps=" in results[0].output
+
+
+@pytest.mark.parametrize(
+    ("horizon", "epochs", "samples", "warmup"),
+    [(19 * 9, 9, 76, 0), (19 * 3, 1, 76, 100), (30, 1, 80, 0)],
+    ids=["the loader's length times the epochs", "fewer steps than the warm-up", "a limit of 15 steps"],
+)
+def test_a_schedule_as_in_the_examples_is_not_reported(run_ranks, horizon, epochs, samples, warmup):
+    """The length before prepare() times the epochs is right, and so is a limit of steps times the processes."""
+    results = run_ranks(cases.scheduled, 2, horizon, None, epochs, samples, warmup)
+    assert said(results) == []
 
 
 def test_a_schedule_that_has_ended_is_reported(run_ranks):

@@ -72,7 +72,7 @@ def test_even_passes_are_measured_beside_their_rivals(run_ranks):
     assert set(rows) == set(even_cost.ALL)
     assert found[even_cost.STOP].waits[0] >= 1
     assert found[even_cost.STOP_PROVEN].waits == [0]
-    assert found[even_cost.STOP].lookahead[0] >= 4
+    assert found[even_cost.STOP].lookahead[0] >= 1  # its loader has no workers
     assert "one wait" in rows[even_cost.REPEAT]["goal"]
 
 

@@ -110,6 +110,7 @@ def read_from_s3(options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_the_rank_whose_shards_come_late_is_logged(run_ranks, store):
     """Late shards are no fault, and the slowest loader and its rank are logged."""
     store.delays = tuple(f"shard.{number:05}" for number in range(1, 32, 2))
@@ -120,6 +121,7 @@ def test_the_rank_whose_shards_come_late_is_logged(run_ranks, store):
     assert results[0].value["countoff/loader_seconds_max"] > results[0].value["countoff/loader_seconds"] > 0
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_a_download_that_never_ends_is_a_stall(run_ranks, store):
     """A download that does not end is reported once as a stall of that rank's loader, with streaming's line."""
     store.holds = ("shard.00013",)
@@ -146,6 +148,7 @@ def test_a_download_that_never_ends_is_a_stall(run_ranks, store):
     assert len({result.value["weights"] for result in results}) == 1
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_a_download_that_fails_is_named_on_every_rank(run_ranks, store):
     """A failed download, which ends streaming's loader early, is named on every rank."""
     store.refuses = ("shard.00013",)

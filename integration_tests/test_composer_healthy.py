@@ -46,6 +46,7 @@ def assert_healthy(run_ranks: Any, ranks: int, function: Callable[..., Any], *ar
     return results[0].value
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_healthy_jobs_train_to_the_same_bits(run_ranks):
     """Healthy jobs print nothing and end with the same weights as without countoff."""
     values = assert_healthy(run_ranks, 2, fit_with_and_without, EVEN)
@@ -53,6 +54,7 @@ def test_healthy_jobs_train_to_the_same_bits(run_ranks):
 
 
 @pytest.mark.ranks(4, nightly=(8,))
+@pytest.mark.usefixtures("one_streaming_job")
 def test_more_ranks_are_as_healthy(run_ranks, ranks):
     """The same holds with more ranks."""
     jobs = [Job(even=16 * ranks, evals=[1] * ranks), Job(streams=[16 * ranks])]
@@ -92,6 +94,7 @@ def lives(jobs: Sequence[Job]) -> list[list[dict[str, Any]]]:
     return pairs
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_two_fits_and_resuming_in_mid_epoch_are_healthy(run_ranks):
     """Two fits of one Trainer, and a resumed one, end as they do without countoff."""
     jobs = [Job(even=64, evals=[2, 2]), Job(train=[8, 8], reported=[8, 8]), Job(streams=[64], evals=[2, 2])]
@@ -132,6 +135,7 @@ def odd_loaders() -> list[int]:
     return [int(trainer.state.timestamp.batch) for trainer in trainers]
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_loaders_that_are_only_odd_are_healthy(run_ranks):
     """A sampler with a length of its own, a cap on a loader that reports too much, one loader in both places.
 

@@ -19,6 +19,7 @@ def seen(value: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.ranks(2, nightly=(4,))
+@pytest.mark.usefixtures("one_streaming_job")
 def test_fixed_totals_are_those_of_the_right_loader(run_ranks, ranks):
     """A wrong length is reported before the first batch; `totals='fix'` gives what the right loader gives."""
     sampler, shards = Job(even=64, mistaken=True), Job(streams=[64], mistaken=True)
@@ -53,6 +54,7 @@ def test_fixed_totals_are_those_of_the_right_loader(run_ranks, ranks):
     assert [line for result in results[1:] for line in verdict_lines(result)] == []
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_the_first_epoch_shows_the_length_of_an_iterable(run_ranks):
     """Nothing proves it before that; the remedy that is named is right from the first batch."""
     wrong = Job(train=[8, 8], reported=[16, 16])
@@ -163,6 +165,7 @@ def lengths_in_evaluation(options: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize(("totals", "length"), [("log", 8), ("fix", 4)])
+@pytest.mark.usefixtures("one_streaming_job")
 def test_wrong_lengths_of_evaluators_are_reported_and_fixed(run_ranks, totals, length):
     """The wrong length of an evaluator is reported, and set on request, inside a fit and outside."""
     results = run_ranks(lengths_in_evaluation, 2, {"totals": totals}, deadline_seconds=90)
@@ -193,6 +196,7 @@ def fit_unsized(options: dict[str, Any]) -> Any:
     return int(trainer.state.timestamp.batch)
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_an_unsized_loader_of_proven_length_trains_by_epochs(run_ranks):
     """`totals='fix'` lets Composer train an unsized streaming loader by epochs."""
     assert [result.value for result in run_ranks(fit_unsized, 2, {"totals": "fix"}, deadline_seconds=90)] == [8, 8]

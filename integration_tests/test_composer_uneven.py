@@ -52,6 +52,7 @@ def test_what_uneven_ranks_lose_is_reported(run_ranks, ranks):
     assert len({result.value[0]["weights"] for result in results}) == 1
 
 
+@pytest.mark.usefixtures("one_streaming_job")
 def test_device_per_stream_is_reported_before_the_first_batch(run_ranks):
     """Uneven `device_per_stream` shares are reported before the first batch, with what was lost after the epoch."""
     streams = {"streams": [52], "streaming": {"batching_method": "device_per_stream"}}

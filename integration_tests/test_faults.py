@@ -93,7 +93,7 @@ def test_a_stopped_rank_is_named_by_every_survivor(run_ranks, ranks, hosted_by):
     results = run_ranks(
         fit,
         ranks,
-        long_job(ranks),
+        long_job(ranks, options={"lost_seconds": 2.0}),
         expect=None,
         hosted_by=hosted_by,
         while_running=stop,

@@ -1,4 +1,5 @@
 import atexit
+import fcntl
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from integration_tests import harness
 from integration_tests.harness import ABSENT, RanksFailed, RanksTimedOut, Watch, tell
 from integration_tests.torchrun import TorchrunTimedOut
 
@@ -226,3 +228,9 @@ def has_ended(pid):
         return bool(wait([os.pidfd_open(pid)], 5))
     except ProcessLookupError:
         return True
+
+
+def test_jobs_with_streaming_take_turns(one_streaming_job):
+    """Also those of another test session: none of them gets the lock while this test has it."""
+    with harness.STREAMING_TURN.open("w") as turn, pytest.raises(BlockingIOError):
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)

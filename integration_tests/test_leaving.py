@@ -251,7 +251,7 @@ def test_a_process_with_several_handles_prints_one_message(run_ranks, way):
     for result in results:
         (line,) = [line for line in verdict_lines(result) if line.startswith("countoff: ")]
         if way == "plan":
-            assert line.startswith("countoff: PlanMismatch: before the first batch, batches_per_epoch is "), results
+            assert line.startswith("countoff: PlanMismatch: before the first batch, batch_size is "), results
         else:
             words = r"countoff: LostRank: rank 1 raised ValueError: no such file at test_leaving\.py:\d+ "
             assert re.fullmatch(words + r"\(before its first batch\)\.", line), results
@@ -262,7 +262,7 @@ def attaches_several(way: str) -> None:
     dist.init_process_group("gloo")
     handles = [attach(train=even_loader(40)) for _ in range(3)]
     if way == "plan":
-        attach(train=share_loader(3, reported=3 + own_rank()))
+        attach(train=share_loader(3), batch_size=3 + own_rank())
     if own_rank() == 1:
         raise ValueError("no such file")
     with contextlib.suppress(RuntimeError):  # the collective that loses its peer
@@ -340,9 +340,12 @@ def ends_in_every_way() -> tuple[Any, ...]:
     with contextlib.suppress(ArithmeticError, DivergenceError), attach(train=even_loader(40)):
         dist.barrier()  # else a rank that is still in attach() raises the verdict there
         raise ArithmeticError("out of luck")
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:  # the exception is over, and the watchdog is about to see that
+        time.sleep(0.02)
     found.append(threads())
     with contextlib.suppress(PlanMismatch):
-        attach(train=share_loader(3, reported=3 + own_rank()))
+        attach(train=share_loader(3), batch_size=3 + own_rank())
     for thread in threading.enumerate():
         if thread.name in ("countoff listener", "countoff speaker"):
             thread.join(5)

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -522,3 +523,142 @@ def test_a_resumed_run_takes_the_batches_that_were_left(run_ranks):
         for by, found in result.value.items():
             for steps, (expected, resumed) in found.items():
                 assert resumed == expected, (by, steps, result)
+
+
+class Rated(Seen):
+    """Draws random numbers for each batch, and makes its schedule of Lightning's estimate."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case, by_hand=False)
+        self.layer: Any = torch.nn.Sequential(self.layer, torch.nn.Dropout(0.2))
+        self.estimate: float = 0
+
+    def configure_optimizers(self) -> Any:
+        self.estimate = self.trainer.estimated_stepping_batches
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = int(self.estimate) if math.isfinite(self.estimate) and self.estimate > 0 else 99
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps + 1)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class DrawingPart(SizedPart):
+    """Draws for each sample where it is read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for image, label in super().__iter__():
+            yield image + 0.1 * torch.randn_like(image), label
+
+
+class OneBatch:
+    """A loader that fills the memory of one batch again for each batch."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = list(batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        memory = [each.clone() for each in self.batches[0]]
+        for batch in self.batches:
+            for kept, new in zip(memory, batch, strict=True):
+                kept.copy_(new)
+            yield memory
+
+
+@dataclass(frozen=True)
+class OddCase(Case):
+    """A job whose loader is easily disturbed.
+
+    Attributes:
+        refilled: Whether it fills the memory of one batch again; otherwise it draws random numbers.
+    """
+
+    refilled: bool = False
+
+    def loader(self, epoch: int, by_hand: bool) -> Any:
+        own = self.train[0][own_rank()]
+        part = SizedPart(own, own) if self.refilled else DrawingPart(own, own)
+        loader = DataLoader(part, batch_size=BATCH_SIZE)
+        return OneBatch(loader) if self.refilled else loader
+
+
+def train_rated(cases: Mapping[str, Case], policies: Sequence[str | None]) -> dict[str, Any]:
+    """Trains with each policy; None: without countoff."""
+    quiet()
+    found: dict[str, Any] = {}
+    for name, case in cases.items():
+        for policy in policies:
+            torch.manual_seed(own_rank())
+            options = None if policy is None else {"uneven_train": policy}
+            trainer = Job(options=options).make_trainer(use_distributed_sampler=False)
+            model = Rated(case)
+            trainer.fit(model)
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            drawn = torch.get_rng_state().sum().item()
+            found[f"{name}, {policy}"] = (outcome(trainer, model)["weights"], rate, drawn, model.estimate)
+    return found
+
+
+def test_loaders_of_one_length_train_to_the_same_bits(run_ranks):
+    """Where all ranks report one length, each batch is read where Lightning reads it, and no sooner."""
+    cases = {"drawing": OddCase(same(5), [5]), "refilled": OddCase(same(5), [5], refilled=True)}
+    for result in run_ranks(train_rated, 2, cases, [None, "stop", "repeat"], deadline_seconds=120):
+        for name in cases:
+            expected = result.value[f"{name}, None"]
+            assert [result.value[f"{name}, {policy}"] for policy in ("stop", "repeat")] == [expected] * 2, name
+
+
+def test_lightnings_estimate_is_the_same_on_every_rank(run_ranks):
+    """A schedule of `estimated_stepping_batches` has one length, though each rank's loader has its own."""
+    cases = {"sized": Case([[7, 5]], [5], sized=True), "proven": Case([[13, 9]], [9], mapped=True)}
+    results = run_ranks(train_rated, 2, cases, ["stop", "repeat"], deadline_seconds=120)
+    epochs = 2
+    for name, lengths in (("sized", (7, 5)), ("proven", (13, 9))):
+        for policy, common in (("stop", min(lengths)), ("repeat", max(lengths))):
+            found = [result.value[f"{name}, {policy}"] for result in results]
+            assert [each[3] for each in found] == [common * epochs] * 2
+            assert found[0][:2] == found[1][:2], (name, policy)
+    assert not any("WrongHorizon" in line for result in results for line in verdict_lines(result)), results
+
+
+class Looking(Classifier):
+    """Keeps what it has validated on, and draws for it."""
+
+    def __init__(self) -> None:
+        super().__init__(eval_sync="step")
+        self.seen: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.seen.append(float(batch[0].sum()) + float(torch.rand(())))
+        super().validation_step(batch, batch_idx, dataloader_idx)
+
+
+def validate_on(lengths: Sequence[int]) -> list[Any]:
+    """Validates on a loader that fills one memory again, and on one that draws, with and without countoff."""
+    quiet()
+    found: list[Any] = []
+    common, own = min(lengths), lengths[own_rank()]
+    for refilled, options in [
+        (True, None),
+        (True, {"uneven_eval": "stop"}),
+        (False, None),
+        (False, {"uneven_eval": "stop"}),
+    ]:
+        torch.manual_seed(own_rank())
+        batches = own if options else common
+        loader: Any = DataLoader((SizedPart if refilled else DrawingPart)(own, batches), batch_size=BATCH_SIZE)
+        model = Looking()
+        Job(options=options).make_trainer().validate(model, OneBatch(loader) if refilled else loader, verbose=False)
+        found.append(model.seen)
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[4, 4], [5, 3]])
+def test_validation_batches_are_read_where_lightning_reads_them(run_ranks, lengths):
+    """So they are those of a job whose loaders were cut by hand, whatever the loader does with its memory."""
+    for result in run_ranks(validate_on, 2, lengths):
+        refilled, refilled_even, drawn, drawn_even = result.value
+        assert refilled_even == refilled
+        assert drawn_even == drawn
+        assert len(drawn) == min(lengths)

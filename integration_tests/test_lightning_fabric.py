@@ -106,6 +106,16 @@ def test_a_loader_that_the_script_attaches_is_counted_once(run_ranks):
         assert result.value["attached"] == 5
 
 
+def test_a_loop_without_a_loader_that_is_counted_is_silent(run_ranks):
+    """What the warning says about a loop without a loader mends it, with the flag on too."""
+    warned = run_ranks(fabric_jobs.train_without_a_loader, 2, 70, False, env=FLAG)
+    (remedy,) = [line for line in verdict_lines(warned[0]) if "do:" in line]
+    assert "handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()." in remedy
+    for result in run_ranks(fabric_jobs.train_without_a_loader, 2, 70, True, env=FLAG):
+        assert verdict_lines(result) == []
+        assert result.value == 70
+
+
 def test_nothing_of_countoff_stays_on_fabrics_objects(run_ranks):
     """Fabric and its loaders have no attribute of countoff's and can be pickled; their classes are restored."""
     for result in run_ranks(fabric_jobs.objects_of_a_script, 2, Script()):

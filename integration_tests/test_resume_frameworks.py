@@ -199,6 +199,7 @@ def test_transformers(run_ranks, tmp_path):
 
 
 @needs_composer
+@pytest.mark.usefixtures("one_streaming_job")
 def test_composer(run_ranks, tmp_path):
     """Composer's resumes, right and wrong; the right ones once more from what the resumed run has written."""
     from integration_tests import composer_resumes as jobs
@@ -253,6 +254,7 @@ def test_composer(run_ranks, tmp_path):
 
 
 @needs_composer
+@pytest.mark.usefixtures("one_streaming_job")
 def test_composer_on_more_ranks(run_ranks, tmp_path):
     """A StreamingDataset goes on with the same samples on more ranks; as many batches of a plain one are others."""
     from integration_tests import composer_resumes as jobs

@@ -113,7 +113,7 @@ def test_an_uneven_job_leaves_the_verdict_and_the_incident(traced, directory):
     assert counts["world_size"] == 3
     assert_counted(counts["ranks"])
     assert stacked(found["stacks.txt"]) == [0, 1, 2]
-    assert found["stacks.txt"].count("loops.py") >= 2
+    assert "loops.py" in found["stacks.txt"]
     variables = json.loads(found["environment.json"])["environment"]
     assert variables["COUNTOFF_TRACE_DIR"] == str(directory)
     assert not [name for name in variables if not name.startswith(("COUNTOFF", "NCCL", "PYTORCH", "TORCH"))]

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("trl", reason="TRL is not among the development dependencies: pip install trl")
+pytest.importorskip("trl")
 
 from integration_tests import trl_jobs as jobs
 from integration_tests.jobs import verdict_lines
@@ -26,3 +26,11 @@ def test_supervised_fine_tuning_on_uneven_streams_is_named(run_ranks):
         assert "countoff: UnevenBatches: " in text, result
         assert "rank 1 ran out of data after" in text, result
         assert result.exit_code != 0
+
+
+def test_a_batch_that_is_generated_is_not_taken_for_that_of_a_step(run_ranks):
+    """GRPO's loader yields the prompts of several steps at once: no total is computed from their number."""
+    for result in run_ranks(jobs.reinforce, 2, 4, 2, env=CPU, deadline_seconds=300):
+        assert verdict_lines(result) == [], result
+        assert result.value["countoff/dp_degree"] == 2
+        assert result.value.get("countoff/global_batch_size", 8) == 8  # 2 samples × 2 accumulated × 2 ranks

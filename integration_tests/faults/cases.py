@@ -191,7 +191,8 @@ CASES = {
             "LostRank",
             "raised",
             behavior=_LONG,
-            said_first="2 s, in case it goes on",
+            options={"lost_seconds": 2.0},
+            said_first="lost_seconds, here 2, in case it goes on",
             words="is stopped",
         ),
         Case(
@@ -304,8 +305,8 @@ CASES = {
             "LostRank",
             "raised",
             behavior=_LONG,
-            options=_STOP,
-            said_first="2 s, in case it goes on",
+            options={**_STOP, "lost_seconds": 2.0},
+            said_first="lost_seconds, here 2, in case it goes on",
             words="is stopped",
         ),
         Case(

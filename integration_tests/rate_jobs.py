@@ -1,0 +1,142 @@
+"""Jobs whose ranks train with different learning rates, in every framework, in epochs of few batches."""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from countoff.torch import attach
+from integration_tests import devices
+from integration_tests.horizon_jobs import (
+    SAMPLES,
+    Make,
+    Train,
+    composed,
+    fit,
+    named,
+    of_torch,
+    prepared,
+    trained,
+)
+from integration_tests.jobs import own_rank, quiet
+from integration_tests.loops import even_loader, model_and_optimizer, train_on
+
+
+def one_cycle(steps: int, more: int = 8) -> Make:
+    """One cycle, of more steps on the last rank of two."""
+    return lambda optimizer: of_torch("OneCycleLR", max_lr=0.1, total_steps=steps + more * own_rank())(optimizer)
+
+
+class StepsOnOneRank(lr_scheduler.LambdaLR):
+    """A decay that only rank 0 steps."""
+
+    def step(self, epoch: int | None = None) -> None:
+        if own_rank() == 0 or self.last_epoch < 0:
+            super().step(epoch)
+
+
+def decay_of_rank_0(optimizer: torch.optim.Optimizer) -> Any:
+    return StepsOnOneRank(optimizer, lambda step: 0.9**step)
+
+
+def loop(make: Make, watched: bool, *, epochs: int = 3, told: bool = False) -> torch.nn.Module:
+    """A plain loop of epochs of 20 batches on two ranks, and of 10 on four.
+
+    Args:
+        make: Makes the scheduler.
+        watched: Whether countoff watches it.
+        epochs: Epochs.
+        told: Whether countoff is told the scheduler and the epochs.
+    """
+    model, optimizer = model_and_optimizer()
+    loader, scheduler = even_loader(SAMPLES), make(optimizer)
+    known: dict[str, Any] = {"scheduler": scheduler, "epochs": epochs} if told else {}
+    with attach(train=loader, optimizer=optimizer, **known) if watched else contextlib.nullcontext():
+        for _ in range(epochs):
+            for batch in loader:
+                train_on(model, optimizer, batch)
+                scheduler.step()
+    return model
+
+
+def plain_on_four() -> None:
+    """Rank 1 of four has a longer schedule."""
+    devices.join()
+    loop(lambda optimizer: one_cycle(30, 8 if own_rank() == 1 else 0)(optimizer), True)
+
+
+def told_on_four() -> None:
+    """The same, and countoff knows the scheduler."""
+    devices.join()
+    loop(lambda optimizer: one_cycle(30, 8 if own_rank() == 1 else 0)(optimizer), True, told=True)
+
+
+def on_a_subgroup(watched: bool) -> torch.nn.Module:
+    """Ranks with other parameter groups, as the stages of a pipeline or the parts of a GAN may have: no fault."""
+    model, optimizer = model_and_optimizer()
+    if own_rank():
+        extra = torch.nn.Parameter(torch.zeros(3, device=next(model.parameters()).device))
+        optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    loader = even_loader(SAMPLES)
+    with attach(train=loader, optimizer=optimizer) if watched else contextlib.nullcontext():
+        for batch in loader:
+            train_on(model, optimizer, batch)
+    return model
+
+
+def best_of_rank_0(watched: bool) -> torch.nn.Module:
+    """Rank 0 alone restores the optimizer before the loop, and lowers its rate after it: no step uses these rates."""
+    model, optimizer = model_and_optimizer()
+    loader, test = even_loader(SAMPLES), DataLoader(TensorDataset(torch.zeros(8)), 4)
+    handle: Any = attach(train=loader, eval=test, optimizer=optimizer) if watched else None
+    optimizer.param_groups[0]["lr"] = 0.01 if own_rank() else 0.1
+    for _ in range(2):
+        optimizer.param_groups[0]["lr"] = 0.1
+        for batch in loader:
+            train_on(model, optimizer, batch)
+    if own_rank() == 0:
+        optimizer.param_groups[0]["lr"] = 1e-3
+    if watched:
+        for _ in test:
+            pass
+        handle.detach()
+    return model
+
+
+COMPOSER: Mapping[str, Train] = {
+    "another length, per batch": lambda watched: composed(
+        watched, lambda optimizer: one_cycle(60)(optimizer), per_batch=True
+    ),
+    "healthy": lambda watched: composed(watched, lambda optimizer: one_cycle(60, 0)(optimizer), per_batch=True),
+}
+TABLE: Mapping[str, Train] = {
+    "another length": lambda watched: loop(one_cycle(60), watched),
+    "another length, told": lambda watched: loop(one_cycle(60), watched, told=True),
+    "stepped on one rank": lambda watched: loop(decay_of_rank_0, watched),
+    "the same warm-up": lambda watched: loop(
+        lambda optimizer: named("linear", 60 + 8 * own_rank(), 10)(optimizer), watched, epochs=2
+    ),
+    "healthy": lambda watched: loop(one_cycle(60, 0), watched, told=True),
+    "other parameter groups": on_a_subgroup,
+    "rates that no step uses": best_of_rank_0,
+    "Accelerate": lambda watched: prepared(one_cycle(120), watched, told={}),
+    "Accelerate, told": lambda watched: prepared(one_cycle(120), watched),
+    "Accelerate, healthy": lambda watched: prepared(one_cycle(120, 0), watched),
+    "the Trainer": lambda watched: trained(one_cycle(60), watched),
+    "the Trainer, healthy": lambda watched: trained(one_cycle(60, 0), watched),
+    "Lightning": lambda watched: fit(one_cycle(60), watched),
+    "Lightning, healthy": lambda watched: fit(one_cycle(60, 0), watched),
+}
+
+
+def run_all(framework: str) -> None:
+    """Each job with countoff, one after the other in one process."""
+    quiet()
+    if framework != "Composer":
+        devices.join()
+    for name, train in (COMPOSER if framework == "Composer" else TABLE).items():
+        print(f"--- job {name}", flush=True)
+        train(True)

@@ -1,0 +1,711 @@
+"""Jobs that hear a remedy, each beside the same job with that remedy applied to the letter.
+
+tests/golden/remedies.yaml names them: there, each remedy of the golden messages has its jobs, or a reason why it has
+none. No job synchronises its ranks in the loop, so a verdict ends only its own job, and one launch runs all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import countoff.accelerate
+import countoff.torch
+from countoff.core import DivergenceError, Verdict
+from integration_tests.jobs import digits, own_rank
+
+BATCH_SIZE = 4
+Heard = list[Verdict]
+_patience = 0.0
+"""Seconds for which a job waits at its end to hear of its fault: it is shorter than any job of a user's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job with a fault, and what its message says to do.
+
+    Attributes:
+        fault: Runs the job, and returns what its rank hears.
+        mended: By the words of the remedy, the same job with it.
+        hears: Kinds of what the user is still told then, by these words: what is accepted is said once.
+    """
+
+    fault: Callable[[], Heard]
+    mended: Mapping[str, Callable[[], Heard]]
+    hears: Mapping[str, str] = field(default_factory=dict)
+
+
+class Rows(IterableDataset[Any]):
+    """So many samples of this rank's own, of which it may report another number."""
+
+    def __init__(self, batches: int, first: int | None = None, every: int = 1) -> None:
+        self.batches = batches
+        self.first = own_rank() * 100 if first is None else first
+        self.every = every
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for number in range(self.batches * BATCH_SIZE):
+            index = self.first + number * self.every
+            yield images[index], labels[index]
+
+
+class SizedRows(Rows):
+    """The same, with a length in samples."""
+
+    def __init__(self, batches: int, reported: int) -> None:
+        super().__init__(batches)
+        self.reported = reported
+
+    def __len__(self) -> int:
+        return self.reported * BATCH_SIZE
+
+
+class Drawn(IterableDataset[Any]):
+    """Samples drawn at random, with a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        rng = random.Random(self.seed)
+        for _ in range(5 * BATCH_SIZE):
+            index = rng.randrange(len(images))
+            yield images[index], labels[index]
+
+
+def rows(*batches: int) -> DataLoader[Any]:
+    """A loader without a length over this rank's own samples, with so many batches on each rank."""
+    return DataLoader(Rows(batches[own_rank()]), BATCH_SIZE)
+
+
+def whole(samples: int = 40) -> TensorDataset:
+    """The same samples on every rank."""
+    images, labels = digits()
+    return TensorDataset(images[:samples], labels[:samples])
+
+
+def sampled(data: Any = None, *, shuffle: bool = False) -> DataLoader[Any]:
+    data = whole() if data is None else data
+    return DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, shuffle=shuffle))
+
+
+def share() -> Subset[Any]:
+    """Every second sample, from this rank's on."""
+    return Subset(whole(), range(own_rank(), 40, 2))
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model that is not wrapped: nothing synchronises the ranks."""
+    torch.manual_seed(7)
+    model = torch.nn.Linear(64, 10)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def heard(attach: Callable[[], Any], loop: Callable[[Any], None]) -> Heard:
+    """What this rank hears in a job: the verdict that ends it, and its warnings."""
+    handle: Any = None
+    found: Heard = []
+    try:
+        handle = attach()
+        loop(handle)
+        until = time.monotonic() + _patience
+        while handle.guard.verdict is None and not handle.guard.notices and time.monotonic() < until:
+            time.sleep(0.01)
+        handle.detach()
+    except DivergenceError as error:
+        found.append(error.verdict)
+        if handle is not None:
+            handle.abandon()
+    return [*found, *([] if handle is None else handle.guard.notices)]
+
+
+def plain(
+    loader: Any,
+    *,
+    batches: Callable[[Any], Iterable[Any]] = lambda loader: loader,
+    epochs: int = 1,
+    before_epoch: Callable[[int], None] = lambda _: None,
+    after_epoch: Callable[[], None] = lambda: None,
+    passes: Callable[[int], int] = lambda _: 1,
+    steps: Callable[[int], bool] = lambda _: True,
+    stops: Callable[[int], bool] = lambda _: False,
+    schedule: Callable[[Any], Any] | None = None,
+    counts_passes: bool = False,
+    attached: Any = None,
+    **options: Any,
+) -> Heard:
+    """Runs a plain loop.
+
+    Args:
+        loader: What the loop iterates.
+        batches: What it makes of that in each epoch.
+        epochs: Passes over the loader.
+        before_epoch: Called with the number of each epoch.
+        after_epoch: Called after it.
+        passes: Forward and backward passes for a batch; those beyond the first have a loss of 0.
+        steps: Whether this rank steps after a batch.
+        stops: Whether it leaves the loop after a batch.
+        schedule: Makes the scheduler.
+        counts_passes: Whether countoff counts forward passes.
+        attached: The loader that is attached, if it is another one.
+        options: Of `attach`.
+    """
+    model, optimizer = model_and_optimizer()
+    scheduler = None if schedule is None else schedule(optimizer)
+
+    def loop(_: Any) -> None:
+        for epoch in range(epochs):
+            before_epoch(epoch)
+            for number, (images, labels) in enumerate(batches(loader)):
+                for again in range(passes(number)):
+                    loss = torch.nn.functional.cross_entropy(model(images), labels)
+                    (loss * 0 if again else loss).backward()
+                if steps(number):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if scheduler is not None:
+                    scheduler.step()
+                if stops(number):
+                    break
+            after_epoch()
+
+    known: dict[str, Any] = {"optimizer": optimizer, **({"model": model} if counts_passes else {})}
+    train = loader if attached is None else attached
+    return heard(lambda: countoff.torch.attach(train=train, **known, **options), loop)
+
+
+def evaluating(evaluation: Any, *, alone: bool = False, **options: Any) -> Heard:
+    """A plain loop that evaluates after its epoch; `alone`: on rank 0 only."""
+
+    def evaluate() -> None:
+        if not alone or own_rank() == 0:
+            for _ in evaluation:
+                pass
+
+    return plain(rows(3, 3), epochs=2, after_epoch=evaluate, eval=evaluation, **options)
+
+
+def counted(batches: Callable[[], Iterable[Any]], *, takes: bool = True, **options: Any) -> Heard:
+    """A loop without a loader; `takes`: from `handle.counted`."""
+    model, optimizer = model_and_optimizer()
+
+    def loop(handle: Any) -> None:
+        for images, labels in handle.counted(batches()) if takes else batches():
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return heard(lambda: countoff.torch.attach(optimizer=optimizer, **options), loop)
+
+
+def mine(number: int) -> bool:
+    """Whether this is rank 1 in its third batch."""
+    return own_rank() == 1 and number == 2
+
+
+def all_decide_in(number: int) -> bool:
+    """Whether some rank wants to stop in a batch, as rank 1 in its third."""
+    flag = torch.tensor([float(mine(number))])
+    dist.all_reduce(flag)
+    return bool(flag)
+
+
+def falling(steps: int) -> Callable[[Any], Any]:
+    return lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / steps))
+
+
+def shuffled_by_rank(seed: int) -> DataLoader[Any]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict({"number": list(range(48))}).shuffle(seed=seed).with_format("torch")
+    return DataLoader(data, BATCH_SIZE, sampler=DistributedSampler(data, shuffle=False), collate_fn=_as_digits)  # pyright: ignore[reportArgumentType]
+
+
+def _as_digits(found: list[Any]) -> Any:
+    images, labels = digits()
+    numbers = [int(each["number"]) for each in found]
+    return images[numbers], labels[numbers]
+
+
+def _epochs_of(loader: DataLoader[Any]) -> Callable[[int], None]:
+    return loader.sampler.set_epoch  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_order(*, sets: bool, shuffle: bool = True) -> Heard:
+    loader = sampled(shuffle=shuffle)
+    return plain(loader, epochs=3, before_epoch=_epochs_of(loader) if sets else lambda _: None)
+
+
+class Once:
+    """A loader that gives its batches only once."""
+
+    def __init__(self, loader: Any) -> None:
+        self._iterator = iter(loader)
+
+    def __iter__(self) -> Any:
+        return self._iterator
+
+
+ANY = "attach(uneven_train='stop')"
+TORCH: Mapping[str, Case] = {
+    "torch: a rank's stream is short": Case(
+        lambda: plain(rows(5, 3)),
+        {
+            "DataLoader(sampler=DistributedSampler(dataset))": lambda: plain(sampled()),
+            "itertools.islice(loader, n)": lambda: plain(rows(5, 3), batches=lambda all: itertools.islice(all, 3)),
+            "itertools.islice(loader, n), with a smaller n": lambda: plain(
+                rows(5, 3), batches=lambda all: itertools.islice(all, 2), epochs=2
+            ),
+            ANY: lambda: plain(rows(5, 3), epochs=2, uneven_train="stop"),
+        },
+        {ANY: "Truncated"},
+    ),
+    "torch: a rank leaves the loop": Case(
+        lambda: plain(rows(5, 5), stops=mine),
+        {"all-reduce the flag before any rank acts on it": lambda: plain(rows(5, 5), stops=all_decide_in)},
+    ),
+    "torch: evaluations are uneven": Case(
+        lambda: evaluating(rows(3, 2)),
+        {
+            "attach(uneven_eval='allow')": lambda: evaluating(rows(3, 2), uneven_eval="allow"),
+            "give every rank as many evaluation batches": lambda: evaluating(rows(2, 2)),
+            "attach(uneven_eval='stop')": lambda: evaluating(rows(3, 2), uneven_eval="stop"),
+        },
+        {"attach(uneven_eval='stop')": "Truncated"},
+    ),
+    "torch: rank 0 evaluates alone": Case(
+        lambda: evaluating(rows(2, 2), alone=True),
+        {
+            "attach(eval_ranks=[0])": lambda: evaluating(rows(2, 2), alone=True, eval_ranks=[0]),
+            "let all ranks evaluate after the same batch": lambda: evaluating(rows(2, 2)),
+        },
+    ),
+    "torch: a rank skips a step": Case(
+        lambda: plain(rows(5, 5), steps=lambda number: not mine(number)),
+        {"no condition of one rank around optimizer.step()": lambda: plain(rows(5, 5))},
+    ),
+    "torch: a rank runs another micro-batch": Case(
+        lambda: plain(rows(5, 5), passes=lambda number: 1 + mine(number), counts_passes=True),
+        {
+            "empty micro-batches, any valid input with a loss of 0": lambda: plain(
+                rows(5, 5), passes=lambda number: 1 + (number == 2), counts_passes=True
+            )
+        },
+    ),
+    "torch: schedules of different lengths": Case(
+        lambda: plain(rows(5, 5), schedule=falling(20 + own_rank()), tick_batches=2),
+        {"make the scheduler with the same length": lambda: plain(rows(5, 5), schedule=falling(20), tick_batches=2)},
+    ),
+    "torch: batch sizes differ": Case(
+        lambda: plain(rows(5, 5), batch_size=4 + own_rank()),
+        {"use the same batch_size on every rank": lambda: plain(rows(5, 5), batch_size=4)},
+    ),
+    "torch: accumulation differs": Case(
+        lambda: plain(rows(4, 4), gradient_accumulation_steps=1 + own_rank()),
+        {"the same number of batches per optimizer step": lambda: plain(rows(4, 4), gradient_accumulation_steps=1)},
+    ),
+    "torch: positions differ": Case(
+        lambda: plain(rows(5, 5), start_epoch=own_rank()),
+        {"resume every rank from the same checkpoint": lambda: plain(rows(5, 5), start_epoch=1)},
+    ),
+    "torch: all ranks read the same": Case(
+        lambda: plain(DataLoader(whole(), BATCH_SIZE)),
+        {
+            "DataLoader(sampler=DistributedSampler(dataset))": lambda: plain(sampled()),
+            "every world_size-th sample of an iterable dataset": lambda: plain(
+                DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
+            ),
+            "seed these draws by rank (seed + rank)": lambda: plain(DataLoader(Drawn(7 + own_rank()), BATCH_SIZE)),
+            "attach(fingerprint_batches=0)": lambda: plain(DataLoader(whole(), BATCH_SIZE), fingerprint_batches=0),
+        },
+    ),
+    "torch: a share is sharded again": Case(
+        lambda: plain(sampled(share())),
+        {
+            "give it all of the data on every rank": lambda: plain(sampled(whole())),
+            "keep your own shares, and leave out the DistributedSampler": lambda: plain(
+                DataLoader(share(), BATCH_SIZE)
+            ),
+            "attach(fingerprint_batches=0)": lambda: plain(sampled(share()), fingerprint_batches=0),
+        },
+    ),
+    "torch: rows in another order": Case(
+        lambda: plain(shuffled_by_rank(own_rank())),
+        {
+            "shuffle with the same seed on all ranks": lambda: plain(shuffled_by_rank(3)),
+            "attach(fingerprint_batches=0)": lambda: plain(shuffled_by_rank(own_rank()), fingerprint_batches=0),
+        },
+    ),
+    "torch: set_epoch is not called": Case(
+        lambda: in_order(sets=False),
+        {
+            "call loader.sampler.set_epoch(epoch)": lambda: in_order(sets=True),
+            "DistributedSampler(shuffle=False)": lambda: in_order(sets=False, shuffle=False),
+        },
+    ),
+    "torch: len(loader) is too long": Case(
+        lambda: plain(DataLoader(SizedRows(4, 8), BATCH_SIZE)),
+        {"make len(loader) one rank's number of batches": lambda: plain(DataLoader(SizedRows(4, 4), BATCH_SIZE))},
+    ),
+    "torch: the loop iterates another loader": Case(
+        lambda: plain(rows(70, 70), attached=rows(70, 70)),
+        {
+            "attach the very loader that the loop iterates": lambda: plain(rows(70, 70)),
+            "leave out train= and take the batches from handle.counted(…)": lambda: counted(lambda: rows(70, 70)),
+        },
+    ),
+    "torch: a loop without a loader counts nothing": Case(
+        lambda: counted(lambda: rows(70, 70), takes=False),
+        {
+            "take the train batches from handle.counted(…)": lambda: counted(lambda: rows(70, 70)),
+            "attach(train=loader)": lambda: plain(rows(70, 70)),
+        },
+    ),
+    "torch: a counted iterable is short": Case(
+        lambda: counted(lambda: list(rows(5, 3))),
+        {
+            "handle.counted(itertools.islice(batches, n))": lambda: counted(lambda: itertools.islice(rows(5, 3), 3)),
+            ANY: lambda: counted(lambda: list(rows(5, 3)), uneven_train="stop"),
+        },
+        {ANY: "Truncated"},
+    ),
+    "torch: all ranks draw the same": Case(
+        lambda: counted(lambda: DataLoader(Drawn(7), BATCH_SIZE)),
+        {
+            "seed + rank": lambda: counted(lambda: DataLoader(Drawn(7 + own_rank()), BATCH_SIZE)),
+            "every world_size-th sample": lambda: counted(
+                lambda: DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
+            ),
+            "attach(fingerprint_batches=0)": lambda: counted(
+                lambda: DataLoader(Drawn(7), BATCH_SIZE), fingerprint_batches=0
+            ),
+        },
+    ),
+    "torch: tick_batches differ": Case(
+        lambda: plain(rows(5, 5), tick_batches=4 + own_rank()),
+        {"give every rank the same tick_batches": lambda: plain(rows(5, 5), tick_batches=4)},
+    ),
+    "torch: uneven_train differs": Case(
+        lambda: plain(rows(5, 5), uneven_train="stop" if own_rank() else "raise"),
+        {"give every rank the same uneven_train": lambda: plain(rows(5, 5), uneven_train="stop")},
+    ),
+    "torch: a rank without data, with 'stop'": Case(
+        lambda: plain(rows(3, 0), uneven_train="stop"),
+        {"give every rank data for at least one batch": lambda: plain(rows(3, 3), uneven_train="stop")},
+    ),
+    "torch: a rank without data, with 'repeat'": Case(
+        lambda: plain(rows(3, 0), uneven_train="repeat"),
+        {"give every rank data for at least one batch": lambda: plain(rows(3, 3), uneven_train="repeat")},
+    ),
+    "torch: what gives its batches once, with 'repeat'": Case(
+        lambda: plain(Once(rows(5, 3)), uneven_train="repeat"),
+        {
+            "use a loader that starts from its first batch": lambda: plain(rows(5, 3), uneven_train="repeat"),
+            "uneven_train='stop'": lambda: plain(Once(rows(5, 3)), uneven_train="stop"),
+        },
+        {"use a loader that starts from its first batch": "Repeated", "uneven_train='stop'": "Truncated"},
+    ),
+    "torch: uneven_train='stop'": Case(
+        lambda: plain(rows(5, 3), uneven_train="stop"),
+        {
+            "give every rank as many batches": lambda: plain(rows(3, 3), uneven_train="stop"),
+            "uneven_train='repeat'": lambda: plain(rows(5, 3), uneven_train="repeat"),
+        },
+        {"uneven_train='repeat'": "Repeated"},
+    ),
+    "torch: uneven_train='repeat'": Case(
+        lambda: plain(rows(5, 3), uneven_train="repeat"),
+        {"give every rank as many batches": lambda: plain(rows(3, 3), uneven_train="repeat")},
+    ),
+    "torch: uneven_eval='stop'": Case(
+        lambda: evaluating(rows(3, 2), uneven_eval="stop"),
+        {"give every rank as many evaluation batches": lambda: evaluating(rows(2, 2), uneven_eval="stop")},
+    ),
+}
+
+
+class Dealt(IterableDataset[Any]):
+    """The same samples on every rank, which Accelerate deals out; some ranks may end earlier."""
+
+    def __init__(self, *batches: int) -> None:
+        self.batches = batches[own_rank()]
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for number in range(2 * self.batches * BATCH_SIZE):
+            yield images[number], labels[number]
+
+
+class OwnBegin(Dealt):
+    """Samples that begin elsewhere on each rank."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(5, 5)
+        self.first = first
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for number in range(40):
+            yield images[self.first + number], labels[self.first + number]
+
+
+class ReadyMade(IterableDataset[Any]):
+    """Ready-made batches, of which this rank takes every so many, from its own on."""
+
+    def __init__(self, first: int, every: int) -> None:
+        self.first, self.every = first, every
+
+    def __iter__(self) -> Iterator[Any]:
+        images, labels = digits()
+        for start in range(self.first, 10, self.every):
+            yield (
+                images[start * BATCH_SIZE : (start + 1) * BATCH_SIZE],
+                labels[start * BATCH_SIZE : (start + 1) * BATCH_SIZE],
+            )
+
+
+def accelerated(
+    loader: Any,
+    *,
+    batches: Callable[[Any], Iterable[Any]] = lambda loader: loader,
+    config: Mapping[str, Any] | None = None,
+    accumulation: int = 1,
+    epochs: int = 1,
+    evaluation: Any = None,
+    evaluates: Callable[[], bool] = lambda: True,
+    steps: Callable[[int], bool] = lambda _: True,
+    stops: Callable[[int], bool] = lambda _: False,
+    schedule: Callable[[Any], Any] | None = None,
+    unseen: Any = None,
+    as_one: bool = False,
+    tells_epochs: bool = False,
+    **options: Any,
+) -> Heard:
+    """Runs a loop over prepared loaders; the model is not prepared, so that nothing synchronises the ranks.
+
+    Args:
+        loader: The train loader, before `prepare()`.
+        batches: What the loop makes of it in each epoch.
+        config: Arguments of DataLoaderConfiguration.
+        accumulation: Gradient accumulation steps.
+        epochs: Passes over the loader.
+        evaluation: An evaluation loader, before `prepare()`; evaluated after each epoch.
+        evaluates: Whether this rank evaluates.
+        steps: Whether this rank steps after a batch.
+        stops: Whether it leaves the loop after a batch.
+        schedule: Makes the scheduler.
+        unseen: Another loader, which the loop iterates.
+        as_one: Whether the train loader is prepared as for one process.
+        tells_epochs: Whether `attach` is told the number of epochs.
+        options: Of `attach`.
+    """
+    from accelerate import Accelerator
+    from accelerate.data_loader import prepare_data_loader
+    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.utils import DataLoaderConfiguration
+
+    AcceleratorState._reset_state()  # else a second Accelerator refuses another configuration
+    GradientState._reset_state()
+    settings = {"dispatch_batches": False, **(config or {})}
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=accumulation, dataloader_config=DataLoaderConfiguration(**settings)
+    )
+    model, optimizer = model_and_optimizer()
+    scheduler = None if schedule is None else accelerator.prepare(schedule(optimizer))
+    optimizer = accelerator.prepare(optimizer)
+    if as_one:
+        loader = prepare_data_loader(
+            loader, accelerator.device, num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False
+        )
+    else:
+        loader = accelerator.prepare(loader)
+    evals = {} if evaluation is None else {"eval": accelerator.prepare(evaluation)}
+    known = {"epochs": epochs} if tells_epochs else {}
+
+    def loop(_: Any) -> None:
+        for _epoch in range(epochs):
+            for number, (images, labels) in enumerate(batches(loader if unseen is None else unseen)):
+                with accelerator.accumulate(model):
+                    accelerator.backward(torch.nn.functional.cross_entropy(model(images), labels))
+                    if steps(number):
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    if scheduler is not None:
+                        scheduler.step()
+                if stops(number):
+                    break
+            if evals and evaluates():
+                for _batch in evals["eval"]:
+                    pass
+
+    return heard(lambda: countoff.accelerate.attach(accelerator, train=loader, **evals, **known, **options), loop)
+
+
+def dealt(*batches: int) -> DataLoader[Any]:
+    return DataLoader(Dealt(*batches), BATCH_SIZE)
+
+
+def mapped(samples: int = 40, **more: Any) -> DataLoader[Any]:
+    return DataLoader(whole(samples), BATCH_SIZE, **more)
+
+
+def _two(loader: Any) -> Iterable[Any]:
+    return itertools.islice(loader, 2)
+
+
+def _three(loader: Any) -> Iterable[Any]:
+    return itertools.islice(loader, 3)
+
+
+STOPS = "attach(..., uneven_train='stop')"
+OFF = "attach(..., fingerprint_batches=0)"
+AS_ONE = "prepare_data_loader(loader, num_processes=1, process_index=0)"
+ACCELERATE: Mapping[str, Case] = {
+    "accelerate: a rank's stream is short": Case(
+        lambda: accelerated(dealt(5, 3)),
+        {
+            "even_batches=True, the default": lambda: accelerated(mapped(36)),
+            "itertools.islice(loader, n)": lambda: accelerated(dealt(5, 3), batches=_three),
+            "n a multiple of gradient_accumulation_steps": lambda: accelerated(
+                dealt(5, 2), batches=_two, accumulation=2, epochs=2
+            ),
+            STOPS: lambda: accelerated(dealt(5, 3), epochs=2, uneven_train="stop"),
+            f"{STOPS}, with accumulation": lambda: accelerated(
+                dealt(5, 3), epochs=2, accumulation=2, uneven_train="stop"
+            ),
+        },
+        {STOPS: "Truncated", f"{STOPS}, with accumulation": "Truncated"},
+    ),
+    "accelerate: batches that are not even": Case(
+        lambda: accelerated(mapped(36), config={"even_batches": False}),
+        {"even_batches=True, the default": lambda: accelerated(mapped(36))},
+    ),
+    "accelerate: datasets of other lengths": Case(
+        lambda: accelerated(mapped(40 - 8 * own_rank())),
+        {"even_batches=True, the default, and the same dataset on every rank": lambda: accelerated(mapped(40))},
+    ),
+    "accelerate: a rank leaves the loop": Case(
+        lambda: accelerated(mapped(), stops=mine),
+        {"all-reduce the flag before any rank acts on it": lambda: accelerated(mapped(), stops=all_decide_in)},
+    ),
+    "accelerate: evaluations are uneven": Case(
+        lambda: accelerated(mapped(), evaluation=mapped(36), config={"even_batches": False}),
+        {
+            "attach(..., uneven_eval='allow')": lambda: accelerated(
+                mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="allow"
+            ),
+            "give every rank as many evaluation batches": lambda: accelerated(mapped(), evaluation=mapped(36)),
+            "attach(..., uneven_eval='stop')": lambda: accelerated(
+                mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="stop"
+            ),
+        },
+        {"attach(..., uneven_eval='stop')": "Truncated"},
+    ),
+    "accelerate: rank 0 evaluates alone": Case(
+        lambda: accelerated(
+            dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, epochs=2, fingerprint_batches=0
+        ),
+        {
+            "attach(..., eval_ranks=[0])": lambda: accelerated(
+                dealt(3, 3), evaluation=dealt(2, 2), evaluates=lambda: own_rank() == 0, eval_ranks=[0], epochs=2
+            ),
+            "let all ranks evaluate after the same batch": lambda: accelerated(
+                dealt(3, 3), evaluation=dealt(2, 2), epochs=2
+            ),
+        },
+    ),
+    "accelerate: a rank skips a step": Case(
+        lambda: accelerated(mapped(), steps=lambda number: not mine(number)),
+        {"no condition of one rank around optimizer.step()": lambda: accelerated(mapped())},
+    ),
+    "accelerate: schedules of different lengths": Case(
+        lambda: accelerated(mapped(), schedule=falling(40 + own_rank()), tick_batches=2),
+        {
+            "make the scheduler with the same length": lambda: accelerated(
+                mapped(), schedule=falling(40), tick_batches=2
+            )
+        },
+    ),
+    "accelerate: islice without a multiple": Case(
+        lambda: accelerated(dealt(5, 3), batches=_three, accumulation=2),
+        {
+            "no break of one rank": lambda: accelerated(
+                dealt(5, 2), batches=lambda all: itertools.islice(all, 2), accumulation=2
+            )
+        },
+    ),
+    "accelerate: positions differ": Case(
+        lambda: accelerated(mapped(), start_epoch=own_rank()),
+        {"resume every rank from the same checkpoint": lambda: accelerated(mapped(), start_epoch=1)},
+    ),
+    "accelerate: epochs differ": Case(
+        lambda: accelerated(mapped(), epochs=1 + own_rank(), tells_epochs=True),
+        {"give every rank the same number of epochs": lambda: accelerated(mapped(), epochs=2, tells_epochs=True)},
+    ),
+    "accelerate: max_steps differ": Case(
+        lambda: accelerated(mapped(), max_steps=5 + own_rank()),
+        {"give every rank the same number of steps": lambda: accelerated(mapped(), max_steps=5)},
+    ),
+    "accelerate: all ranks read the same": Case(
+        lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True),
+        {
+            "let accelerator.prepare() shard the loader": lambda: accelerated(mapped()),
+            "take it by accelerator.process_index": lambda: accelerated(
+                DataLoader(ReadyMade(own_rank(), 2), batch_size=None), as_one=True
+            ),
+            OFF: lambda: accelerated(DataLoader(ReadyMade(0, 1), batch_size=None), as_one=True, fingerprint_batches=0),
+        },
+    ),
+    "accelerate: a share is sharded again": Case(
+        lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE)),
+        {
+            "give it all of the data on every rank": lambda: accelerated(DataLoader(OwnBegin(0), BATCH_SIZE)),
+            AS_ONE: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), as_one=True),
+            OFF: lambda: accelerated(DataLoader(OwnBegin(100 * own_rank()), BATCH_SIZE), fingerprint_batches=0),
+        },
+    ),
+    "accelerate: streams overlap": Case(
+        lambda: accelerated(DataLoader(OwnBegin(4 * own_rank()), BATCH_SIZE)),
+        {
+            "let every rank yield the same samples in the same order": lambda: accelerated(
+                DataLoader(OwnBegin(0), BATCH_SIZE)
+            ),
+            OFF: lambda: accelerated(DataLoader(OwnBegin(4 * own_rank()), BATCH_SIZE), fingerprint_batches=0),
+        },
+    ),
+    "accelerate: the loop iterates another loader": Case(
+        lambda: accelerated(mapped(), unseen=rows(70, 70)),
+        {"attach the one that prepare() returned": lambda: accelerated(mapped())},
+    ),
+}
+CASES: Mapping[str, Case] = {**TORCH, **ACCELERATE}
+
+
+def faults(names: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """What this rank hears in each job: kinds and remedies."""
+    global _patience
+    _patience = 10.0
+    dist.init_process_group("gloo")
+    return {name: [(each.kind, each.remedy) for each in CASES[name].fault()] for name in names}
+
+
+def mended(names: list[str]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """The same of each job with each of its remedies applied."""
+    dist.init_process_group("gloo")
+    return {
+        (name, words): [(each.kind, each.sentence) for each in job()]
+        for name in names
+        for words, job in CASES[name].mended.items()
+    }

@@ -1,0 +1,173 @@
+"""Fits with Composer's Trainer. Only the ranks import Composer, because that takes as long as many of these fits."""
+
+from typing import Any
+
+import torch
+
+from integration_tests import devices
+from integration_tests.jobs import own_rank
+from integration_tests.zoo.registry import healthy
+
+
+def trainer(options, **arguments):
+    """A Trainer that is quiet."""
+    from composer import Trainer
+
+    from countoff.composer import Countoff
+    from integration_tests.composer_parts import Classifier, digits_loader, start
+
+    start()
+    model = Classifier()
+    given: dict[str, Any] = {
+        "model": model,
+        "optimizers": torch.optim.SGD(model.parameters(), lr=0.1),
+        "train_dataloader": digits_loader(64),
+        "device": devices.accelerator(),
+        "precision": "fp32",
+        "max_duration": "2ep",
+        "progress_bar": False,
+        "seed": 7,
+        **arguments,
+    }
+    callbacks = [Countoff(**options), *given.pop("callbacks", [])]
+    return Trainer(**given, callbacks=callbacks)
+
+
+def _fit(options, **arguments):
+    own = trainer(options, **arguments)
+    own.fit()
+    own.close()
+    return str(own.state.timestamp.batch), own.state.model
+
+
+@healthy()
+def microbatches_of_composer(options):
+    """Each batch is trained in two micro-batches."""
+    return _fit(options, device_train_microbatch_size=2)
+
+
+@healthy()
+def duration_in_batches(options):
+    """The run ends in the middle of its third epoch."""
+    return _fit(options, max_duration="19ba")
+
+
+@healthy()
+def duration_in_samples(options):
+    """The run ends after so many samples."""
+    return _fit(options, max_duration="100sp")
+
+
+@healthy()
+def part_of_the_train_loader(options):
+    """An epoch takes five batches of the train loader."""
+    return _fit(options, train_subset_num_batches=5)
+
+
+@healthy()
+def several_evaluators(options):
+    """Evaluators of different lengths and intervals."""
+    from composer.core import Evaluator
+
+    from integration_tests.composer_parts import share_loader
+
+    evaluators = [
+        Evaluator(label="long", dataloader=share_loader(4, 4), eval_interval="1ep"),
+        Evaluator(label="short", dataloader=share_loader(1, 1), eval_interval="3ba"),
+    ]
+    return _fit(options, eval_dataloader=evaluators)
+
+
+@healthy()
+def evaluation_apart_from_the_fit(options):
+    """The model is evaluated before and after the fit."""
+    from composer.core import Evaluator
+
+    from integration_tests.composer_parts import share_loader
+
+    own = trainer(options)
+    evaluator = Evaluator(label="apart", dataloader=share_loader(3, 3))
+    own.eval(evaluator)
+    own.fit()
+    own.eval(evaluator)
+    own.close()
+    return own.state.model
+
+
+@healthy()
+def fit_in_two_parts(options):
+    """fit is called twice, the second time with another loader."""
+    from integration_tests.composer_parts import digits_loader
+
+    own = trainer(options)
+    own.fit(duration="1ep")
+    own.fit(train_dataloader=digits_loader(40), duration="1ep")
+    own.close()
+    return own.state.model
+
+
+@healthy()
+def stopped_by_a_callback(options):
+    """A callback stops the training of all ranks in the middle of an epoch."""
+    from composer.core import Callback
+
+    class Stops(Callback):
+        def batch_end(self, state, logger):
+            if int(state.timestamp.batch) == 5:
+                state.stop_training()
+
+    return _fit(options, callbacks=[Stops()])
+
+
+@healthy()
+def algorithms_of_composer(options):
+    """Algorithms smooth labels, clip gradients and average weights."""
+    from composer.algorithms import EMA, GradientClipping, LabelSmoothing
+
+    algorithms = [LabelSmoothing(0.1), GradientClipping("norm", 1.0), EMA(half_life="10ba")]
+    return _fit(options, algorithms=algorithms)
+
+
+@healthy()
+def specification_of_data(options):
+    """A DataSpec transforms each batch, and tells its samples."""
+    from composer.core import DataSpec
+
+    from integration_tests.composer_parts import digits_loader
+
+    def transform(batch):
+        return batch[0] * 2, batch[1]
+
+    return _fit(options, train_dataloader=DataSpec(digits_loader(64), batch_transforms=transform))
+
+
+@healthy()
+def stream_without_a_length_in_composer(options):
+    """The train loader has no length."""
+    from integration_tests.composer_parts import share_loader
+
+    return _fit(options, train_dataloader=share_loader(6), max_duration="11ba")
+
+
+@healthy()
+def work_of_rank_zero_in_composer(options):
+    """A callback of rank 0 reads another loader."""
+    from composer.core import Callback
+
+    from integration_tests.composer_parts import share_loader
+
+    class Reads(Callback):
+        def epoch_end(self, state, logger):
+            if own_rank() == 0:
+                list(share_loader(2))
+
+    return _fit(options, callbacks=[Reads()])
+
+
+@healthy(alone=True, nightly=True)
+def streaming_in_composer(options):
+    """A StreamingDataset of two streams, shuffled."""
+    from integration_tests.composer_parts import start, streaming_loader
+
+    start()
+    return _fit(options, train_dataloader=streaming_loader([40, 24], False, 0, {"shuffle": True}))

@@ -1,0 +1,146 @@
+"""Loops with Fabric: the script calls nothing of countoff, but has its callback."""
+
+import itertools
+
+import torch
+from lightning.fabric import Fabric
+
+from countoff.fabric import Countoff
+from integration_tests import devices
+from integration_tests.jobs import own_rank, quiet
+from integration_tests.zoo.parts import dataset, loss_of, network, sgd, with_workers
+from integration_tests.zoo.registry import healthy
+
+
+def _start(options, *samples, **more):
+    quiet()
+    fabric = Fabric(**devices.lightning(), strategy="ddp", callbacks=[Countoff(**options)])
+    fabric.launch()
+    network_of_it = network()
+    model, optimizer = fabric.setup(network_of_it, sgd(network_of_it))
+    loaders = [with_workers(dataset(count), batch_size=4, shuffle=True, **more) for count in samples]
+    set_up = fabric.setup_dataloaders(*loaders)
+    return fabric, model, optimizer, *(set_up if isinstance(set_up, list) else [set_up])
+
+
+def _step(fabric, model, optimizer, batch):
+    fabric.backward(loss_of(model, batch))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _end(fabric):
+    fabric.call("on_train_end")
+
+
+@healthy(even=True)
+def epochs_of_fabric(options):
+    """Epochs over a loader that Fabric has set up."""
+    fabric, model, optimizer, loader = _start(options, 64)
+    for _ in range(3):
+        for batch in loader:
+            _step(fabric, model, optimizer, batch)
+    _end(fabric)
+    return model
+
+
+@healthy(even=True)
+def steps_of_fabric(options):
+    """A cycle over the loader is trained for a number of steps, with an evaluation in between."""
+    fabric, model, optimizer, loader, evaluation = _start(options, 48, 16)
+    batches = (batch for _ in itertools.count() for batch in loader)
+    losses = []
+    for number in range(15):
+        _step(fabric, model, optimizer, next(batches))
+        if number % 6 == 5:
+            with torch.no_grad():
+                losses += [loss_of(model, batch) for batch in evaluation]
+    _end(fabric)
+    return losses, model
+
+
+@healthy()
+def accumulation_of_fabric(options):
+    """Three batches are accumulated without synchronisation, with a remainder."""
+    fabric, model, optimizer, loader = _start(options, 64)
+    for _ in range(2):
+        for number, batch in enumerate(loader, 1):
+            last = number % 3 == 0 or number == len(loader)
+            with fabric.no_backward_sync(model, enabled=not last):
+                fabric.backward(loss_of(model, batch))
+            if last:
+                optimizer.step()
+                optimizer.zero_grad()
+    _end(fabric)
+    return model
+
+
+@healthy()
+def looks_at_a_batch_first(options):
+    """The first batch of the train loader is taken for a look, and the evaluation runs before training."""
+    fabric, model, optimizer, loader, evaluation = _start(options, 64, 16)
+    inputs, _ = next(iter(loader))
+    with torch.no_grad():
+        losses = [loss_of(model, batch) for batch in evaluation]
+    for batch in loader:
+        _step(fabric, model, optimizer, batch)
+    _end(fabric)
+    return inputs, losses, model
+
+
+@healthy()
+def work_on_rank_zero_of_fabric(options):
+    """Rank 0 alone evaluates on a loader that Fabric does not know, and the others wait."""
+    fabric, model, optimizer, loader = _start(options, 64)
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            _step(fabric, model, optimizer, batch)
+        if fabric.is_global_zero:
+            with torch.no_grad():
+                losses += [loss_of(model.module, batch) for batch in with_workers(dataset(20), batch_size=4)]
+        fabric.barrier()
+    _end(fabric)
+    return losses, model
+
+
+@healthy()
+def saved_and_loaded_by_fabric(options):
+    """The state is saved and loaded between epochs."""
+    fabric, model, optimizer, loader = _start(options, 48)
+    for epoch in range(3):
+        for batch in loader:
+            _step(fabric, model, optimizer, batch)
+        fabric.save(f"{epoch}.ckpt", {"model": model, "optimizer": optimizer})
+    fabric.load("2.ckpt", {"model": model, "optimizer": optimizer})
+    _end(fabric)
+    return model
+
+
+@healthy()
+def adversaries_of_fabric(options):
+    """Two models train in turn with two optimizers, as in the examples for images."""
+    fabric, first, slow, loader = _start(options, 64)
+    other = network(2)
+    second, fast = fabric.setup(other, torch.optim.Adam(other.parameters(), 1e-3))
+    for _ in range(2):
+        for inputs, labels in loader:
+            _step(fabric, second, fast, (inputs, labels))
+            _step(fabric, second, fast, (inputs + 0.1, labels))
+            _step(fabric, first, slow, (inputs, labels))
+    _end(fabric)
+    return first, second
+
+
+@healthy()
+def rollouts_of_fabric(options):
+    """Samplers cut a rollout into batches, without a loader, in the manner of policy optimization."""
+    from torch.utils.data import BatchSampler, RandomSampler
+
+    fabric, model, optimizer, _ = _start({**options, "enabled": False}, 16)
+    inputs, labels = dataset(64).tensors
+    for _ in range(2):
+        for chosen in BatchSampler(RandomSampler(range(own_rank(), 64, 2)), 4, drop_last=True):
+            _step(fabric, model, optimizer, (inputs[chosen], labels[chosen]))
+    _end(fabric)
+    return model

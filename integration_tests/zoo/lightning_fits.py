@@ -1,0 +1,369 @@
+"""Fits with Lightning's Trainer: its odd flags, its several loaders, and what comes before and after a fit."""
+
+import copy
+import pickle
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.utilities import CombinedLoader
+
+from countoff.lightning import Countoff
+from integration_tests import devices
+from integration_tests.jobs import own_rank, quiet
+from integration_tests.zoo.parts import Listed, dataset, network, own_batches, with_workers
+from integration_tests.zoo.registry import healthy
+
+
+class Module(pl.LightningModule):
+    """A classifier with dropout, which logs in training and in evaluation."""
+
+    def __init__(self, **optimizing):
+        super().__init__()
+        self.network = network()
+        self.optimizing = optimizing
+
+    def training_step(self, batch, batch_idx) -> Any:
+        loss = torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        self.log("train", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val", torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1]), sync_dist=True)
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return self.network(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(options, *callbacks, **arguments):
+    """A Trainer that is quiet."""
+    quiet()
+    given = {
+        "strategy": "ddp",
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        **arguments,
+    }
+    return pl.Trainer(**devices.lightning(), **given, callbacks=[Countoff(**options), *callbacks])
+
+
+def loader(samples=64, *, shuffle=True, **more):
+    """A loader that Lightning shards."""
+    return with_workers(dataset(samples), batch_size=4, shuffle=shuffle, **more)
+
+
+def _fit(options, *callbacks, module=None, train=None, val=None, **arguments):
+    own, model = trainer(options, *callbacks, **arguments), module or Module()
+    own.fit(model, loader() if train is None else train, loader(24, shuffle=False) if val is None else val)
+    return own.global_step, own.current_epoch, model
+
+
+@healthy(even=True)
+def limits_as_fractions(options):
+    """Fractions of the train and validation loaders are used, with a sanity check before."""
+    return _fit(options, limit_train_batches=0.6, limit_val_batches=0.5, num_sanity_val_steps=2)
+
+
+@healthy(even=True)
+def limits_as_numbers(options):
+    """Five train batches and no validation batch are used."""
+    return _fit(options, limit_train_batches=5, limit_val_batches=0)
+
+
+@healthy()
+def overfitting_on_two_batches(options):
+    """The Trainer overfits on two batches."""
+    return _fit(options, overfit_batches=2, train=loader(shuffle=False))
+
+
+@healthy()
+def one_quick_run(options):
+    """fast_dev_run takes two batches of each loop."""
+    return _fit(options, fast_dev_run=2)
+
+
+@healthy(even=True)
+def validation_within_an_epoch(options):
+    """Validation runs every three batches of an epoch."""
+    return _fit(options, val_check_interval=3)
+
+
+@healthy()
+def validation_by_steps_over_epochs(options):
+    """Validation runs every five batches, whatever the epoch."""
+    return _fit(options, val_check_interval=5, check_val_every_n_epoch=None, max_epochs=3)
+
+
+@healthy()
+def validation_every_second_epoch(options):
+    """Validation runs after every second epoch."""
+    return _fit(options, check_val_every_n_epoch=2, max_epochs=4)
+
+
+@healthy(even=True)
+def loaders_made_again(options):
+    """The loaders are made again in each epoch, by hooks of the module, and grow."""
+
+    class Growing(Module):
+        def train_dataloader(self):
+            return loader(48 + 16 * self.trainer.current_epoch)
+
+        def val_dataloader(self):
+            return loader(16, shuffle=False)
+
+    own, model = trainer(options, reload_dataloaders_every_n_epochs=1, max_epochs=3), Growing()
+    own.fit(model)
+    return own.global_step, model
+
+
+@healthy()
+def several_validation_loaders(options):
+    """There are three validation loaders of different lengths."""
+    return _fit(options, val=[loader(samples, shuffle=False) for samples in (8, 24, 40)])
+
+
+@healthy()
+def combined_loaders(options):
+    """Two train loaders are combined, the shorter one in a cycle."""
+
+    class Combined(Module):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch["long"], batch_idx) + super().training_step(batch["short"], batch_idx)
+
+        def log(self, *_, **__):
+            pass
+
+    train = CombinedLoader({"long": loader(64), "short": loader(24)}, "max_size_cycle")
+    return _fit(options, module=Combined(), train=train)
+
+
+@healthy()
+def combined_to_the_longest(options):
+    """Of two train loaders that are combined, the shorter one gives None at the end."""
+
+    class Combined(Module):
+        def training_step(self, batch, batch_idx):
+            first, second = batch
+            return super().training_step(first if second is None else second, batch_idx)
+
+        def log(self, *_, **__):
+            pass
+
+    return _fit(options, module=Combined(), train=CombinedLoader([loader(64), loader(24)], "max_size"))
+
+
+@healthy(even=True)
+def manual_optimization(options):
+    """The module optimizes by hand, two optimizers in turn, and accumulates for one of them."""
+
+    class Manual(Module):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.other = network(3)
+
+        def training_step(self, batch, batch_idx):
+            first, second = cast("Any", self.optimizers())
+            loss = torch.nn.functional.cross_entropy(self.network(batch[0]) + self.other(batch[0]), batch[1])
+            self.manual_backward(loss)
+            first.step()
+            first.zero_grad()
+            if batch_idx % 3 == 2:
+                second.step()
+                second.zero_grad()
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(each.parameters(), lr=0.05) for each in (self.network, self.other)]
+
+    return _fit(options, module=Manual())
+
+
+@healthy()
+def accumulation_that_grows(options):
+    """Gradient accumulation changes from epoch to epoch."""
+    return _fit(options, GradientAccumulationScheduler({0: 1, 1: 3, 2: 2}), max_epochs=3)
+
+
+@healthy(even=True)
+def accumulation_of_three(options):
+    """Three batches are accumulated, and eight are an epoch."""
+    return _fit(options, accumulate_grad_batches=3)
+
+
+@healthy(even=True)
+def at_most_eleven_steps(options):
+    """The run ends after eleven steps."""
+    return _fit(options, max_steps=11, max_epochs=-1)
+
+
+@healthy()
+def at_least_some_steps(options):
+    """A callback wants to stop at once, and min_steps keeps the run going."""
+
+    class Stops(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = True
+
+    return _fit(options, Stops(), min_steps=5, max_epochs=3)
+
+
+@healthy()
+def early_stopping_of_lightning(options):
+    """Training stops early, by the validation loss of all ranks."""
+    return _fit(options, EarlyStopping("val", patience=1, min_delta=9.0), max_epochs=6)
+
+
+@healthy()
+def all_loops_before_the_fit(options):
+    """Validation, test and prediction run before the fit, and once more after it, with one Trainer."""
+    own, model = trainer(options), Module()
+    val = loader(24, shuffle=False)
+    before = own.validate(model, val, verbose=False), own.test(model, val, verbose=False)
+    predictions = own.predict(model, val)
+    own.fit(model, loader(), val)
+    after = own.test(model, val, verbose=False), own.validate(model, val, verbose=False)
+    return before, predictions, after, model
+
+
+@healthy(even=True)
+def two_fits_of_one_trainer(options):
+    """A Trainer fits twice, with more epochs and another loader the second time."""
+    own, model = trainer(options), Module()
+    own.fit(model, loader())
+    own.fit_loop.max_epochs = 4
+    own.fit(model, loader(48))
+    return own.global_step, own.current_epoch, model
+
+
+@healthy()
+def two_trainers_at_once(options):
+    """Within a fit's validation, another module is fitted on no rank, and a second Trainer validates."""
+
+    class Nested(Module):
+        def on_train_epoch_end(self):
+            if self.trainer.is_global_zero:
+                list(loader(16))
+
+    return _fit(options, module=Nested())
+
+
+@healthy()
+def fit_that_fails_and_is_repeated(options):
+    """A callback raises in the third batch on all ranks, the program catches that, and fits again."""
+
+    class Raises(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                raise ArithmeticError("the loss is not finite")
+
+    model = Module()
+    failures = 0
+    try:
+        trainer(options, Raises()).fit(model, loader())
+    except ArithmeticError:
+        failures += 1
+    again = trainer(options)
+    again.fit(model, loader())
+    return failures, again.global_step, model
+
+
+@healthy()
+def batch_left_out_by_all(options):
+    """A hook leaves out the rest of the epoch on all ranks, and training_step returns None in some batches."""
+
+    class LeavesOut(Module):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if self.trainer.current_epoch == 1 and batch_idx == 4 else None
+
+    return _fit(options, module=LeavesOut(), max_epochs=3)
+
+
+@healthy(even=True)
+def own_loader_of_batches(options):
+    """The train loader is a class of the program's own, which Lightning does not shard."""
+    return _fit(options, train=Listed(own_batches(7)))
+
+
+@healthy()
+def averaged_by_lightning(options):
+    """Stochastic weight averaging begins in the second epoch."""
+    return _fit(options, StochasticWeightAveraging(0.05, swa_epoch_start=1), max_epochs=3)
+
+
+@healthy()
+def stepped_schedules(options):
+    """A schedule is stepped per batch and as long as estimated_stepping_batches says."""
+
+    class Scheduled(Module):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            total = int(self.trainer.estimated_stepping_batches)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=total)
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    return _fit(options, module=Scheduled(), max_epochs=3)
+
+
+@healthy()
+def callback_that_is_copied(options):
+    """Countoff's callback is copied and pickled between two fits, as a tuner does."""
+    callback = Countoff(**options)
+    model = Module()
+    quiet()
+    for each in (callback, copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+        own = pl.Trainer(
+            **devices.lightning(),
+            strategy="ddp",
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[each],
+        )
+        own.fit(model, loader(32))
+    return model
+
+
+@healthy()
+def resumed_within_lightning(options):
+    """A checkpoint is saved after five steps, and another Trainer goes on from it."""
+    first, model = trainer(options, max_steps=8, max_epochs=3), Module()
+    first.fit(model, loader(shuffle=False))
+    first.save_checkpoint("zoo.ckpt")
+    second = trainer(options, max_epochs=3)
+    second.fit(model, loader(shuffle=False), ckpt_path="zoo.ckpt")
+    return second.global_step, model
+
+
+@healthy()
+def work_of_rank_zero_in_hooks(options):
+    """Rank 0 reads another loader and steps another optimizer in its hooks."""
+
+    class Probing(Module):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if own_rank() == 0 and batch_idx % 3 == 0:
+                probe = torch.nn.Linear(2, 2)
+                torch.optim.SGD(probe.parameters(), lr=0.1).step()
+                list(loader(8))
+
+    return _fit(options, module=Probing())
+
+
+@healthy()
+def iterated_by_the_program(options):
+    """The program iterates the train loader itself, before the fit and after it."""
+    train = loader()
+    before = sum(1 for _ in train)
+    steps, epochs, model = _fit(options, train=train)
+    return before, steps, epochs, sum(1 for _ in train), model

@@ -1,0 +1,358 @@
+"""Optimizers and schedules: several of them, few steps, many steps, and steps that are no steps of training."""
+
+import copy
+import math
+
+import torch
+import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler, swa_utils
+
+from countoff.torch import attach
+from integration_tests.jobs import own_rank
+from integration_tests.zoo.parts import (
+    Listed,
+    ddp,
+    epochs_of,
+    evaluate,
+    loss_of,
+    network,
+    own_batches,
+    sgd,
+    sharded,
+    train,
+    train_on,
+)
+from integration_tests.zoo.registry import healthy
+
+
+@healthy(even=True)
+def generator_and_discriminator(options):
+    """Two models train in turn: the discriminator twice per batch, the generator in every third batch."""
+    first, second, loader = ddp(1), ddp(2), sharded()
+    slow, fast = sgd(first), torch.optim.Adam(second.parameters(), 1e-3)
+    with attach(train=loader, optimizer=[slow, fast], **options):
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(loader):
+                train_on(second, fast, batch)
+                train_on(second, fast, batch)
+                if number % 3 == 2:
+                    train_on(first, slow, batch)
+    return first, second
+
+
+@healthy(even=True)
+def accumulation_with_a_remainder(options):
+    """Gradients of three batches are accumulated with no_sync, and the last two batches are a step of their own."""
+    model, loader = ddp(), sharded(64)
+    optimizer = sgd(model)
+    with attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=3, **options):
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(loader, 1):
+                if number % 3 and number < len(loader):
+                    with model.no_sync():
+                        loss_of(model, batch).backward()
+                else:
+                    train_on(model, optimizer, batch)
+    return model
+
+
+@healthy(even=True)
+def accumulation_over_the_end_of_an_epoch(options):
+    """Steps are taken after each third batch of the run, whatever the epoch."""
+    model, loader = ddp(), sharded(64)
+    optimizer = sgd(model)
+    count = 0
+    with attach(train=loader, optimizer=optimizer, gradient_accumulation_steps=3, **options):
+        for _ in epochs_of(loader, 3):
+            for batch in loader:
+                loss_of(model, batch).backward()
+                count += 1
+                if count % 3 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    return model
+
+
+@healthy()
+def learning_rate_range_test(options):
+    """A range test runs over some batches, the state is put back, and training begins on the same data."""
+    model, loader = ddp(), sharded(128)
+    optimizer = sgd(model, 1e-4)
+    with attach(train=loader, optimizer=optimizer, **options):
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        rates = []
+        for number, batch in enumerate(loader):
+            optimizer.param_groups[0]["lr"] = 1e-4 * 2**number
+            rates.append(train_on(model, optimizer, batch))
+            if number == 9:
+                break
+        model.load_state_dict(before[0])
+        optimizer.load_state_dict(before[1])
+        optimizer.param_groups[0]["lr"] = 0.1
+        train(model, optimizer, loader)
+    return model, rates
+
+
+@healthy()
+def warm_restarts(options):
+    """The learning rate is a cosine with warm restarts, stepped by fractions of epochs."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 2)
+    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=4, **options):
+        for epoch in epochs_of(loader, 4):
+            for number, batch in enumerate(loader):
+                train_on(model, optimizer, batch)
+                scheduler.step(epoch + number / len(loader))  # pyright: ignore[reportArgumentType]  (as documented)
+    return model
+
+
+@healthy()
+def rate_that_falls_on_a_plateau(options):
+    """The learning rate falls where the mean loss of all ranks does not."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+    rates = []
+    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=4, **options):
+        for epoch in range(4):
+            train(model, optimizer, loader, 1, start=epoch)
+            loss = torch.tensor(evaluate(model.module, own_batches(3)))
+            dist.all_reduce(loss)
+            scheduler.step(loss.item())
+            rates.append(optimizer.param_groups[0]["lr"])
+    return model, rates
+
+
+@healthy()
+def schedules_one_after_the_other(options):
+    """A linear warm-up, a constant and a cosine follow each other, stepped per batch, to the end of the run."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    parts = [
+        lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4),
+        lr_scheduler.ConstantLR(optimizer, 1.0),
+        lr_scheduler.CosineAnnealingLR(optimizer, 16),
+    ]
+    scheduler = lr_scheduler.SequentialLR(optimizer, parts, [4, 8])
+    with attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=3, **options):
+        for _ in epochs_of(loader, 3):
+            for batch in loader:
+                train_on(model, optimizer, batch)
+                scheduler.step()
+    return model
+
+
+@healthy()
+def rate_set_by_hand(options):
+    """The loop computes the learning rate of each step and writes it into the optimizer."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    step = 0
+    with attach(train=loader, optimizer=optimizer, **options):
+        for _ in epochs_of(loader):
+            for batch in loader:
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.05 * (1 + math.cos(math.pi * step / 16))
+                train_on(model, optimizer, batch)
+                step += 1
+    return model
+
+
+@healthy(even=True)
+def closure_that_runs_many_times(options):
+    """LBFGS calls its closure as often as it likes, on one model that is averaged after each step."""
+    model, loader = network().eval(), sharded(32)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    with attach(train=loader, optimizer=optimizer, **options):
+        for batch in loader:
+
+            def closure(batch=batch):
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= 2
+    return model
+
+
+@healthy(even=True)
+def averaged_weights(options):
+    """An exponential mean of the weights is kept, and the statistics of its norm are made over the loader."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    mean = swa_utils.AveragedModel(model.module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    with attach(train=loader, optimizer=optimizer, **options):
+        for _ in epochs_of(loader):
+            for batch in loader:
+                train_on(model, optimizer, batch)
+                mean.update_parameters(model.module)
+        loader.sampler.set_epoch(2)
+        swa_utils.update_bn(loader, mean)
+    return model, mean
+
+
+@healthy()
+def local_steps(options):
+    """The ranks train apart for three steps and then average their weights."""
+    model, loader = network(), sharded(96)
+    optimizer = sgd(model)
+    with attach(train=loader, optimizer=optimizer, **options):
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(loader, 1):
+                train_on(model, optimizer, batch)
+                if number % 3 == 0:
+                    for parameter in model.parameters():
+                        dist.all_reduce(parameter.data)
+                        parameter.data /= 2
+    return model
+
+
+@healthy()
+def join_with_uneven_inputs(options):
+    """DDP's join lets ranks train on eight and six batches, and the program says that this is not compared."""
+    model, loader = ddp(), Listed(own_batches(8 - 2 * own_rank()))
+    optimizer = sgd(model)
+    with (
+        attach(optimizer=optimizer, **options) as handle,
+        handle.uncounted(),
+        model.join(),
+    ):
+        for batch in loader:
+            train_on(model, optimizer, batch)
+    return model
+
+
+@healthy(even=True)
+def two_steps_per_batch(options):
+    """Each batch takes a step up and a step down again, as sharpness-aware minimization does."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with attach(train=loader, optimizer=optimizer, **options):
+        for batch in loader:
+            loss_of(model, batch).backward()
+            with torch.no_grad():
+                moves = [0.05 * parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+                for parameter, move in zip(model.parameters(), moves, strict=True):
+                    parameter += move
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            with torch.no_grad():
+                for parameter, move in zip(model.parameters(), moves, strict=True):
+                    parameter -= move
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+@healthy()
+def optimizer_made_after_attach(options):
+    """The optimizer is made after attach, and made again when half of the model thaws."""
+    model, loader = ddp(), sharded()
+    with attach(train=loader, **options):
+        optimizer = sgd(model)
+        train(model, optimizer, loader, 1)
+        optimizer = torch.optim.AdamW(model.module[3].parameters(), 1e-3)
+        train(model, optimizer, loader, 1, start=1)
+    return model
+
+
+@healthy()
+def optimizer_in_the_backward_pass(options):
+    """Each parameter has an optimizer of its own, which steps in a hook of the backward pass."""
+    model, loader = ddp(), sharded(32)
+    own = {parameter: torch.optim.SGD([parameter], lr=0.05) for parameter in model.parameters()}
+
+    def step(parameter):
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    with attach(train=loader, **options):
+        for batch in loader:
+            loss_of(model, batch).backward()
+    return model
+
+
+@healthy()
+def sharded_optimizer(options):
+    """ZeroRedundancyOptimizer holds another part of the optimizer's state on each rank."""
+    model, loader = ddp(), sharded()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-3)
+    with attach(train=loader, optimizer=optimizer, **options):
+        train(model, optimizer, loader)
+    return model
+
+
+@healthy()
+def compressed_gradients(options):
+    """A hook compresses the gradients of DDP, which has static graphs and small buckets."""
+    model = DistributedDataParallel(network(), static_graph=True, bucket_cap_mb=0.0001)
+    model.register_comm_hook(None, fp16_compress_hook)
+    loader = sharded()
+    optimizer = sgd(model)
+    with attach(train=loader, optimizer=optimizer, model=model, **options):
+        train(model, optimizer, loader)
+    return model.module
+
+
+@healthy()
+def gradient_scaler_without_a_gpu(options):
+    """Training runs under autocast in bfloat16 with a scaler that is disabled."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    scaler = GradScaler("cpu", enabled=False)
+    with attach(train=loader, optimizer=optimizer, model=model, **options):
+        for _ in epochs_of(loader):
+            for batch in loader:
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = loss_of(model, batch)
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad(set_to_none=False)
+    return model
+
+
+@healthy()
+def step_hooks_of_the_program(options):
+    """The program has hooks of its own before and after each step, and a subclass that overrides step."""
+    seen = []
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append("step")
+            return super().step(closure)
+
+    model, loader = ddp(), sharded(32)
+    optimizer = Own(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    with attach(train=loader, optimizer=optimizer, **options):
+        train(model, optimizer, loader)
+    return model, seen
+
+
+@healthy()
+def state_of_the_optimizer_is_loaded(options):
+    """The optimizer's state is saved and loaded in the middle of each epoch."""
+    model, loader = ddp(), sharded()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with attach(train=loader, optimizer=optimizer, **options):
+        for _ in epochs_of(loader):
+            for number, batch in enumerate(loader):
+                train_on(model, optimizer, batch)
+                if number == 3:
+                    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return model

@@ -1,0 +1,239 @@
+"""Training with the Trainer of transformers: odd arguments, datasets and callbacks."""
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch.utils.data import Dataset, IterableDataset
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+
+from countoff.transformers import Countoff
+from integration_tests import devices
+from integration_tests.zoo.parts import network, tensors
+from integration_tests.zoo.registry import healthy
+
+
+class Model(torch.nn.Module):
+    """What the Trainer wants of a model: a mapping with the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, inputs, labels=None, input_ids=None):
+        logits = self.network(inputs)
+        loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+class Samples(Dataset):
+    """Samples with token ids of different lengths."""
+
+    def __init__(self, samples):
+        self.inputs, self.labels = tensors(samples)
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return {"inputs": self.inputs[index], "labels": self.labels[index], "input_ids": [0] * (1 + index * 7 % 11)}
+
+
+class Streamed(IterableDataset):
+    """The same without a length."""
+
+    def __init__(self, samples):
+        self.samples = Samples(samples)
+
+    def __iter__(self):
+        return (self.samples[index] for index in range(len(self.samples)))
+
+
+def collate(samples):
+    """Stacks what has one length."""
+    return {name: torch.stack([each[name] for each in samples]) for name in ("inputs", "labels")}
+
+
+def trainer(options, *callbacks, train=None, evaluation=None, made=Trainer, more=None, **arguments):
+    """A Trainer that is quiet."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    given = {
+        "output_dir": "trainer",
+        "use_cpu": devices.framework_uses_cpu(),
+        "report_to": "none",
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_train_epochs": 2,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+        "label_names": ["labels"],
+        **arguments,
+    }
+    return made(
+        model=Model(),
+        args=TrainingArguments(**given),
+        train_dataset=Samples(64) if train is None else train,
+        eval_dataset=Samples(24) if evaluation is None else evaluation,
+        data_collator=collate,
+        callbacks=[Countoff(**options), *callbacks],
+        **(more or {}),
+    )
+
+
+def _train(options, *callbacks, **given):
+    own = trainer(options, *callbacks, **given)
+    own.train()
+    return own.state.global_step, own.model
+
+
+@healthy()
+def grouped_by_length(options):
+    """Samples of like length are grouped."""
+    return _train(options, group_by_length=True)
+
+
+@healthy(even=True)
+def stream_with_a_limit(options):
+    """An iterable dataset is trained for eleven steps, over the end of the data."""
+    return _train(options, train=Streamed(48), max_steps=11)
+
+
+@healthy()
+def evaluation_by_steps(options):
+    """The model is evaluated every three steps, and before the first one."""
+    return _train(options, eval_strategy="steps", eval_steps=3, eval_on_start=True)
+
+
+@healthy()
+def several_evaluation_sets(options):
+    """There are two evaluation sets, one of which the ranks cannot divide."""
+    return _train(options, evaluation={"odd": Samples(13), "even": Samples(16)}, eval_strategy="epoch")
+
+
+@healthy()
+def metrics_that_are_computed(options):
+    """Metrics are computed over all predictions, with accumulation in the evaluation."""
+
+    def accuracy(prediction):
+        return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
+
+    own = trainer(options, eval_strategy="epoch", eval_accumulation_steps=2, more={"compute_metrics": accuracy})
+    own.train()
+    return own.evaluate()["eval_accuracy"], np.asarray(own.predict(Samples(10)).predictions).tolist(), own.model
+
+
+@healthy()
+def accumulation_with_remainder_of_trainer(options):
+    """Three batches are accumulated, and eight are an epoch."""
+    return _train(options, gradient_accumulation_steps=3)
+
+
+@healthy()
+def stopped_early_by_a_callback(options):
+    """Training stops early, by the loss of the evaluation, and the best model is loaded."""
+    return _train(
+        options,
+        EarlyStoppingCallback(1, 9.0),
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        num_train_epochs=6,
+    )
+
+
+@healthy()
+def stopped_by_all_callbacks(options):
+    """A callback stops all ranks in the middle of the second epoch."""
+
+    class Stops(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = state.global_step == 11
+
+    return _train(options, Stops())
+
+
+@healthy()
+def fraction_of_an_epoch(options):
+    """The run has one epoch and a half."""
+    return _train(options, num_train_epochs=1.5)
+
+
+@healthy()
+def last_batch_dropped(options):
+    """The last batch is dropped, and the loader has workers that persist."""
+    return _train(options, train=Samples(70), dataloader_drop_last=True)
+
+
+@healthy()
+def resumed_by_the_trainer(options):
+    """A run is resumed in mid-epoch from a checkpoint."""
+    first = trainer(options, save_strategy="steps", save_steps=5, max_steps=5, optim="sgd")
+    first.train()
+    second = trainer(options, optim="sgd")
+    second.train(resume_from_checkpoint="trainer/checkpoint-5")
+    return second.state.global_step, second.model
+
+
+@healthy()
+def trained_twice(options):
+    """One Trainer trains twice, and evaluates in between."""
+    own = trainer(options)
+    own.train()
+    loss = own.evaluate()["eval_loss"]
+    own.train()
+    return loss, own.model
+
+
+@healthy()
+def failure_that_is_caught(options):
+    """A callback raises on all ranks, the program catches that, and trains with another Trainer."""
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 2:
+                raise ArithmeticError("out of luck")
+
+    failures = 0
+    try:
+        _train(options, Fails())
+    except ArithmeticError:
+        failures += 1
+    return failures, _train(options)
+
+
+@healthy()
+def batch_size_found_by_the_trainer(options):
+    """The Trainer halves its batch size after an error of memory on all ranks."""
+
+    class Fails(TrainerCallback):
+        tries = 0
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 1 and self.tries < 1:
+                self.tries += 1
+                raise RuntimeError("CUDA out of memory.")
+
+    return _train(options, Fails(), auto_find_batch_size=True)
+
+
+@healthy(even=True)
+def dispatched_by_the_trainer(options):
+    """Rank 0 reads, and sends each rank its batch."""
+    return _train(options, accelerator_config={"dispatch_batches": True})
+
+
+@healthy()
+def own_training_step(options):
+    """A subclass runs two forward passes in its training step, and one optimizer of its own."""
+
+    class Own(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            with torch.no_grad():
+                model(**inputs)
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    return _train(options, made=Own)

@@ -9,8 +9,11 @@ WORKERS ?= 3
 COVERAGE_FLOOR := 93
 BENCH_FLAGS ?=
 FAULTS_FLAGS ?=
+KILLED_FLAGS ?=
 SOAK_FLAGS ?=
 SUITES_FLAGS ?= accelerate
+LOAD_FLAGS ?=
+ZOO_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,report,demo
 EXTRAS_.venv-latest := all,demo
@@ -22,7 +25,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-composer-classic test-torchtitan test-suites bench faults hosts soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-suites bench faults hosts killed zoo soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +42,9 @@ unit-latest: .venv-latest/.installed ## the same on the newest torch
 test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-under-load: .venv/.installed ## `make test` ten times while every core is busy; LOAD_FLAGS="--runs 3 -- make unit"
+	.venv/bin/python -m integration_tests.under_load $(LOAD_FLAGS)
 
 test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
 
@@ -86,6 +92,12 @@ faults: .venv/.installed ## every fault in every framework, as a table; FAULTS_F
 
 hosts: .venv/.installed ## what survivors say where ranks, hosts and links are lost, as a table; HOSTS_FLAGS="--only power"
 	.venv/bin/python -m integration_tests.hosts_table $(HOSTS_FLAGS)
+
+killed: .venv/.installed ## who is named where a rank of a real torchrun job is killed, as a table; KILLED_FLAGS="--ranks 2 4 8 --repeat 20"
+	.venv/bin/python -m integration_tests.killed_table $(KILLED_FLAGS)
+
+zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
+	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)

@@ -97,7 +97,7 @@ def left_by_credits(simulation: Simulation) -> list[str]:
     entries = [key for key in (f"log/{index}" for index in range(length)) if channel.has(key)]
     return [
         *(key for key in sorted(keys) if channel.has(key)),
-        *(key for key in entries if channel.get(key)["type"] in ("grant", "ends", "stop")),
+        *(key for key in entries if channel.get(key)["type"] in ("grant", "ends", "more", "stop")),
     ]
 
 

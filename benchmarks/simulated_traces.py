@@ -37,8 +37,8 @@ _EPOCH_SECONDS, _EVALUATION_SECONDS, _CHECKPOINT_SECONDS, _CLOCK_SECONDS = 1_680
 _CYCLE_SECONDS = _CHECKPOINT_SECONDS + _EPOCH_SECONDS + _EVALUATION_SECONDS
 """A train epoch begins with a checkpoint, and an evaluation follows it; half an hour in all."""
 _LOOK_SECONDS = writer.LOOK_SECONDS
-_COLLECTIVE = Place("collective", ("train.py:41 in step",), (0, 0))
-_CODE = Place("code", ("checkpoint.py:17 in save",), (0, 0))
+_COLLECTIVE = Place("collective", ("train.py:41 in step",))
+_CODE = Place("code", ("checkpoint.py:17 in save",))
 
 
 @dataclasses.dataclass
@@ -95,7 +95,7 @@ class TracedGroup(simulated.RankGroup):
         for module in (guard, recorder, writer):
             vars(module)["time"] = self._now
         vars(recorder)["hosts"] = SimpleNamespace(own_name=lambda: self._now.host)
-        vars(recorder)["stacks"] = SimpleNamespace(main_thread=lambda: self._now.place, main_stack=lambda: ())
+        vars(recorder)["stacks"] = SimpleNamespace(main_thread=lambda: self._now.place)
         vars(writer).update(Writer=_ThreadlessWriter, LOOK_SECONDS=0.0)
 
     def begin_traces(self, epochs: int) -> None:

@@ -1,6 +1,8 @@
 """What a rank sees of other processes on its host, on a real child process."""
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +32,17 @@ def child() -> Iterator["subprocess.Popen[bytes]"]:
 
 def seen(child: "subprocess.Popen[bytes]") -> Process:
     return Process(1, child.pid, processes._stat(child.pid)[1])
+
+
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """Lets this process open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_this_process_is_alive() -> None:
@@ -145,3 +158,25 @@ def test_descriptors_that_are_not_there_cost_nothing(child: "subprocess.Popen[by
     assert not deaths.wait(0.01)
     deaths.wake()
     deaths.close()
+
+
+def test_where_no_descriptor_can_be_opened_a_wait_only_takes_its_time(child: "subprocess.Popen[bytes]") -> None:
+    """The watchdog goes on then: it still ends the process after a verdict."""
+    process = seen(child)
+    with no_free_descriptor():
+        deaths = Deaths()
+        deaths.watch([process])
+        deaths.wake()
+        assert not deaths.wait(0.01)
+        deaths.close()
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_gone(child: "subprocess.Popen[bytes]") -> None:
+    """A healthy rank is not lost because this process has no descriptor left."""
+    process = seen(child)
+    with no_free_descriptor():
+        assert process.state() == "alive"
+        assert Process.own(0).began == 0
+    child.kill()
+    child.wait()
+    assert process.state() == "gone"

@@ -33,7 +33,7 @@ class Process:
     @classmethod
     def own(cls, rank: int) -> Process:
         """The process of this rank."""
-        return cls(rank, os.getpid(), _stat(os.getpid())[1])
+        return cls(rank, os.getpid(), _own_beginning())
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Process:
@@ -52,19 +52,27 @@ class Process:
         """
         if not self.began:
             return "alive"
-        letter, began = _stat(self.pid)
+        try:
+            letter, began = _stat(self.pid)
+        except OSError:  # this process may open no more descriptors, for example
+            return "alive"
         if began != self.began or letter in _GONE:
             return "gone"
         return "stopped" if letter == "T" else "alive"
 
 
 class Deaths:
-    """Wakes a thread as soon as a process has ended. All but `wake` is for that thread alone."""
+    """Wakes a thread as soon as a process has ended. All but `wake` is for that thread alone.
+
+    Where this process may open no more descriptors, nothing ends a wait before its time.
+    """
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._wakes, self._waker = os.pipe()
-        self._poll.register(self._wakes, select.POLLIN)
+        self._wakes = self._waker = -1
+        with contextlib.suppress(OSError):
+            self._wakes, self._waker = os.pipe()
+            self._poll.register(self._wakes, select.POLLIN)
         self._lock = threading.Lock()
         self._woken = False  # the pipe holds one byte at most, so that no write waits
         self._known: set[Process] = set()
@@ -116,18 +124,30 @@ class Deaths:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State letter and start time in clock ticks since boot; ("", 0) if there is no such process or no /proc."""
+    """State letter and start time in clock ticks since boot; ("", 0) if there is no such process or no /proc.
+
+    Raises:
+        OSError: If that cannot be told.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             fields = stat.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return "", 0
     return fields[0], int(fields[19])
 
 
+def _own_beginning() -> int:
+    """When this process began, as `_stat` has it; 0 where it cannot be told."""
+    try:
+        return _stat(os.getpid())[1]
+    except OSError:
+        return 0
+
+
 def began_at() -> float:
     """When this process began, in seconds since the epoch; now, where there is no /proc."""
-    ticks = _stat(os.getpid())[1]
+    ticks = _own_beginning()
     if not ticks:
         return time.time()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

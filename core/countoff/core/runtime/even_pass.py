@@ -110,8 +110,8 @@ class EvenPass:
         """
         credits, wanted = self._credits, self._given + 1
         if self._span.credits is None:  # the span was closed, so that nobody waits for this rank any more
-            if self._error is not None and not self._held:
-                raise self._take_error()
+            if not self._held:
+                self._raise_error()
             return self._held.popleft()[0] if self._held else next(self._batches)
         if not self.is_ready():
             self._wait()
@@ -120,8 +120,8 @@ class EvenPass:
         if credits.total is not None and wanted > credits.total:
             self._end(credits.total)
             raise StopIteration
-        if self._error is not None and wanted > credits.granted:
-            raise self._take_error()
+        if wanted > credits.granted:
+            self._raise_error()
         while not self._held:  # nothing is fetched ahead, or this rank has yet to begin its loader again
             self._fetch_needed()
         self._given = wanted
@@ -162,14 +162,14 @@ class EvenPass:
         # known to have more batches: in a job with loaders of one length, no loader is begun again.
         return credits.policy == "repeat" if credits.total is not None else credits.may_repeat
 
-    def _take_error(self) -> Exception:
-        """Returns what the loader has raised, once: a loop that catches it asks for the next batch."""
+    def _raise_error(self) -> None:
+        """Raises what the loader has raised ahead of the loop, once: a loop that catches it asks for the next batch."""
         error, self._error = self._error, None
-        return error or RuntimeError("the loader has raised nothing")
+        if error is not None:
+            raise error
 
     def _fetch_needed(self) -> None:
-        if self._error is not None:
-            raise self._take_error()
+        self._raise_error()
         if self._exhausted and self._credits.policy == "stop":
             raise StopIteration  # the loader is shorter than what was proved of it: the marks will show that
         self._fetch()

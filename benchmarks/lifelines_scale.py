@@ -46,7 +46,7 @@ def measure(world_size: int) -> dict[str, Any]:
     progress(f"lifelines: {world_size} ranks")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     channel = Channel("127.0.0.1", store.port, PREFIX)
-    lifelines = Lifelines(0, world_size, 15.0, Heartbeats(0, world_size))
+    lifelines = Lifelines(0, range(world_size), 15.0, Heartbeats(0, range(world_size)))
     others = range(RANKS_PER_HOST, world_size, RANKS_PER_HOST)
     here, there = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=greet, args=(there,))

@@ -48,13 +48,13 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.latency = 0.0, 0.0
-        self.store, self.rank_0 = Slow(self), Heartbeats(0, 2)
+        self.store, self.rank_0 = Slow(self), Heartbeats(0, range(2))
         self.measured: list[tuple[float, float]] = []
         self.done = True
         monkeypatch.setattr(module.time, "time", lambda: EPOCH + self.now)
         monkeypatch.setattr(module.time, "perf_counter", lambda: self.now)
         self.comparison = ClockComparison(
-            lambda ahead, error: self.measured.append((ahead, error)), lambda: EPOCH + self.now + AHEAD
+            lambda ahead, error: self.measured.append((ahead, error)), clock=lambda: EPOCH + self.now + AHEAD
         )
         self.beat()
         self.done = False

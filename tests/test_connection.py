@@ -32,7 +32,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
-    connection, monitor = Connection(PLACE, Line(0, 2), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
+    connection, monitor = Connection(PLACE, Line(0, range(2)), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
 
     def connect(*_: object) -> Any:
         if threading.current_thread().name == "countoff speaker":
@@ -53,7 +53,7 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
 
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next connection at the same place may have none, and its host's other ranks would rely on it."""
-    store, connection = _Store(), Connection(PLACE, Line(1, 2), None, 15.0)
+    store, connection = _Store(), Connection(PLACE, Line(1, range(2)), None, 15.0)
     monitor = Monitor(State(1, 2, Settings(), {}), 0)
     monkeypatch.setattr(module, "Channel", lambda *_: store)
     monkeypatch.setattr(store, "wait", lambda _: connection._closing.wait(), raising=False)
@@ -69,7 +69,7 @@ def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.Mon
 
 def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on to look after the guards, and the lifelines are closed: heartbeats decide then."""
-    connection, monitor = Connection(PLACE, Line(0, 2), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
+    connection, monitor = Connection(PLACE, Line(0, range(2)), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
     looks, failed = threading.Semaphore(0), threading.Event()
 
     def fail() -> None:
@@ -89,7 +89,7 @@ def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyP
 
 def test_lifelines_whose_descriptors_are_closed_can_be_closed() -> None:
     """A user's code that closes all descriptors must not break the end of a fit."""
-    connection = Connection(PLACE, Line(0, 2), None, 15.0)
+    connection = Connection(PLACE, Line(0, range(2)), None, 15.0)
     connection.lifelines.open(FakeStore())
     for end in connection.lifelines._ends:
         os.close(end.fileno())

@@ -19,7 +19,7 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.store, self.state = FakeStore(), State(0, 2, Settings(stall_seconds=30.0), {})
-        self.own, self.other = Heartbeats(0, 2), Heartbeats(1, 2)
+        self.own, self.other = Heartbeats(0, range(2)), Heartbeats(1, range(2))
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         begin_fit(self.store, 1)
 

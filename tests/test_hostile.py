@@ -101,7 +101,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
     def make(behind: Callable[[int], int] = int, tick_batches: tuple[int, int] = (2, 2)) -> Pair:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
-        monkeypatch.setattr("countoff.core.guard._numbers", itertools.repeat(NUMBER))
+        monkeypatch.setattr("countoff.core.guard._numbers", {(): itertools.repeat(NUMBER)})
         monkeypatch.setattr("countoff.core.runtime.monitor.default_store", lambda: client(port))
         options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
         guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]

@@ -24,8 +24,8 @@ def test_ranks_are_found_by_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.names(store, (3, 0)) == {3: "node-1", 0: "node-0"}
     assert hosts.names(store, (3, 9)) == {3: "node-1"}  # rank 9 has not begun
     assert hosts.names(store, ()) == {}
-    assert hosts.ranks_on(store, 3, 4) == [2, 3]
-    assert hosts.ranks_on(store, 0, 4) == [0, 1]
+    assert hosts.ranks_on(store, 3, range(4)) == [2, 3]
+    assert hosts.ranks_on(store, 0, range(4)) == [0, 1]
 
 
 def test_one_host_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:

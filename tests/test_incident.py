@@ -102,15 +102,15 @@ def test_a_stack_fits_into_the_store() -> None:
 
 def test_rank_0_writes_for_all_that_share_its_directory(tmp_path: Path) -> None:
     uneven = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
-    assert not incident.is_others(str(tmp_path), 3, uneven)
+    assert not incident.is_others(str(tmp_path), 3, 0, uneven)
     file = tmp_path / "rank-00000.jsonl"
     file.touch()
-    assert incident.is_others(str(tmp_path), 3, uneven)
-    assert not incident.is_others(str(tmp_path), 0, uneven)
-    assert not incident.is_others(str(tmp_path), 3, Verdict("LostRank", "rank 0 is gone.", (0,), gone=True))
+    assert incident.is_others(str(tmp_path), 3, 0, uneven)
+    assert not incident.is_others(str(tmp_path), 0, 0, uneven)
+    assert not incident.is_others(str(tmp_path), 3, 0, Verdict("LostRank", "rank 0 is gone.", (0,), gone=True))
     earlier = time.time() - 1e6
     os.utime(file, (earlier, earlier))
-    assert not incident.is_others(str(tmp_path), 3, uneven)
+    assert not incident.is_others(str(tmp_path), 3, 0, uneven)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ PROTOCOL_LADDER = [
     {"arithmetic"},
     {"protocol"},
     {"data"},
+    {"part"},
     {"runtime"},
     {"guard"},
 ]

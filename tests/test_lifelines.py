@@ -45,9 +45,9 @@ class Job:
         for rank in range(ranks):
             host = f"host-{rank // 2}"
             monkeypatch.setattr(hosts.socket, "gethostname", lambda rank=rank: f"node-{rank // 2}")
-            beats = Heartbeats(rank, ranks)
+            beats = Heartbeats(rank, range(ranks))
             beats.host = host
-            lines = Lifelines(rank, ranks, 15.0, beats)
+            lines = Lifelines(rank, range(ranks), 15.0, beats)
             lines.open(self.store)
             beats.introduce(self.store)
             self._beats.append(beats)
@@ -416,7 +416,7 @@ def test_rank_0_knows_whether_the_store_is_on_its_host(own: str, store: str, has
         def store_address(self) -> str:
             return store
 
-    lines = Lifelines(0, 4, 15.0, Heartbeats(0, 4))
+    lines = Lifelines(0, range(4), 15.0, Heartbeats(0, range(4)))
     lines.open(Store())
     lines.close()
     assert lines.hub is not None
@@ -425,7 +425,7 @@ def test_rank_0_knows_whether_the_store_is_on_its_host(own: str, store: str, has
 
 def test_lifelines_that_are_closed_open_no_port() -> None:
     """A guard may be closed while its speaker is still connecting."""
-    store, lines = _LocalStore(), Lifelines(0, 4, 15.0, Heartbeats(0, 4))
+    store, lines = _LocalStore(), Lifelines(0, range(4), 15.0, Heartbeats(0, range(4)))
     before = len(os.listdir("/dev/fd"))
     lines.close()
     lines.open(store)
@@ -439,8 +439,8 @@ def test_a_process_without_descriptors_has_no_lifelines(monkeypatch: pytest.Monk
     def fail() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    store, beats = _LocalStore(), [Heartbeats(rank, 2) for rank in range(2)]
-    own, other = (Lifelines(rank, 2, 15.0, beats[rank]) for rank in range(2))
+    store, beats = _LocalStore(), [Heartbeats(rank, range(2)) for rank in range(2)]
+    own, other = (Lifelines(rank, range(2), 15.0, beats[rank]) for rank in range(2))
     for rank in range(2):
         beats[rank].host = f"host-{rank}"
         beats[rank].introduce(store)

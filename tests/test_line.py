@@ -30,7 +30,7 @@ def states(line: Line, *numbers: int) -> list[State]:
 
 
 def test_each_guard_receives_its_own_entries() -> None:
-    line = Line(0, 2)
+    line = Line(0, range(2))
     first, second = states(line, 0, 1)
     for index, (guard, subject) in enumerate([(0, "a"), (1, "b"), (0, "c")]):
         line.receive(index, warning(guard, subject))
@@ -39,7 +39,7 @@ def test_each_guard_receives_its_own_entries() -> None:
 
 def test_an_index_of_the_log_is_received_once() -> None:
     """Two threads may read an entry; a second entry of the same index changes nothing."""
-    line = Line(0, 2)
+    line = Line(0, range(2))
     (state,) = states(line, 0)
     line.receive(0, warning(0, "a"))
     line.receive(0, warning(0, "too late"))
@@ -48,7 +48,7 @@ def test_an_index_of_the_log_is_received_once() -> None:
 
 def test_a_guard_that_begins_late_receives_what_came_before() -> None:
     """Another rank may be ahead of this one, and have begun its next fit."""
-    line = Line(0, 2)
+    line = Line(0, range(2))
     states(line, 0)
     line.receive(0, warning(1, "early"))
     line.receive(1, warning(1, "later"))
@@ -58,7 +58,7 @@ def test_a_guard_that_begins_late_receives_what_came_before() -> None:
 
 def test_a_closed_guard_receives_nothing() -> None:
     """Nothing is kept for it either: a process may open and close guards for weeks."""
-    line = Line(0, 2)
+    line = Line(0, range(2))
     (closed,) = states(line, 0)
     line.remove(0)
     line.receive(0, warning(0, "after the end"))
@@ -68,7 +68,7 @@ def test_a_closed_guard_receives_nothing() -> None:
 @pytest.mark.parametrize("entry", [{"type": "x"}, {"type": "x", "guard": None}, {"type": "x", "guard": -1}])
 def test_an_entry_of_no_guard_is_refused_once(entry: dict[str, Any]) -> None:
     """It raises, and is not read a second time."""
-    line = Line(0, 2)
+    line = Line(0, range(2))
     with pytest.raises((KeyError, TypeError, ValueError)):
         line.receive(0, entry)
     assert line.read == 1
@@ -76,7 +76,7 @@ def test_an_entry_of_no_guard_is_refused_once(entry: dict[str, Any]) -> None:
 
 def test_guards_take_turns_in_one_log() -> None:
     """A guard appends behind the entries of others, and reads them on its way."""
-    store, line = FakeStore(), Line(0, 2)
+    store, line = FakeStore(), Line(0, range(2))
     made = [State(0, 2, Settings(), {}) for _ in range(2)]
     speakers = [Speaker(state, number) for number, state in enumerate(made)]
     for speaker in speakers:
@@ -90,7 +90,7 @@ def test_guards_take_turns_in_one_log() -> None:
 
 def test_a_rank_tells_of_an_entry_only_once_its_listener_has_it() -> None:
     """Others may delete the entry then, and a listener that waited for it would wait for ever."""
-    line = Line(0, 2)
+    line = Line(0, range(2))
     assert line.await_next() == 0
     line.receive(0, {"guard": 0})  # by the speaker, while the listener waits for the same entry
     settled = threading.Event()

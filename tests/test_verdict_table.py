@@ -59,7 +59,7 @@ def test_a_message_about_many_ranks_tells_their_number() -> None:
 def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A verdict of the roll call comes before the answer with which ranks look for the others of their host."""
     store, state = FakeStore(), State(1, 2, Settings(), {})
-    first, own = Heartbeats(0, 2), Heartbeats(1, 2)
+    first, own = Heartbeats(0, range(2)), Heartbeats(1, range(2))
     own.introduce(store)
     own.send(store, 0)
     first.introduce(store)
@@ -91,7 +91,7 @@ def test_a_stack_that_cannot_be_told_costs_only_itself(
     monkeypatch.setattr(incident, "post_stack", fail)
     store, state = FakeStore(), State(0, 1, Settings(), {})
     state.observer = Watching()  # pyright: ignore[reportAttributeAccessIssue]
-    heartbeats = Heartbeats(0, 1)
+    heartbeats = Heartbeats(0, range(1))
     heartbeats.introduce(store)
     state.adopt(Verdict("PlanMismatch", "they differ.", (0,)))
     state.answered.set()

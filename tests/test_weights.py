@@ -171,7 +171,7 @@ QUESTION = Question(2, "1.3", "a" * 16, 0, 40, 1)
 
 
 def test_a_question_comes_back_as_it_was() -> None:
-    assert Question.from_json(QUESTION.to_json(), 2) == QUESTION
+    assert Question.from_json(QUESTION.to_json(), range(2)) == QUESTION
 
 
 @pytest.mark.parametrize("wrong", [
@@ -180,7 +180,7 @@ def test_a_question_comes_back_as_it_was() -> None:
 ])  # fmt: skip
 def test_a_broken_question_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Question.from_json({**QUESTION.to_json(), **wrong}, 2)
+        Question.from_json({**QUESTION.to_json(), **wrong}, range(2))
 
 
 @pytest.mark.parametrize("wrong", [{}, {"digests": []}, {"digests": "a" * 32}, {"digests": [["a"]] * 2},

@@ -24,6 +24,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import (
         NamedOptimizers,
         loader_facts,
+        part_of,
         rank_and_world_size,
         reported_length,
         versions,
@@ -98,11 +99,14 @@ def attach(
     dataset_size: int | None = None,
     start_epoch: int = 0,
     start_step: int = 0,
+    group: Any = None,
     mesh: Any = None,
     data_dims: Sequence[str] | None = None,
     **options: Any,
 ) -> Attached:
-    """Watches a plain training loop. Collective: every rank must call it, after `init_process_group`.
+    """Watches a plain training loop. Collective: every rank, or every rank of `group`, must call it.
+
+    Call it after `init_process_group`.
 
     It waits for the other ranks at most `deadline_seconds`; nothing later waits for one longer than 50 ms, but for the
     next batch where `uneven_train` or `uneven_eval` makes ranks take the same number.
@@ -128,7 +132,9 @@ def attach(
             only a share of its share. None: that is found only where the objects or the data show it.
         start_epoch: Number of the first epoch of a resumed run.
         start_step: Optimizer steps that were applied before the checkpoint from which the run resumes, at least 0.
-        mesh: The ``DeviceMesh`` of the job, where some ranks share their data (tensor, context, pipeline parallel):
+        group: The process group of the ranks that train together, where these are a part of the job: several trials,
+            or ranks that only evaluate. Messages number ranks as the job does. None: all ranks of the job.
+        mesh: The ``DeviceMesh`` of these ranks, where some ranks share their data (tensor, context, pipeline parallel):
             batches are then counted per data rank. None: every rank reads its own.
         data_dims: Names of the mesh's dims along which different data is read; None: those whose names frameworks use
             for data.
@@ -143,17 +149,19 @@ def attach(
         RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
         PlanMismatch: If ranks begin with different plans.
         RankMapError: If the loaders' distributed samplers do not divide the data as the mesh does.
-        ValueError: If `dataset_size` is below 1, if the mesh does not show which ranks share their data, or if this
-            rank is not in it.
+        ValueError: If `dataset_size` is below 1, if this rank is not in `group`, if the mesh does not show which ranks
+            share their data, or if this rank is not in it.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
     rank, world_size = rank_and_world_size()
+    part = part_of(group) if settings.enabled else None
     if settings.enabled and world_size == 1:
         _check_single_rank()
     if settings.enabled and settings.weights_every and world_size > 1 and model is None:
         raise SettingsError("weights_every needs the model whose weights are compared: attach(model=…)")
     optimizers, schedulers, models = _listed(optimizer), _listed(scheduler), _listed(model)
-    dp_rank, dp_degree = _position(mesh, data_dims, rank, world_size)
+    ranks = range(world_size) if part is None else part.ranks
+    dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)
     facts = loader_facts(
         train,
         gradient_accumulation_steps=gradient_accumulation_steps,
@@ -170,7 +178,8 @@ def attach(
         settings,
         "PyTorch",
         rank=rank,
-        world_size=world_size,
+        world_size=len(ranks),
+        part=part,
         remedies=WITHOUT_LOADER if train is None else REMEDIES,
         optimizers=lambda: optimizers,
         schedulers=lambda: schedulers,
@@ -230,10 +239,10 @@ def _check_single_rank() -> None:
         )
 
 
-def _position(mesh: Any, data_dims: Sequence[str] | None, rank: int, world_size: int) -> tuple[int, int]:
-    """Returns this rank's dp_rank and the dp_degree; without a mesh every rank reads its own data."""
+def _position(mesh: Any, data_dims: Sequence[str] | None, rank: int, ranks: Sequence[int]) -> tuple[int, int]:
+    """Returns this rank's dp_rank and the dp_degree among these ranks; without a mesh each reads its own data."""
     if mesh is None:
-        return rank, world_size
+        return ranks.index(rank), len(ranks)
     position = dp_position(mesh, data_dims)
     if position is None:
         raise ValueError(f"rank {rank} is not in the mesh: give the mesh of the whole job")

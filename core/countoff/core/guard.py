@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from countoff.core.data.identity import DataIdentity
 from countoff.core.data.resume import Resumes, ScheduleState
 from countoff.core.data.weights import WeightWatch
 from countoff.core.levels import effect
+from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
@@ -59,7 +60,8 @@ if TYPE_CHECKING:
     from countoff.core.runtime.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
-_numbers = itertools.count()
+_numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+"""By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
 
 
 class Guard:
@@ -97,7 +99,8 @@ class Guard:
     Args:
         settings: The user's choices.
         rank: This rank.
-        world_size: Ranks in the job.
+        world_size: Ranks that are compared: those of the job, or of the part.
+        part: Which ranks these are, if they are a part of the job; every rank of it makes the guard, and no other one.
         remedies: What to do about each kind of verdict, in the framework's own words; see `Remedies`.
         learning_rates: Returns the learning rates in force; called every `tick_batches` batches, at the marks of a
             train epoch, at the first two optimizer steps of a fit, and when a checkpoint is written; with `trace_dir`
@@ -120,6 +123,7 @@ class Guard:
         *,
         rank: int,
         world_size: int,
+        part: Part | None = None,
         remedies: Remedies | None = None,
         learning_rates: Callable[[], Sequence[float]] | None = None,
         schedules: Callable[[], tuple[Sequence[float], Sequence[int]]] | None = None,
@@ -142,7 +146,8 @@ class Guard:
         self._closed = self._left = self._exhausted = False
         self._own_batches: int | None = None
         self._span = self._train = SpanCounters("before the first span", compared=False)
-        self._state = State(rank, world_size, settings, remedies or {})
+        self._state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
+        self._part = part
         self.data = DataIdentity(self._state)
         self.resumes = Resumes(self._state, self.data, self._schedule, self.warn)
         watched = weights is not None and settings.weights_every and world_size > 1
@@ -176,7 +181,7 @@ class Guard:
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         verdict_file.clear(self._settings, self._state.rank)
-        number = next(_numbers)
+        number = next(_numbers[() if self._part is None else self._part.ranks])
         self._state.evidence.home = threading.get_ident()
         self._trace(plan, versions or {}, number)
         self.data.begin(plan, None)
@@ -188,7 +193,7 @@ class Guard:
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
-            self._monitor = Monitor(self._state, number)
+            self._monitor = Monitor(self._state, number, self._part)
             if self._weights is not None:
                 self._exchange = WeightExchange(self._state, self._monitor.speaker)
             self._monitor.start()

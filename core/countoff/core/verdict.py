@@ -191,7 +191,8 @@ class Verdict:
         time: When the proof came to exist, in seconds since the epoch by the clock of the rank that found it.
         spread_seconds: Seconds from then until the last rank knew; None if not every rank reported that.
         counted: Ranks that answered, where they are more than the rows shown.
-        world_size: Ranks in the job; 0 if that is not known.
+        world_size: Ranks that are compared; 0 if that is not known.
+        part: Which ranks these are, if they are a part of the job.
         behind: Ranks that have not got as far as the point in dispute, where they might decide it.
         hosts: Names of the hosts of these ranks, by rank, where the job has more than one host; see `at_hosts`.
         mark_index: Index in the log's order of marks of the mark in dispute, or of the mark that opened the span whose
@@ -218,6 +219,7 @@ class Verdict:
     announced: bool = False
     standing: Standing = "out of step"
     world_size: int = field(default=0, compare=False)
+    part: tuple[int, ...] = field(default=(), compare=False)
     behind: tuple[int, ...] = field(default=(), compare=False)
     point: str = field(default="", compare=False)
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
@@ -255,6 +257,7 @@ class Verdict:
             "ranks": list(self.ranks),
             "standing": self.standing,
             "world_size": self.world_size,
+            **({"part": list(self.part)} if self.part else {}),
             "hosts": hosts,
             "leave_out": sorted(names) if self.restart == "may_help" else [],
             "rows": [
@@ -305,7 +308,8 @@ class Verdict:
             named = sorted(named)
         hosts = {self.hosts.get(rank) for rank in named} - {None}
         place = f", on {hosts.pop()}" if len(hosts) == 1 else ""  # of several, the sentence and the table tell
-        clauses = [f"{label}: {names_of(named)} of {count_of(ranks, 'rank')}{place}"]
+        every = names_of(self.part) if self.part else count_of(ranks, "rank")
+        clauses = [f"{label}: {names_of(named)} of {every}{place}"]
         if self.behind:
             clauses.append(f"{names_of(self.behind)} {'has' if len(self.behind) == 1 else 'have'} not got so far")
         if counted + silent < ranks:

@@ -9,6 +9,7 @@ from typing import Any
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
 from countoff._adapter.weights import PendingReplicas
 from countoff.core import Guard, Settings, SettingsError
+from countoff.core.part import Part
 from countoff.core.verdict import Remedies
 
 __all__ = ["cannot_make_even", "new_guard", "with_common_end"]
@@ -20,6 +21,7 @@ def new_guard(
     *,
     rank: int,
     world_size: int,
+    part: Part | None = None,
     remedies: Remedies,
     optimizers: Callable[[], Iterable[Any]] = tuple,
     schedulers: Callable[[], Iterable[Any]] = tuple,
@@ -32,7 +34,8 @@ def new_guard(
         settings: The user's choices.
         framework: The framework's name, for the trace.
         rank: This rank.
-        world_size: Ranks in the job.
+        world_size: Ranks that are compared.
+        part: Which ranks these are, if they are a part of the job.
         remedies: What to do about each kind of verdict, in the framework's terms.
         optimizers: Returns the optimizers whose learning rates are compared; called every `tick_batches` batches.
         schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
@@ -45,6 +48,7 @@ def new_guard(
         settings,
         rank=rank,
         world_size=world_size,
+        part=part,
         remedies=remedies,
         learning_rates=lambda: learning_rates(optimizers()),
         schedules=lambda: schedule_positions(optimizers(), schedulers()),

@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class
 from countoff.core import LoaderFacts
 from countoff.core.data.unobserved import unobserved
+from countoff.core.part import Part
 
 _LIBRARIES = ("torch", "torchdata", "accelerate", "streaming", "lightning", "pytorch_lightning", "lightning_fabric")
 """Packages whose loaders give the batches of their samplers, each once."""
@@ -28,6 +29,25 @@ def rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def part_of(group: Any) -> Part | None:
+    """Returns the part of the job that a process group is; None for all of its ranks.
+
+    Args:
+        group: The process group; None for all ranks of the job.
+
+    Raises:
+        ValueError: If this rank is not in the group.
+    """
+    rank, world_size = rank_and_world_size()
+    if group is None or world_size == 1:
+        return None
+    # What `new_group` returns where a rank is not in the group is no process group.
+    ranks = dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else []
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not in the group: call attach(group=…) on the ranks of the group alone")
+    return None if len(ranks) == world_size else Part(tuple(sorted(ranks)), group)
 
 
 def versions(*packages: str) -> dict[str, str]:

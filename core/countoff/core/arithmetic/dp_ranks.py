@@ -90,14 +90,23 @@ def dp_rank_faults(
     world_size = len(by_rank) if groups is None else len(groups)
     if set(by_rank) != set(range(world_size)):
         raise ValueError(f"there must be one dp_rank for each of the ranks 0 to {world_size - 1}, got {len(by_rank)}")
+    return _faults(by_rank, dp_degree, None if groups is None else dict(enumerate(groups)))
+
+
+def _faults(by_rank: Mapping[int, int], dp_degree: int, groups: Mapping[int, int] | None) -> DpRankFaults:
+    """Returns what is wrong with the dp_ranks of all ranks that take part, which may be some ranks of a job.
+
+    Raises:
+        ValueError: If dp_degree does not divide the number of these ranks.
+    """
+    world_size = len(by_rank)
     if not world_size or world_size % dp_degree:
         raise ValueError(f"dp_degree {dp_degree} must divide the number of ranks {world_size}")
     owners: dict[int, list[int]] = {}
     out_of_range: dict[int, int] = {}
     split: list[tuple[int, int]] = []
     first_of_group: dict[int, int] = {}
-    for rank in range(world_size):
-        value = by_rank[rank]
+    for rank, value in sorted(by_rank.items()):
         if type(value) is not int or not 0 <= value < dp_degree:
             out_of_range[rank] = value
         else:
@@ -137,7 +146,10 @@ def check_dp_ranks(
         1 of 4 dp_ranks belongs to no rank (3): 25 % of the data is never read
         25 % of the data is read more than once: ranks 1, 2 read the same dp_rank 1.
     """
-    faults = dp_rank_faults(values, dp_degree=dp_degree, groups=groups)
+    return _verdict_on(dp_rank_faults(values, dp_degree=dp_degree, groups=groups))
+
+
+def _verdict_on(faults: DpRankFaults) -> Verdict | None:
     if faults.sound:
         return None
     named = [rank for ranks in faults.repeated.values() for rank in ranks]
@@ -167,7 +179,7 @@ def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
         return None
     dp_ranks = cast("dict[int, int]", values)
     try:
-        found = check_dp_ranks(dp_ranks, dp_degree=degree)
+        found = _verdict_on(_faults(dp_ranks, degree, None))
     except ValueError as error:
         return Verdict("RankMapError", f"{error}.", time=time.time())
     if found is not None:
@@ -188,9 +200,7 @@ def _judge_loaders(
                 return None
     degrees = sorted({degree for _, degree in known.values()})
     if degrees == [dp_degree]:
-        groups = [dp_ranks[rank] for rank in range(len(dp_ranks))]
-        shares = {rank: share for rank, (share, _) in known.items()}
-        found = check_dp_ranks(shares, dp_degree=dp_degree, groups=groups)
+        found = _verdict_on(_faults({rank: share for rank, (share, _) in known.items()}, dp_degree, dp_ranks))
         return None if found is None else replace(found, remedy=_LOADER_REMEDY)
     among = " or ".join(count_of(degree, "rank") for degree in degrees)
     if max(degrees) > dp_degree:

@@ -408,8 +408,8 @@ class Resumes:
         return Observed(self._data.prints, self._data.informative, handed, self._data.dp_rank, self._data.dp_degree)
 
     def _say(self, verdict: Verdict | None) -> None:
-        """Gives a warning, on rank 0: where ranks resume at different places, the roll call has named that before."""
-        if verdict is not None and self._state.rank == 0:
+        """Gives a warning, on the first rank: the roll call has named before where ranks resume at different places."""
+        if verdict is not None and self._state.leads:
             self._warn(verdict)
 
     def _now(self) -> ScheduleState:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from countoff.core.protocol.records import clip, parse_count
+from countoff.core.protocol.records import clip, parse_count, parse_rank
 from countoff.core.verdict import Standing, Verdict, count_of, names_of
 
 __all__ = ["PendingHashes", "Question", "Replicas", "WeightCheck", "WeightWatch", "answer", "judge_weights", "narrowed"]
@@ -101,7 +101,7 @@ class Question(NamedTuple):
     rank: int
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any], world_size: int) -> Question:
+    def from_json(cls, entry: Mapping[str, Any], ranks: Sequence[int]) -> Question:
         """Reads the log's entry of another rank.
 
         Raises:
@@ -113,7 +113,7 @@ class Question(NamedTuple):
             raise ValueError(f"expected two short texts, got {moment!r:.80} and {key!r:.80}")
         if begin >= end:
             raise ValueError(f"expected a range of parameters, got {begin} to {end}")
-        return cls(parse_count(entry["steps"]), moment, key, begin, end, parse_count(entry["rank"], world_size))
+        return cls(parse_count(entry["steps"]), moment, key, begin, end, parse_rank(entry["rank"], ranks))
 
     def to_json(self) -> dict[str, Any]:
         """The log's entry; `from_json` is its inverse."""

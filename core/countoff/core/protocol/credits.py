@@ -25,7 +25,7 @@ returns the actions to be carried out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from countoff.core.protocol.actions import Action, AddOne, WriteEntry
@@ -211,17 +211,17 @@ class Credits:
             return self._empty is not None
         return self._most > end or self._last_end >= end
 
-    def left_keys(self, world_size: int) -> list[str]:
+    def left_keys(self, ranks: Sequence[int]) -> list[str]:
         """The keys of this span that may be left in the store once it is over on all ranks.
 
         Args:
-            world_size: Ranks in the job.
+            ranks: The ranks that take the same number of batches.
         """
         # Another rank may have heard of two grants more, and have given credit for two blocks beyond those.
         names = [str(self._block + ahead) for ahead in range(2 * len(self._borders))]
         names += [f"end/{end}" for end in sorted(self._ends)]
         if self.policy == "repeat" and self.total is None:
-            names += ["ended", *(f"ended/{rank}" for rank in range(world_size))]
+            names += ["ended", *(f"ended/{rank}" for rank in ranks)]
         return [self._key(name) for name in names]
 
     def left_entries(self) -> list[int]:

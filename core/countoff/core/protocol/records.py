@@ -367,14 +367,14 @@ def absence_entry(absence: Absence) -> dict[str, Any]:
     return {"type": "absence", **asdict(absence), "event": clip(absence.event, 420), "why": clip(absence.why, 240)}
 
 
-def absence_from_entry(entry: Mapping[str, Any], world_size: int) -> Absence:
+def absence_from_entry(entry: Mapping[str, Any], ranks: Sequence[int]) -> Absence:
     """Reads what the log says about a rank that may take part no more.
 
     Raises:
         KeyError, TypeError, ValueError: If it is not that.
     """
     return Absence(
-        rank=parse_count(entry["rank"], world_size),
+        rank=parse_rank(entry["rank"], ranks),
         event=clip(str(entry["event"]), 420),
         why=clip(str(entry["why"]), 240),
         subject=clip(str(entry["subject"]), 40),
@@ -396,6 +396,21 @@ def parse_count(value: object, below: int = 1 << 53) -> int:
     """
     if type(value) is not int or not 0 <= value < below:
         raise ValueError(f"expected a whole number below {below}, got {value!r}")
+    return value
+
+
+def parse_rank(value: object, ranks: Sequence[int]) -> int:
+    """Reads a rank out of a record.
+
+    Args:
+        value: What stands there.
+        ranks: The ranks that a guard compares.
+
+    Raises:
+        ValueError: If it is none of them.
+    """
+    if type(value) is not int or value not in ranks:
+        raise ValueError(f"expected one of {len(ranks)} ranks, got {value!r}")
     return value
 
 

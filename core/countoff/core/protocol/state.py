@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from countoff.core.protocol.records import (
     absence_from_entry,
     announcement_entry,
     parse_count,
+    parse_rank,
     return_entry,
     verdict_entry,
     verdict_from_json,
@@ -60,7 +61,7 @@ class State:
 
     Attributes:
         rank: This rank.
-        world_size: Ranks in the job.
+        world_size: Ranks that are compared.
         settings: The user's choices.
         remedies: What to do about each kind of verdict, in the adapter's words.
         outbox: Actions to be carried out, oldest first. The runtime puts its own jobs into the same queue, so that
@@ -81,7 +82,8 @@ class State:
         printed: Set once the verdict has been printed here, with its table.
         answered: Set once the training thread has received the verdict (or has failed by itself).
         comparing: Whether what this rank finds still goes into the log; False once it has stopped comparing.
-        present: The ranks that have counted off; the others owe nothing. Known on rank 0.
+        ranks: Which ranks these are, ascending; given only if they are a part of the job.
+        present: The ranks that have counted off; the others owe nothing. Known on the first rank.
         complete: Whether all ranks are known to have counted off.
         failure: What this rank's own exception was, if it has failed by itself.
         absences: The other ranks that have said that they may take part no more, by rank.
@@ -119,6 +121,7 @@ class State:
     printed: threading.Event = field(default_factory=threading.Event)
     answered: threading.Event = field(default_factory=threading.Event)
     comparing: bool = True
+    ranks: Sequence[int] = ()
     present: list[int] = field(default_factory=list[int])
     complete: bool = False
     failure: str = ""
@@ -144,6 +147,17 @@ class State:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
+        self.ranks = self.ranks or range(self.world_size)
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The ranks that are compared, if they are a part of the job."""
+        return () if isinstance(self.ranks, range) else tuple(self.ranks)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank: it compares, and prints what all ranks would."""
+        return self.rank == self.ranks[0]
 
     # Events of the training thread.
 
@@ -402,21 +416,21 @@ class State:
                 opened = parse_count(entry["opened"])
                 return lambda: self._receive_credits(opened, entry, index)
             case "absence":
-                absence = absence_from_entry(entry, self.world_size)
+                absence = absence_from_entry(entry, self.ranks)
                 return lambda: self._receive_absence(absence)
             case "return":
-                returned = parse_count(entry["rank"], self.world_size)
+                returned = parse_rank(entry["rank"], self.ranks)
                 return lambda: self._receive_return(returned)
             case "weights" if self.asked is not None:
                 return self.asked(entry)
-            case "goodbye" if entry["rank"] in range(self.world_size):
+            case "goodbye" if entry["rank"] in self.ranks:
                 return lambda: self._receive_goodbye(entry["rank"])
             case _:
                 return lambda: None
 
     def _parse_mark(self, entry: Mapping[str, Any]) -> Mark:
         mark = Mark.from_json(entry["mark"])
-        parse_count(mark.rank, self.world_size)
+        parse_rank(mark.rank, self.ranks)
         return mark
 
     def _parse_verdict(self, entry: Mapping[str, Any]) -> Verdict:
@@ -449,13 +463,13 @@ class State:
         self._noted.add((notice.kind, notice.subject))
         if not self._is_known(notice.kind, notice.subject):
             self.notices.append(notice)
-            if self.rank == 0:
+            if self.leads:
                 self.outbox.put(PrintWarning(notice))
 
     def _receive_goodbye(self, rank: int) -> None:
         if self.left is None:
             self.left = rank
-        if rank == 0:  # it may host the store
+        if rank == self.ranks[0]:  # it may host the store
             self._finish()
 
     def _receive_absence(self, absence: Absence) -> None:

@@ -1,7 +1,8 @@
-"""How far this host's clock is ahead of rank 0's, for times of several hosts on one axis.
+"""How far this host's clock is ahead of the first rank's, for times of several hosts on one axis.
 
-Rank 0's heartbeat reaches the store at some moment. Rank 0 writes into it between which readings of its clock that was,
-and another rank sees between which of its own looks it was. Nobody waits for anybody: rank 0 does not know who looks.
+The first rank's heartbeat reaches the store at some moment. It writes into it between which readings of its clock that
+was, and another rank sees between which of its own looks it was. Nobody waits for anybody: the first rank does not know
+who looks.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.protocol.records import parse_count
-from countoff.core.runtime.heartbeats import HEARTBEAT_OF_RANK_0
+from countoff.core.runtime.heartbeats import heartbeat_key
 
 if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
 
 LOOK_SECONDS = 0.05
-"""How often to look at rank 0's heartbeat; the error is half of that, or more where the store is slow."""
+"""How often to look at the first rank's heartbeat; the error is half of that, or more where the store is slow."""
 _GIVE_UP_SECONDS = 10.0
-"""After so long rank 0 writes no heartbeats any more, or this clock was set."""
+"""After so long the first rank writes no heartbeats any more, or this clock was set."""
 
 
 class _Arrival(NamedTuple):
-    """A heartbeat of rank 0 that has reached the store.
+    """A heartbeat of the first rank that has reached the store.
 
     Attributes:
         number: Its number.
-        written: When rank 0 wrote it, by rank 0's clock.
+        written: When the first rank wrote it, by the first rank's clock.
         before: When this rank last saw that it was not there, by its own clock.
         after: When this rank first saw it.
     """
@@ -41,16 +42,20 @@ class _Arrival(NamedTuple):
 
 
 class ClockComparison:
-    """Compares this host's clock with rank 0's once; to be polled by the speaker, for two heartbeats or so.
+    """Compares this host's clock with the first rank's once; to be polled by the speaker, for two heartbeats or so.
 
     It gives up after ten seconds.
 
     Args:
-        done: Called with the seconds that this host's clock is ahead of rank 0's, and by how many that may be wrong.
+        done: Called with the seconds that this host's clock is ahead of that one, and by how many that may be wrong.
+        first: The first rank.
         clock: This host's clock, in seconds since the epoch.
     """
 
-    def __init__(self, done: Callable[[float, float], None], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, done: Callable[[float, float], None], first: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._key = heartbeat_key(first)
         self._done = done
         self._clock = clock
         self._until = clock() + _GIVE_UP_SECONDS
@@ -58,11 +63,11 @@ class ClockComparison:
         self._arrival: _Arrival | None = None
 
     def poll(self, channel: Channel) -> bool:
-        """Looks at rank 0's heartbeat; True when the clocks are compared, or rank 0 does not tell its time."""
+        """Looks at the first rank's heartbeat; True when the clocks are compared, or it does not tell its time."""
         began = self._clock()
         if not self._until - _GIVE_UP_SECONDS <= began < self._until:
             return True
-        record = channel.whole.get(HEARTBEAT_OF_RANK_0)
+        record = channel.whole.get(self._key)
         ended, number = self._clock(), parse_count(record["heartbeat"])
         if "time" not in record:
             return True
@@ -78,7 +83,7 @@ class ClockComparison:
         return False
 
     def _compare(self, arrival: _Arrival, following: Mapping[str, Any]) -> None:
-        """The next heartbeat tells how long rank 0 took to write the one before."""
+        """The next heartbeat tells how long the first rank took to write the one before."""
         least = arrival.before - (arrival.written + float(following["took"]))
         most = arrival.after - arrival.written
         if math.isfinite(least) and math.isfinite(most):

@@ -81,7 +81,7 @@ class Connection:
     def __init__(self, place: Place, line: Line, store: Any, seconds: float) -> None:
         self.place = place
         self.store = store
-        self.lifelines = Lifelines(line.rank, line.world_size, seconds, line.heartbeats)
+        self.lifelines = Lifelines(line.rank, line.ranks, seconds, line.heartbeats)
         self._seconds = seconds
         self._line = line
         self._members: dict[int, Member] = {}
@@ -253,7 +253,7 @@ class Connection:
             for member in self._all():  # this rank may send nothing from here on: that is no death
                 with contextlib.suppress(Exception):
                     if self._speaking is not None:
-                        announce_stopped(self._part(member.number, self._speaking), member.state.rank)
+                        announce_stopped(self._part(member.number, self._speaking), member.state)
             self._lose(error)
         finally:
             line.connected = False
@@ -377,7 +377,7 @@ def connect(member: Member, place: Place, store: Any) -> Connection:
             for old in [each for each in _lines if each[:2] == key[:2] and each not in (key, *_connections)]:
                 del _lines[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
-            line = _lines.setdefault(key, Line(state.rank, state.world_size))
+            line = _lines.setdefault(key, Line(state.rank, state.ranks))
             connection = _connections[key] = Connection(place, line, store, state.settings.lost_seconds)
             connection.add(member)
     return connection

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from countoff.core.protocol.judgement import lost_rank
-from countoff.core.protocol.records import Records, parse_count
+from countoff.core.protocol.records import Records, parse_rank
 from countoff.core.protocol.state import State
 from countoff.core.runtime import hosts
 from countoff.core.runtime.processes import Process, host_id
@@ -21,31 +21,30 @@ if TYPE_CHECKING:
     from countoff.core.runtime.channel import Channel
 
 HEARTBEAT_SECONDS = 1.0
-HEARTBEAT_OF_RANK_0 = "heartbeat/0"
-"""The key of rank 0's heartbeats, which also tell its time."""
 _LOG_MARGIN = 64
 
 
 class Heartbeats:
     """Writes this rank's heartbeats and reads those of others. Used by the speaker thread alone.
 
-    Rank 0 watches all ranks, every other rank watches rank 0.
+    The first rank watches all ranks, every other rank watches the first one.
 
     Args:
         rank: This rank.
-        world_size: Ranks in the job.
+        ranks: The ranks that meet, ascending; the first one may host the store.
 
     Attributes:
         host: The id of this host.
         all_introduced: Whether all ranks are known to have introduced themselves.
         neighbours: Processes of this host that are ranks, by rank.
-        hosts: Names of the hosts of rank 0 and of this host's ranks, by rank, where the job has more than one host.
-            They are known without the store.
+        hosts: Names of the hosts of the first rank and of this host's ranks, by rank, where the job has more than one
+            host. They are known without the store.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self._rank = rank
-        self._world_size = world_size
+        self._ranks = ranks
+        self._first = ranks[0]
         self.host = host_id()
         self._sent = 0
         self._took = 0.0
@@ -68,17 +67,17 @@ class Heartbeats:
 
         Args:
             channel: The channel of the whole process.
-            read: Entries of the log that this rank has read. Rank 0 removes what all ranks have read.
+            read: Entries of the log that this rank has read. The first rank removes what all ranks have read.
         """
         self._sent += 1
-        if self._rank == 0:
+        if self._rank == self._first:
             self._send_time(channel, read)
         else:
-            channel.set(f"heartbeat/{self._rank}", {"heartbeat": self._sent, "read": read})
+            channel.set(heartbeat_key(self._rank), {"heartbeat": self._sent, "read": read})
         self.find_neighbours(channel)
-        others = list(range(1, self._world_size)) if self._rank == 0 else [0]
+        others = list(self._ranks[1:]) if self._rank == self._first else [self._first]
         records = self._look(channel, others)
-        if self._rank == 0 and len(records) == len(others):
+        if self._rank == self._first and len(records) == len(others):
             self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
             self._prune(channel, min([read, *(record["read"] for record in records.values())]))
 
@@ -91,13 +90,13 @@ class Heartbeats:
         """
         if self.all_introduced:
             return
-        places = min(channel.add(f"host/{self.host}", 0), self._world_size)
+        places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
         keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
         written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
         for record in channel.get_many(written):
             process = Process.from_json(record)
-            self.neighbours.setdefault(parse_count(process.rank, self._world_size), process)
-        named = hosts.names(channel, [0, self._rank])
+            self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
+        named = hosts.names(channel, [self._first, self._rank])
         self.hosts = {**named, **dict.fromkeys(self.neighbours, named[self._rank])} if self._rank in named else {}
         self.all_introduced = complete
 
@@ -128,26 +127,27 @@ class Heartbeats:
             if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.get(f"heartbeat/{rank}")["heartbeat"] == self._last[rank][0]:
+            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
 
     def _send_time(self, channel: Channel, read: int) -> None:
-        """Writes rank 0's heartbeat, with its time and how long it took to write the one before; see `clocks`."""
+        """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
+        key = heartbeat_key(self._rank)
         began, now = time.perf_counter(), time.time()
-        channel.set(HEARTBEAT_OF_RANK_0, {"heartbeat": self._sent, "read": read, "time": now, "took": self._took})
-        channel.has(HEARTBEAT_OF_RANK_0)  # the store answers in order: the heartbeat is there before this returns
+        channel.set(key, {"heartbeat": self._sent, "read": read, "time": now, "took": self._took})
+        channel.has(key)  # the store answers in order: the heartbeat is there before this returns
         self._took = time.perf_counter() - began
 
     def _look(self, channel: Channel, others: list[int]) -> Records:
-        keys = [f"heartbeat/{rank}" for rank in others]
+        keys = [heartbeat_key(rank) for rank in others]
         # No rank removes its heartbeat: once all have sent one, there is nothing to check for first.
         complete = len(self._last) == len(others) or channel.has(*keys)
-        heard = others if complete else [rank for rank in others if channel.has(f"heartbeat/{rank}")]
+        heard = others if complete else [rank for rank in others if channel.has(heartbeat_key(rank))]
         now = time.monotonic()
         if now - self._looked_at > 3 * HEARTBEAT_SECONDS:  # this rank was paused, or its store was: no other was silent
             self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
         self._looked_at = now
-        records = dict(zip(heard, channel.get_many([f"heartbeat/{rank}" for rank in heard]), strict=True))
+        records = dict(zip(heard, channel.get_many([heartbeat_key(rank) for rank in heard]), strict=True))
         for rank, record in records.items():
             if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
                 self._last[rank] = (record["heartbeat"], now)
@@ -158,6 +158,11 @@ class Heartbeats:
         for index in range(self._pruned, read_by_all - _LOG_MARGIN):
             channel.delete(f"log/{index}")
             self._pruned = index + 1
+
+
+def heartbeat_key(rank: int) -> str:
+    """Returns the key of a rank's heartbeats; those of the first rank also tell its time."""
+    return f"heartbeat/{rank}"
 
 
 def begin_fit(channel: Channel, rank: int) -> None:

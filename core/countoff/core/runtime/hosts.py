@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from countoff.core.protocol.records import clip, parse_count
+from countoff.core.protocol.records import clip, parse_rank
 from countoff.core.runtime.processes import Process
 
 if TYPE_CHECKING:
@@ -70,19 +70,19 @@ def names(channel: Channel, ranks: Sequence[int]) -> dict[int, str]:
     }
 
 
-def ranks_on(channel: Channel, rank: int, world_size: int) -> list[int]:
+def ranks_on(channel: Channel, rank: int, ranks: Sequence[int]) -> list[int]:
     """The ranks on a rank's host, ascending; that rank alone where the others are not known.
 
     Args:
         channel: The channel of the whole process.
         rank: A rank that has introduced itself.
-        world_size: Ranks in the job.
+        ranks: The ranks that meet.
     """
     host = str(channel.get(f"rank/{rank}")["host"])
-    places = min(channel.add(f"host/{host}", 0), world_size)
+    places = min(channel.add(f"host/{host}", 0), len(ranks))
     keys = [f"host/{host}/{place}" for place in range(1, places + 1)]
     records = channel.get_many(keys if channel.has(*keys) else [key for key in keys if channel.has(key)])
-    return sorted({rank, *(parse_count(record["rank"], world_size) for record in records)})
+    return sorted({rank, *(parse_rank(record["rank"], ranks) for record in records)})
 
 
 def plain_address(address: str) -> str:

@@ -92,12 +92,12 @@ def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
     return dict(zip(told, channel.get_many([keys[rank] for rank in told]), strict=True))
 
 
-def is_others(directory: str, rank: int, verdict: Verdict) -> bool:
-    """Whether rank 0 writes the incident into this directory, and this rank must not."""
-    if rank == 0 or (verdict.gone and 0 in verdict.ranks):
+def is_others(directory: str, rank: int, first: int, verdict: Verdict) -> bool:
+    """Whether the first rank writes the incident into this directory, and this rank must not."""
+    if rank == first or (verdict.gone and first in verdict.ranks):
         return False
     with contextlib.suppress(OSError):
-        return os.stat(os.path.join(directory, format.file_name(0))).st_mtime > processes.began_at()
+        return os.stat(os.path.join(directory, format.file_name(first))).st_mtime > processes.began_at()
     return False
 
 

@@ -7,6 +7,7 @@ process ends. If no answer comes, the host is gone, or the way to it.
 The first rank of each other host has the lifeline of its host. It greets rank 0 with its rank and a nonce from the
 store, rank 0 answers with another nonce, and nothing else is sent but one byte as a goodbye: an end without it is that
 of a process that was killed, or crashed. Where rank 0 cannot be reached, as behind a firewall, heartbeats decide.
+Where a part of the job's ranks meets, "rank 0" below is the first of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -157,20 +158,21 @@ class Lifelines:
 
     Args:
         rank: This rank.
-        world_size: Ranks in the job.
+        ranks: The ranks that meet, ascending; the others have their lifelines to the first one.
         seconds: The setting `lost_seconds`.
         heartbeats: Those of this rank, which know its neighbours.
 
     Attributes:
-        hub: Rank 0, once it is known here.
+        hub: The first rank, once it is known here.
         losses: The lifelines that have broken, the first one first.
     """
 
-    def __init__(self, rank: int, world_size: int, seconds: float, heartbeats: Heartbeats) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], seconds: float, heartbeats: Heartbeats) -> None:
         self.hub: Hub | None = None
         self.losses: list[Loss] = []
         self._rank = rank
-        self._world_size = world_size
+        self._ranks = ranks
+        self._first = ranks[0]
         self._seconds = seconds
         self._heartbeats = heartbeats
         self._lock = threading.Lock()  # held for no longer than it takes to look at sockets that are ready
@@ -187,8 +189,8 @@ class Lifelines:
         self._told = False
         self._closed = False
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = world_size if limit == resource.RLIM_INFINITY else limit // 2  # the job needs descriptors too
-        self._most = min(world_size - 1, allowed) + _ARRIVALS
+        allowed = len(ranks) if limit == resource.RLIM_INFINITY else limit // 2  # the job needs descriptors too
+        self._most = min(len(ranks) - 1, allowed) + _ARRIVALS
         _all.add(self)
 
     # The speaker.
@@ -199,7 +201,7 @@ class Lifelines:
         Args:
             channel: The channel of the whole process.
         """
-        if self._rank != 0 or self.hub is not None:
+        if self._rank != self._first or self.hub is not None:
             return
         own, store, port = channel.own_address(), channel.store_address(), 0
         with self._lock:
@@ -230,7 +232,7 @@ class Lifelines:
         Args:
             channel: The channel of the whole process.
         """
-        if self._rank == 0:
+        if self._rank == self._first:
             self._tend_all(channel)
             return
         hub, heartbeats = self.hub, self._heartbeats
@@ -245,17 +247,17 @@ class Lifelines:
 
         Args:
             channel: The channel of the whole process.
-            rank: Rank 0, or on rank 0 any other.
+            rank: The first rank, or on that one any other.
         """
-        if self._rank == 0:
+        if self._rank == self._first:
             known = list(self._hosts.items())
             if any(rank in ranks and other in self._standing for other, (_, ranks) in known):
                 return True
             # Not known as long as ranks are missing. No other rank gets here twice in a fit: it is lost then.
-            return any(other in self._standing for other in hosts.ranks_on(channel, rank, self._world_size))
-        if self._is_first():
-            return 0 in self._standing
-        key = f"lifeline/{self._first()}"  # nobody removes it: a `get` of a missing one would block
+            return any(other in self._standing for other in hosts.ranks_on(channel, rank, self._ranks))
+        if self._is_hosts_first():
+            return self._first in self._standing
+        key = f"lifeline/{self._hosts_first()}"  # nobody removes it: a `get` of a missing one would block
         return channel.has(key) and channel.get(key)["stands"] is True
 
     def withdraw(self, channel: Channel) -> None:
@@ -271,24 +273,24 @@ class Lifelines:
         heartbeats, hub = self._heartbeats, self.hub
         if hub is None or not heartbeats.all_introduced:
             return
-        if len(heartbeats.neighbours) == self._world_size:
+        if len(heartbeats.neighbours) == len(self._ranks):
             with self._lock:
                 self._drop(self._listener)  # all ranks are on this host
                 self._listener = None
         elif not hub.ranks:
-            ranks = tuple(hosts.ranks_on(channel, 0, self._world_size))
+            ranks = tuple(hosts.ranks_on(channel, self._first, self._ranks))
             self.hub = hub = replace(hub, ranks=ranks)
             channel.set("lifeline", hub.to_json())
         for rank in [rank for rank in list(self._standing) if rank not in self._hosts][:_LEARNED]:
-            name = hosts.names(channel, [0, rank]).get(rank, "")
-            self._hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._world_size))
+            name = hosts.names(channel, [self._first, rank]).get(rank, "")
+            self._hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._ranks))
 
     def _tend_own(self, channel: Channel, hub: Hub) -> None:
-        stands, now = 0 in self._standing, time.monotonic()
+        stands, now = self._first in self._standing, time.monotonic()
         if stands != self._told:
             self._tell(channel, stands=stands)
         due = not stands and self._call is None and not self.losses and self._tries < _TRIES and now >= self._next_try
-        if due and self._is_first():
+        if due and self._is_hosts_first():
             self._tries += 1
             self._next_try = now + _RETRY_SECONDS
             store = [channel.store_address()] if hub.has_store and hub.port else []  # it has been reached there
@@ -301,10 +303,10 @@ class Lifelines:
         self._told = stands
         channel.set(f"lifeline/{self._rank}", {"stands": stands})
 
-    def _is_first(self) -> bool:
-        return self._first() == self._rank
+    def _is_hosts_first(self) -> bool:
+        return self._hosts_first() == self._rank
 
-    def _first(self) -> int | None:
+    def _hosts_first(self) -> int | None:
         """The first rank of this host that is left, whose lifeline is that of the host."""
         for rank, process in list(self._heartbeats.neighbours.items()):
             if rank == self._rank or process.state() != "gone":
@@ -364,7 +366,7 @@ class Lifelines:
             if hub is None or not arrival.receive(_GREETING.size):
                 return
             nonce, rank = _GREETING.unpack(arrival.received)
-            known = hmac.compare_digest(nonce, hub.nonce) and 0 < rank < self._world_size
+            known = hmac.compare_digest(nonce, hub.nonce) and rank in self._ranks[1:]
             # It waited in the kernel while this process held the interpreter: the other end may have lost patience.
             if not known or not _is_quiet(end):
                 raise ConnectionError("a connection that is none of ours, or that is over")
@@ -399,8 +401,8 @@ class Lifelines:
 
     def _lose_host(self, rank: int, end: socket.socket) -> None:
         has_store = False
-        if self._rank and self.hub is not None:
-            name, ranks, has_store = self._heartbeats.hosts.get(0, ""), self.hub.ranks, self.hub.has_store
+        if self._rank != self._first and self.hub is not None:
+            name, ranks, has_store = self._heartbeats.hosts.get(self._first, ""), self.hub.ranks, self.hub.has_store
         else:
             name, ranks = self._hosts.get(rank, ("", ()))
         name = name or self._addresses.get(end, "?")
@@ -473,7 +475,7 @@ class Lifelines:
             self._redial(call, "it is not rank 0")
         elif len(call.received) == _ANSWER_BYTES:
             self._call = None
-            self._stand(0, end)
+            self._stand(self._first, end)
 
     # Sockets. All of this is called under the lock.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff.core.protocol.records import parse_count
@@ -24,11 +24,11 @@ class Line:
 
     Args:
         rank: This rank.
-        world_size: Ranks in the job.
+        ranks: The ranks that meet, ascending.
 
     Attributes:
         rank: This rank.
-        world_size: Ranks in the job.
+        ranks: The ranks that meet, ascending.
         heartbeats: Those of this rank and of others.
         read: Entries of the log read so far; the next one is entry number `read`.
         lock: Held while an entry is received, so that its effects are there once `read` has grown.
@@ -38,10 +38,10 @@ class Line:
         store_address: Address and port at which the store was reached.
     """
 
-    def __init__(self, rank: int, world_size: int) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank = rank
-        self.world_size = world_size
-        self.heartbeats = Heartbeats(rank, world_size)
+        self.ranks = ranks
+        self.heartbeats = Heartbeats(rank, ranks)
         self.read = 0
         self.lock = threading.RLock()
         self._arrival = threading.Condition(self.lock)

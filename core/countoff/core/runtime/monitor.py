@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 
+from countoff.core.part import Part
 from countoff.core.protocol.judgement import lost_host, lost_rank, lost_store
 from countoff.core.protocol.state import State
 from countoff.core.runtime import shutdown
@@ -17,7 +18,7 @@ from countoff.core.runtime.channel import Channel, ChannelError, knock
 from countoff.core.runtime.connection import Connection, connect, standing_place
 from countoff.core.runtime.lifelines import Lifelines
 from countoff.core.runtime.processes import Process
-from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish
+from countoff.core.runtime.rendezvous import choose_place, default_store, find_place, keep_publishing, publish, store_of
 from countoff.core.runtime.session import Session, first_line
 from countoff.core.runtime.speaker import Speaker, announce_stopped
 from countoff.core.runtime.verdict_table import post_row, print_with_table
@@ -39,6 +40,7 @@ class Monitor:
     Args:
         state: This rank's state.
         number: Number of the guard in this process; equal on all ranks.
+        part: The ranks that meet, if they are a part of the job.
 
     Attributes:
         state: This rank's state.
@@ -48,8 +50,9 @@ class Monitor:
         watchdog: Its watchdog.
     """
 
-    def __init__(self, state: State, number: int) -> None:
+    def __init__(self, state: State, number: int, part: Part | None = None) -> None:
         self.state = state
+        self._part = part
         self.number = number
         self.speaker = speaker = Speaker(state, number)
         self.session = Session(state, hosts=lambda: speaker.line.heartbeats.hosts)
@@ -99,7 +102,7 @@ class Monitor:
         if not (decided or (line.connected and line.prompt)):
             session.stop_comparing("the job's store does not answer")
         elif not decided and self.state.settings.keeps_even:
-            session.stop_comparing("rank 0 has not answered")
+            session.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
 
     def close(self, *, survived: bool = False) -> None:
         """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
@@ -182,10 +185,10 @@ class Monitor:
     def _meet(self) -> None:
         state, given_up = self.state, self.session.closing.is_set
         try:
-            store = default_store()
+            store = default_store() if self._part is None else store_of(self._part.group)
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
-            if state.rank == 0:  # its choice is that of all ranks
+            if state.leads:  # its choice is that of all ranks
                 place = standing_place(state.rank, store) or choose_place(store)
                 publish(store, self.number, place)
             else:
@@ -196,7 +199,7 @@ class Monitor:
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)
             return
-        if state.rank == 0:
+        if state.leads:
             with contextlib.suppress(Exception):  # the connection's own threads say what a lost store means
                 keep_publishing(store, self.number, place, self._need_not_answer)
 
@@ -233,12 +236,15 @@ class Monitor:
             return
         if found == "open":  # a process that is killed does not close all its connections at once
             found = knock(*self.speaker.line.store_address)
+        if found != "open" and self._part is not None and not state.settings.keeps_even:
+            session.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
+            return
         if found != "open":
             session.conclude_alone(self._lost_store(lifelines, found, why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
             channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
-            announce_stopped(channel.at(f"{self.number}/"), state.rank)
+            announce_stopped(channel.at(f"{self.number}/"), state)
         session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
 
     def _neighbours(self) -> list[Process]:
@@ -253,7 +259,9 @@ class Monitor:
         if recent:
             return recent[0].verdict()
         if found == "silent" and hub is not None and hub.has_store and elsewhere and hub.ranks:
-            return lost_host(heartbeats.hosts.get(0, self.speaker.line.store_address[0]), hub.ranks, seconds)
+            return lost_host(
+                heartbeats.hosts.get(self.state.ranks[0], self.speaker.line.store_address[0]), hub.ranks, seconds
+            )
         if found == "silent":
             return lost_store(self.speaker.line.store_address[0], seconds)
         return lost_rank(0, "or whoever hosts the job's store is gone", why)

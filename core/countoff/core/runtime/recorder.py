@@ -109,6 +109,7 @@ class Recorder:
             host=hosts.own_name(),
             pid=os.getpid(),
             **({"framework": framework} if framework else {}),
+            **({"part": list(state.part)} if state.part else {}),
             **({"before": plan.steps_before} if plan.steps_before else {}),
             run=verdict_file.run(),
             versions=self._versions,
@@ -241,7 +242,7 @@ class Recorder:
             found = found or {state.rank: incident.stack_record()}
 
         def write() -> list[Line]:
-            if whole and not incident.is_others(directory, state.rank, verdict):
+            if whole and not incident.is_others(directory, state.rank, state.ranks[0], verdict):
                 incident.write(
                     directory,
                     verdict,
@@ -273,10 +274,10 @@ class Recorder:
         return lines
 
     def _compare_clock(self, speaker: Speaker, now: float) -> None:
-        heartbeats = speaker.line.heartbeats
-        if heartbeats.all_introduced and min(heartbeats.neighbours, default=0) == self._state.rank != 0:
+        heartbeats, state = speaker.line.heartbeats, self._state
+        if heartbeats.all_introduced and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
             self._next_clock = now + _CLOCK_SECONDS
-            speaker.poll_every(ClockComparison(self._clocks_compared), LOOK_SECONDS)
+            speaker.poll_every(ClockComparison(self._clocks_compared, state.ranks[0]), LOOK_SECONDS)
 
     def _clocks_compared(self, ahead: float, error: float) -> None:
         self._put("clock", ahead=round(ahead, 6), error=round(error, 6))
@@ -309,7 +310,7 @@ class Recorder:
             totals = dict(self._totals()), self._horizon()
         end = self._state.end
         plans_differ = end is not None and end.kind == "PlanMismatch"
-        if not (self._state.rank == 0 or plans_differ) or totals == self._last_totals:
+        if not (self._state.leads or plans_differ) or totals == self._last_totals:
             return []
         self._last_totals = totals
         named = {name.removeprefix("countoff/"): value for name, value in totals[0].items()}

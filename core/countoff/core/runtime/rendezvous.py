@@ -37,6 +37,18 @@ def default_store() -> Store | None:
     return dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
+def store_of(group: Any) -> Store:
+    """The store of a process group: the job's, with keys of its own.
+
+    Raises:
+        RuntimeError: If the group was destroyed.
+    """
+    found = dist.distributed_c10d._world.pg_map.get(group)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    if found is None:
+        raise RuntimeError("the process group was destroyed")
+    return found[1]
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the ranks of a job meet.

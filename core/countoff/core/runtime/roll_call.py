@@ -136,15 +136,15 @@ class RollCall:
             self.lengths_now = tuple(parse_count(length) for length in result.get("lengths_now", ()))
             state.complete = complete = result["compared"] == state.world_size
             if state.settings.keeps_even and not result["compared"]:
-                state.propose(unprotected(state.rank, "rank 0 has stopped comparing"))
+                state.propose(unprotected(state.rank, f"rank {state.ranks[0]} has stopped comparing"))
             # Every rank introduces itself before it reports.
             find = speaker.line.heartbeats.find_neighbours
             speaker.hand(lambda channel: find(channel.whole, complete=complete))
             if not result.get("refused"):  # else this rank waits for the verdict, which may come after the answer
                 speaker.hand(lambda _: answered.set())
 
-        if state.rank == 0:
-            speaker.poll(Gathering("plan", range(state.world_size), deadline, compare, self._warn_of_missing))
+        if state.leads:
+            speaker.poll(Gathering("plan", state.ranks, deadline, compare, self._warn_of_missing))
         else:
             speaker.poll(Awaiting("plan", release))
         return answered
@@ -172,7 +172,7 @@ class RollCall:
                 for key in (*map(step_key, compared), *tick_keys(span, self._state.settings.tick_batches)):
                     channel.delete(key)
             if credits is not None:
-                for key in credits.left_keys(self._state.world_size):
+                for key in credits.left_keys(self._state.ranks):
                     channel.delete(key)
 
         def done(records: Records, missing: list[int]) -> None:
@@ -228,7 +228,7 @@ class RollCall:
         # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:
         # once rank 0 has all reports, everything that these ranks found is in the log.
         speaker.hand(lambda _: speaker.hand(write))
-        if state.rank != 0:
+        if not state.leads:
             return
 
         def gathered(records: Records, missing: list[int]) -> None:
@@ -264,7 +264,7 @@ class RollCall:
             self._speaker.catch_up(channel)
             self._speaker.hand(lambda _: printed.set())
 
-        if self._state.rank == 0:
+        if self._state.leads:
             self._speaker.hand(print_what_is_left)
             while not printed.wait(0.02) and worth_waiting():
                 pass
@@ -339,7 +339,7 @@ class RollCall:
             **self.metrics,
             "countoff/spread_seconds": closed[late] - min(closed.values()),
             "countoff/late_rank": late,
-            "countoff/loader_seconds": loader[0],
+            "countoff/loader_seconds": loader[self._state.rank],
             "countoff/loader_seconds_max": loader[slow],
             "countoff/loader_rank": slow,
         }

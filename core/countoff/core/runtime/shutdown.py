@@ -153,9 +153,9 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
     One rank per host prints it whole, and writes it for a scheduler; the others print one line, if they know that it
-    has. In warn mode rank 0 alone prints it, and nothing is written for the launcher or for a scheduler. The loss of a
-    rank is not printed where another guard of this process has just printed a verdict: the ranks are ending with that
-    one.
+    has. In warn mode the first rank alone prints it, and nothing is written for the launcher or for a scheduler. The
+    loss of a rank is not printed where another guard of this process has just printed a verdict: the ranks are ending
+    with that one.
 
     Args:
         state: This rank's state.
@@ -177,7 +177,7 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         print_to_stderr(verdict, state.rank, reporter)
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
-    elif state.rank == 0:
+    elif state.leads:
         print_to_stderr(verdict, state.rank)
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)

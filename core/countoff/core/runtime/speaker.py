@@ -75,7 +75,7 @@ class Speaker:
         self._slow: dict[Pollable, _Pace] = {}
         self._ending = False
         self.drained = threading.Event()
-        self.join(Line(state.rank, state.world_size))
+        self.join(Line(state.rank, state.ranks))
 
     def join(self, line: Line) -> None:
         """Shares a line with the other guards of this process from here on."""
@@ -182,7 +182,7 @@ class Speaker:
         state, told = self._state, threading.Event()
         self.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
         if not state.finished:
-            self.hand(self.append(goodbye_entry(state.rank), lambda: state.rank != 0 and state.left is not None))
+            self.hand(self.append(goodbye_entry(state.rank), lambda: not state.leads and state.left is not None))
         return told
 
     def turn(self, channel: Channel) -> None:
@@ -259,7 +259,7 @@ class Speaker:
         if last:
             entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
             if action.batches is not None:
-                numbers = [f"{key}/{rank}" for rank in range(state.world_size)]
+                numbers = [f"{key}/{rank}" for rank in state.ranks]
                 entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
                 left += numbers
             self.append(entry)(channel)  # first: all ranks may be waiting for it
@@ -275,8 +275,8 @@ class Speaker:
             self.hand(forget)  # behind what waits to be added by now
 
 
-def announce_stopped(channel: Channel, rank: int) -> None:
+def announce_stopped(channel: Channel, state: State) -> None:
     """Tells the others that this rank compares no more, so that none waits for it or reports it as lost."""
-    say_goodbye(channel, rank)
-    if rank == 0 and not channel.has("plan"):
+    say_goodbye(channel, state.rank)
+    if state.leads and not channel.has("plan"):
         channel.set("plan", {"compared": 0, "agreed": []})

@@ -92,7 +92,7 @@ class Stall:
         if (work := state.micro_batches.work()) is not None:
             record["micro"] = work
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
-        if state.rank == 0:
+        if state.leads:
             self._speaker.hand(self._gather)
 
     def _gather(self, channel: Channel) -> None:

@@ -53,18 +53,19 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         with contextlib.suppress(Exception):  # evidence only: the verdict is printed without it
             found = {state.rank: incident.post_stack(channel, state.rank)}
     gone = verdict.ranks if verdict.gone else ()
-    if state.rank == 0:
-        known = state.present or range(state.world_size)
+    first = state.ranks[0]
+    if state.leads:
+        known = state.present or state.ranks
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
-        present = [rank for rank in range(state.world_size) if rank in known or channel.has(f"plan/{rank}")]
+        present = [rank for rank in state.ranks if rank in known or channel.has(f"plan/{rank}")]
         owed = [rank for rank in present if rank not in gone or channel.has(f"row/{rank}")]
         rows = _gather_and_publish(channel, state, verdict, owed)
         with contextlib.suppress(Exception):
             found = found and incident.read_stacks(channel, list(rows))
-    elif 0 not in gone:
+    elif first not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
         _poll_until(lambda: channel.has("table"), deadline)
-    whole = with_table(channel, verdict, state.remedies, state.world_size)
+    whole = replace(with_table(channel, verdict, state.remedies, state.world_size), part=state.part)
     whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
     # A verdict may come before this rank has looked for its neighbours. Those that have posted a row are there now.
     heartbeats.find_neighbours(channel.whole)
@@ -74,8 +75,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         state.observer.gathered(rows, found)
     shutdown.print_verdict(state, whole, None if prints_whole else reporter)
     channel.set(f"told/{state.rank}", {"told": True})
-    if state.rank == 0:  # it may host the store: it leaves after the others have printed
-        told = [f"told/{rank}" for rank in range(1, state.world_size) if rank not in gone]
+    if state.leads:  # it may host the store: it leaves after the others have printed
+        told = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
         _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
     state.printed.set()
 
@@ -157,7 +158,7 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
         channel: The speaker's channel.
         verdict: The verdict in the log.
         remedies: The adapter's remedies.
-        world_size: Ranks in the job.
+        world_size: Ranks that are compared.
     """
     if not channel.has("table"):
         return verdict

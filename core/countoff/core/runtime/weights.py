@@ -114,7 +114,7 @@ class WeightExchange:
         Raises:
             KeyError, TypeError, ValueError: If it is no question.
         """
-        question = Question.from_json(entry, self._state.world_size)
+        question = Question.from_json(entry, self._state.ranks)
 
         def take() -> None:
             if self.last_steps is None:

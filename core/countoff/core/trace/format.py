@@ -59,10 +59,10 @@ class Keys(NamedTuple):
 
 LINES: dict[str, Keys] = {
     # A fit begins: what this rank is, and what it was begun with; `before` is the number of optimizer steps before the
-    # checkpoint from which it resumes.
+    # checkpoint from which it resumes, `part` has the ranks that are compared, if they are a part of the job.
     "begin": Keys(
         ("v", "rank", "world", "host", "pid", "run", "versions", "settings", "plan"),
-        ("framework", "before"),
+        ("framework", "before", "part"),
     ),
     # How far this host's clock is ahead of rank 0's, in seconds, and by how much that may be wrong.
     "clock": Keys(("ahead", "error")),

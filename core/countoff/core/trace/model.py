@@ -142,7 +142,8 @@ class Fit:
         last: The time of the last line.
         directory: Where its trace is.
         number: Number of the fit in its process, from 0; equal on all ranks.
-        world_size: Ranks of the job; 0 if that is not known.
+        world_size: Ranks of the job, or of the part of it that is compared; 0 if that is not known.
+        part: Which ranks these are, if they are a part of the job.
         host: The host's name; empty if that is not known.
         pid: Process on that host; 0 if that is not known.
         framework: The name of the framework; empty if that is not known.
@@ -180,6 +181,7 @@ class Fit:
     directory: str = ""
     number: int = 0
     world_size: int = 0
+    part: tuple[int, ...] = ()
     host: str = ""
     pid: int = 0
     framework: str = ""
@@ -252,14 +254,20 @@ class Run:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job, as most ranks say; never fewer than the trace has."""
+        """Ranks of the job, or of its part, as most ranks say; never fewer than the trace has."""
+        if part := self._part:
+            return len(part)
         said = [fit.world_size for fit in self.fits.values() if fit.world_size]
         return max(max(self.fits, default=-1) + 1, max(set(said), key=said.count) if said else 0)
 
     @property
     def missing(self) -> list[int]:
         """Ranks of which the trace has nothing."""
-        return [rank for rank in range(self.world_size) if rank not in self.fits]
+        return [rank for rank in self._part or range(self.world_size) if rank not in self.fits]
+
+    @property
+    def _part(self) -> tuple[int, ...]:
+        return next((fit.part for fit in self.fits.values()), ())
 
     @property
     def hosts(self) -> dict[str, list[int]]:

@@ -325,6 +325,7 @@ class _Source:
         fit.host, fit.framework = _text(record.get("host")), _text(record.get("framework"))
         fit.run, fit.versions = _values(record.get("run")), _values(record.get("versions"))
         fit.settings, fit.plan = _values(record.get("settings")), _values(record.get("plan"))
+        fit.part = _ranks(record.get("part", [])) or ()
         fit.steps = fit.steps_before = _count(record.get("before")) or 0
         self._process.fits[guard] = fit
         self.fits.append(fit)
@@ -549,7 +550,7 @@ class _Gathered:
         self.run, self.begin, self.places = Run(), fit.begin, set[str]()
         self._end = fit.begin + _STARTING_SECONDS
         self._number = fit.number
-        self._world_size = 0
+        self._world_size, self._part = 0, fit.part
         self._launches: dict[str, Mapping[str, Value]] = {}
         self.add(fit)
 
@@ -572,6 +573,7 @@ class _Gathered:
             fit.begin <= self._end
             and fit.rank not in self.run.fits
             and fit.number == self._number
+            and fit.part == self._part
             and (not fit.world_size or not self._world_size or fit.world_size == self._world_size)
             and (not fit.run or self._launches.get(fit.host, fit.run) == fit.run)
         )
@@ -752,6 +754,7 @@ def _verdict(value: object, time: float) -> Verdict | None:
         rows,
         standing=cast("Standing", standing) if standing in get_args(Standing) else "out of step",
         world_size=min(_MOST_RANKS, _count(record.get("world_size")) or 0),
+        part=_ranks(record.get("part", [])) or (),
         hosts={int(rank): _text(name) for rank, name in names if rank.isascii() and rank.isdigit() and len(rank) < 7},
         time=_number(record.get("time")) or time,
         counted=sum(row["ranks"] for row in rows),

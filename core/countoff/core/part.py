@@ -1,0 +1,21 @@
+"""A part of a job's ranks that trains by itself, such as one of several trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Part"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks that one guard compares, where these are not all ranks of the job.
+
+    Attributes:
+        ranks: These ranks, by their numbers in the job, ascending.
+        group: Their process group in torch, in whose store they meet.
+    """
+
+    ranks: tuple[int, ...]
+    group: Any

@@ -3,6 +3,7 @@
 Each adapter's job is as people write it. Imports what the adapter needs, and no more.
 """
 
+import json
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -50,7 +52,7 @@ class Doom:
         if self.moment != "start":
             return
         if self.mine:
-            threading.Thread(target=_kill_when_connected, daemon=True).start()
+            threading.Thread(target=_kill_when_counting_off, daemon=True).start()
         elif own_rank() == dist.get_world_size() - 1 and dist.get_world_size() > 2:
             time.sleep(_LATE_SECONDS)
 
@@ -59,10 +61,14 @@ class Doom:
         return Digits(self, moment, batches * BATCH_SIZE * int(os.environ["WORLD_SIZE"]))
 
 
-def _kill_when_connected() -> None:
-    while not any(thread.name == "countoff watchdog" for thread in threading.enumerate()):
-        time.sleep(0.001)
-    time.sleep(0.2)
+def _kill_when_counting_off() -> None:
+    """Kills this process once all ranks have told that they take part, but for the last one of three or more."""
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportAttributeAccessIssue]
+    ranks = range(dist.get_world_size() if dist.get_world_size() == 2 else dist.get_world_size() - 1)
+    place = json.loads(store.get("countoff/0"))  # waits until rank 0 has published it
+    client: Any = TCPStore(place["host"], place["port"], is_master=False, wait_for_workers=False)
+    while not client.check([f"countoff/{place['nonce']}/0/joined/{rank}" for rank in ranks]):
+        time.sleep(0.01)
     kill()
 
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import queue
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -637,7 +638,11 @@ class Guard:
         self._roll_call = call = RollCall(self._state, monitor.speaker)
         self.data.begin(plan, call.report)
         answered = call.count_off(plan, versions, self._own_batches, schedules, own_length=own_length)
-        monitor.wait_for_roll_call(answered)
+        try:
+            monitor.wait_for_roll_call(answered)
+        except SystemExit as error:  # of a signal's handler: no hook tells the adapter of it here
+            self.failed(error)
+            raise
         if self._recorder is not None:
             self._recorder.compare_clocks(monitor.speaker)
         self._raise_if_diverged()
@@ -687,6 +692,8 @@ class Guard:
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early()
             return
+        if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
+            self._monitor.watchdog.speak_before_the_end(self._monitor.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
             line = self._monitor.speaker.line
             slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die

@@ -448,6 +448,17 @@ class Dealt(IterableDataset[Any]):
             yield images[number], labels[number]
 
 
+class SizedDealt(Dealt):
+    """The same, with a length in batches of each rank."""
+
+    def __init__(self, batches: int, reported: int) -> None:
+        super().__init__(batches, batches)
+        self.reported = reported
+
+    def __len__(self) -> int:
+        return 2 * self.reported * BATCH_SIZE
+
+
 class OwnBegin(Dealt):
     """Samples that begin elsewhere on each rank."""
 
@@ -683,6 +694,23 @@ ACCELERATE: Mapping[str, Case] = {
                 DataLoader(OwnBegin(0), BATCH_SIZE)
             ),
             OFF: lambda: accelerated(DataLoader(OwnBegin(4 * own_rank()), BATCH_SIZE), fingerprint_batches=0),
+        },
+    ),
+    "accelerate: datasets of other lengths, shuffled": Case(
+        lambda: accelerated(mapped(40 - own_rank(), shuffle=True)),
+        {
+            "give every rank the same dataset, and accelerator.prepare() shards it": lambda: accelerated(
+                mapped(40, shuffle=True)
+            ),
+            OFF: lambda: accelerated(mapped(40 - own_rank(), shuffle=True), fingerprint_batches=0),
+        },
+    ),
+    "accelerate: len(loader) is too long": Case(
+        lambda: accelerated(DataLoader(SizedDealt(4, 8), BATCH_SIZE)),
+        {
+            "make len() of the dataset the number of samples that it yields": lambda: accelerated(
+                DataLoader(SizedDealt(4, 4), BATCH_SIZE)
+            )
         },
     ),
     "accelerate: the loop iterates another loader": Case(

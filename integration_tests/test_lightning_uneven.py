@@ -89,6 +89,13 @@ def test_lengths_that_differ_are_a_plan_mismatch(run_ranks, ranks):
     assert_named(results, "PlanMismatch", odd, "batches_per_epoch is", "4 on rank 1", "5 on rank")
 
 
+def test_uneven_lengths_with_what_the_remedy_says_are_silent(run_ranks):
+    """Either all ranks take as many batches as each has, or the dataset is whole and Lightning shards it."""
+    for job in (Job(train=[4, 3], reported=[4, 3], trainer={"limit_train_batches": 3}), Job(even=40)):
+        results = run_ranks(fit, 2, job, deadline_seconds=60)
+        assert [verdict_lines(result) for result in results] == [[], []]
+
+
 def test_a_checkpoint_on_exception_does_not_swallow_the_verdict(run_ranks):
     """A checkpoint that is saved on an exception does not hide the verdict."""
     results = run_ranks(fit_with_checkpoint_on_exception, 2, expect=None, deadline_seconds=40)

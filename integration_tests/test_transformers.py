@@ -102,6 +102,31 @@ def test_a_total_that_split_batches_makes_wrong_is_reported(run_ranks):
     assert "so there are 4" in line
 
 
+REMEDIES = {
+    "even_batches=True, the default, and the same dataset on every rank": Job(
+        samples=72, args={"accelerator_config": {"even_batches": True}}
+    ),
+    "let it end after as many batches on every rank": Job(batches=[4, 4], args={"max_steps": 6, **UNSHARED}),
+    "the same len() on every rank, which is what it yields": Job(batches=[4, 4], reported=[4, 4], args=UNSHARED),
+    "no len() and TrainingArguments(max_steps=N)": Job(batches=[4, 4], args={"max_steps": 8, **UNSHARED}),
+    "the whole dataset on every rank; the Trainer makes the sampler, and no callback stops one rank": Job(samples=80),
+    "leave split_batches off": Job(samples=80, args={"accelerator_config": {"split_batches": False}}),
+    "Countoff(fingerprint_batches=0)": Job(samples=80, options={"fingerprint_batches": 0}),
+}
+
+
+def test_a_training_with_what_a_remedy_says_is_silent(run_ranks):
+    for result in run_ranks(jobs.train_all, 2, list(REMEDIES.values()), env=CPU, deadline_seconds=180):
+        assert verdict_lines(result) == [], result
+        assert all(outcome.steps == outcome.counted_steps for outcome in result.value)
+
+
+def test_a_training_of_uneven_streams_that_stop_together_is_told_what_is_left(run_ranks):
+    job = Job(batches=[4, 3], args={"max_steps": 6, **UNSHARED}, options={"uneven_train": "stop"})
+    (line,) = said(run_ranks(jobs.train, 2, job, env=CPU))
+    assert line.startswith("countoff: Truncated: train epoch 0 stopped on every rank after 3 batches"), line
+
+
 @pytest.mark.parametrize(("horizon", "warnings"), [(20, 0), (10, 1)])
 def test_an_own_schedule_is_compared_with_the_run(run_ranks, horizon, warnings):
     """A schedule of the user's own that does not fit the run is reported, and one that fits is not."""

@@ -79,7 +79,8 @@ REMEDIES: Remedies = {
     },
     "WrongLength": "make len() of the dataset what it yields; the Trainer's epochs and max_steps follow from it.",
     "WrongTotal": (
-        "set per_device_train_batch_size to what all processes together take at once, or leave split_batches off."
+        "leave split_batches off: per_device_train_batch_size is then what each process takes at once. With it, go by "
+        "countoff's totals: the Trainer's own number of samples stays wrong."
     ),
     **data_remedies(
         shares="give the Trainer the whole dataset on every rank, not sharded: it shards it by itself.",

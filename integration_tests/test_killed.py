@@ -2,7 +2,7 @@
 
 import json
 import signal
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,23 +12,27 @@ from countoff.core.trace.reader import read
 from countoff.torch import attach
 from integration_tests import devices, loops
 from integration_tests.harness import RankResult, Watch, tell
-from integration_tests.jobs import printed_lines, share_loader
+from integration_tests.jobs import own_rank, printed_lines, share_loader
 from integration_tests.killed_table import kill_one
 
 RANKS = 4
 
 
 def train() -> None:
-    """A plain loop that is far from its end: Lightning and Composer have a handler of their own for the signal."""
+    """A plain loop in which all ranks but rank 1 wait in a collective for it, when the signals come.
+
+    Lightning and Composer have a handler of their own for the signal.
+    """
     devices.join()
     model, optimizer = loops.model_and_optimizer()
     loader = share_loader(5000)
     attach(train=loader, optimizer=optimizer)
     for number, batch in enumerate(loader):
         loops.train_on(model, optimizer, batch)
-        time.sleep(0.01)
         if number == 3:
             tell("training")
+            if own_rank() == 1:
+                threading.Event().wait()
 
 
 def run_and_signal(

@@ -7,6 +7,7 @@ import resource
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def clear(path: Path, rank: int = 0) -> None:
-    verdict_file.clear(Settings(verdict_file=str(path)), rank)
+def clear(path: Path, rank: int = 0, part: tuple[int, ...] = ()) -> None:
+    verdict_file.clear(Settings(verdict_file=str(path)), rank, part)
 
 
 def date(path: Path, seconds: float) -> None:
@@ -173,6 +174,36 @@ def test_the_verdict_of_an_earlier_fit_of_this_process_is_removed(path: Path) ->
     date(path, 60)
     clear(path)
     assert not path.exists()
+
+
+def test_a_part_leaves_the_verdict_of_another_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials train beside each other: the next fit of one does not remove what ranks of another have just found."""
+    clear(path, part=(0, 1))
+    verdict_file.write(str(path), replace(VERDICT, ranks=(3,), part=(2, 3)), 2)
+    date(path, 60)
+    clear(path, part=(0, 1))
+    assert read(path)["part"] == [2, 3]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    clear(path, rank=3, part=(2, 3))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("part", [(), (2, 3)])
+def test_a_fit_of_the_whole_job_removes_the_verdict_of_any_ranks(part: tuple[int, ...], path: Path) -> None:
+    clear(path)
+    verdict_file.write(str(path), replace(VERDICT, part=part), 0)
+    date(path, 60)
+    clear(path)
+    assert not path.exists()
+
+
+def test_a_part_leaves_the_verdict_of_the_whole_job(path: Path) -> None:
+    """It is about ranks that are not in this part."""
+    clear(path, part=(0, 1))
+    verdict_file.write(str(path), VERDICT, 0)
+    date(path, 60)
+    clear(path, part=(0, 1))
+    assert path.exists()
 
 
 @pytest.mark.parametrize("call", ["stat", "unlink"])

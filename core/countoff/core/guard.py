@@ -181,8 +181,9 @@ class Guard:
         """
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
-        verdict_file.clear(self._settings, self._state.rank)
-        number = next(_numbers[() if self._part is None else self._part.ranks])
+        part = () if self._part is None else self._part.ranks
+        verdict_file.clear(self._settings, self._state.rank, part)
+        number = next(_numbers[part])
         self._state.evidence.home = threading.get_ident()
         self._trace(plan, versions or {}, number)
         self.data.begin(plan, None)

@@ -10,7 +10,8 @@ import platform
 import stat
 import sys
 import threading
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import countoff.core
 from countoff.core.runtime import processes
@@ -61,12 +62,15 @@ def run() -> dict[str, str]:
     return {key: os.environ[variable] for key, variable in _RUN.items() if os.environ.get(variable)}
 
 
-def clear(settings: Settings, rank: int) -> None:
-    """Removes the verdict of an earlier run, so that it is not taken for this run's.
+def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
+    """Removes the verdict of an earlier run or fit, so that it is not taken for this one's.
+
+    A part of the job's ranks leaves the verdict that other ranks have written in this run: they train beside it.
 
     Args:
         settings: The user's choices.
         rank: This rank.
+        part: The ranks that begin this fit, by their numbers in the job, if they are not all of its ranks.
 
     Raises:
         SettingsError: If the file could not be written in the end, or something else would be overwritten by it.
@@ -80,15 +84,15 @@ def clear(settings: Settings, rank: int) -> None:
     if not os.access(directory, os.W_OK | os.X_OK):
         raise SettingsError(f"verdict_file={path!r}: rank {rank} may not write in {directory!r}: choose another path")
     found = _find(path)
-    if found == "something else":
+    if found is None:
         raise SettingsError(
             f"verdict_file={path!r} exists, and countoff has not written it: remove it, or choose another path"
         )
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
         os.unlink(_temporary(path, rank))
-    if found == "a verdict" and _is_first_of_host():
+    if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
-            if path in _begun or _is_of_an_earlier_run(path):
+            if (path in _begun and _is_of_these_ranks(found, part)) or _is_of_an_earlier_run(path):
                 os.unlink(path)
         except OSError as error:
             if error.errno not in _GONE:
@@ -135,6 +139,12 @@ def _is_first_of_host() -> bool:
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
+def _is_of_these_ranks(found: Mapping[str, Any], part: Sequence[int]) -> bool:
+    """Whether a file's verdict is about ranks that begin this fit, and about no others."""
+    written = found.get("part")
+    return not part or (isinstance(written, list) and all(rank in part for rank in written))
+
+
 def _is_of_an_earlier_run(path: str) -> bool:
     """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
     return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
@@ -157,18 +167,21 @@ def _temporary(path: str, rank: int) -> str:
     return os.path.join(directory, f".{name}.countoff-{rank}.tmp")
 
 
-def _find(path: str) -> Literal["nothing", "a verdict", "something else"]:
-    """What is at a path: an empty file, as `mktemp` makes it, is nothing."""
+def _find(path: str) -> dict[str, Any] | None:
+    """The verdict at a path; empty if there is none, None if another program's file is there.
+
+    An empty file, as `mktemp` makes it, is none.
+    """
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            return "something else"
+            return None
         if not found.st_size:
-            return "nothing"
+            return {}
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
-        return "nothing" if error.errno in _GONE else "something else"
+        return {} if error.errno in _GONE else None
     except (ValueError, RecursionError):
-        return "something else"
-    return "a verdict" if isinstance(content, dict) and content.keys() >= _OWN_KEYS else "something else"
+        return None
+    return content if isinstance(content, dict) and content.keys() >= _OWN_KEYS else None

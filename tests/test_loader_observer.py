@@ -20,6 +20,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.fetches = 0
+        self.caught: list[BaseException] = []
         self.errors: list[BaseException] = []
         self.exhausted = 0
         self.requests = 0
@@ -35,7 +36,14 @@ class Calls:
         self.exhausted += 1
 
     def observe(self, loader: Any) -> LoaderObserver:
-        return LoaderObserver(loader, self.waited, self.errors.append, self.exhaust, self.request)
+        return LoaderObserver(
+            loader,
+            self.waited,
+            failing=self.caught.append,
+            failed=self.errors.append,
+            exhausted=self.exhaust,
+            batch_requested=self.request,
+        )
 
 
 class Failing:
@@ -74,7 +82,7 @@ def test_an_exception_of_the_loader_is_reported_and_raised() -> None:
     calls.observe(loader)
     with pytest.raises(ValueError, match="shard 3 is torn"):
         list(loader)
-    assert [str(error) for error in calls.errors] == ["shard 3 is torn"]
+    assert ([str(error) for error in calls.caught], calls.errors) == (["shard 3 is torn"], [])
 
 
 @pytest.mark.parametrize(("expected", "failures"), [(4, 1), (3, 0), (None, 0)])

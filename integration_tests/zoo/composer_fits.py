@@ -1,5 +1,6 @@
 """Fits with Composer's Trainer. Only the ranks import Composer, because that takes as long as many of these fits."""
 
+import time
 from typing import Any
 
 import torch
@@ -171,3 +172,39 @@ def streaming_in_composer(options):
 
     start()
     return _fit(options, train_dataloader=streaming_loader([40, 24], False, 0, {"shuffle": True}))
+
+
+def _fails_in(batch):
+    """A callback that raises in one batch, on rank 1 a second later."""
+    from composer import Callback
+
+    class Fails(Callback):
+        def batch_end(self, state, logger):
+            if state.timestamp.batch == batch:
+                time.sleep(own_rank())
+                raise ArithmeticError("the loss is not finite")
+
+    return Fails()
+
+
+@healthy()
+def composer_fit_that_fails(options):
+    """All ranks raise in one batch, the program catches that, and another Trainer fits while the first one still is."""
+    first, failures = trainer(options, callbacks=[_fails_in(3)]), 0
+    try:
+        first.fit()
+    except ArithmeticError:
+        failures += 1
+    return failures, _fit(options), str(first.state.timestamp.batch)
+
+
+@healthy()
+def composer_fit_that_fails_and_is_closed(options):
+    """All ranks raise in one batch; each closes its Trainer where it handles that, and fits again with another one."""
+    first, failures = trainer(options, callbacks=[_fails_in(3)]), 0
+    try:
+        first.fit()
+    except ArithmeticError:
+        failures += 1
+        first.close()
+    return failures, _fit(options)

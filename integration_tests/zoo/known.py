@@ -3,11 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-_CAUGHT: Final = "known: a framework's trainer reports its exception as the end of the fit, though all ranks catch it"
-
-KNOWN: Final[Mapping[str, str]] = {
-    "fit_that_fails_and_is_repeated[on]": _CAUGHT,
-}
+KNOWN: Final[Mapping[str, str]] = {}
 """What is wrong with a run, by "program[mode]"."""
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import time
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -259,11 +260,12 @@ def two_trainers_at_once(options):
 
 @healthy()
 def fit_that_fails_and_is_repeated(options):
-    """A callback raises in the third batch on all ranks, the program catches that, and fits again."""
+    """A callback raises in the third batch on all ranks, on rank 1 a second later; they catch that, and fit again."""
 
     class Raises(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 2:
+                time.sleep(own_rank())
                 raise ArithmeticError("the loss is not finite")
 
     model = Module()

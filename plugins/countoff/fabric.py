@@ -16,6 +16,7 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
     from countoff._adapter.guards import cannot_make_even, new_guard
     from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
     from countoff._fabric.loaders import FabricLoaders, watch_fabric
+from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.options import Options
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Guard
@@ -212,10 +213,12 @@ class Countoff(Options):
             self._guard, self._loaders.aside = None, False
 
     def on_exception(self, exception: BaseException, *_: Any, **__: Any) -> None:
-        """Reports the exception to the other ranks."""
+        """Tells the other ranks of the exception."""
         self._loaders.failed(exception)
-        if self._guard is not None:
-            self._guard.failed(exception)
+        if (guard := self._guard) is not None:
+            self._steps.remove()
+            self._guard, self._loaders.aside = None, False
+            LeftFit(guard, exception, guard.close).leave()
 
     def _watch(self) -> None:
         self._loaders = FabricLoaders(self.settings, REMEDIES)

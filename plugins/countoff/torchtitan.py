@@ -105,13 +105,10 @@ def attach(trainer: Any, **options: Any) -> Attached:
 
     def watched() -> None:
         try:
-            train()
-        except BaseException as error:
-            attached.guard.failed(error)
-            raise
+            with attached:
+                train()
         finally:
             give_back()
-        attached.detach()
 
     give_back = _replace_methods(trainer, batch_generator=begin, train=watched)
     return attached

@@ -494,9 +494,9 @@ class Guard:
         self._state.recover()
 
     def leave(self, is_over: Callable[[], bool], close: Callable[[], None]) -> None:
-        """Stops counting where an exception has left the loop, and closes the guard once that exception is over.
+        """Stops counting where an exception has left the loop. Once that is over, or another fit begins, it is closed.
 
-        Until then the guard can still report that nothing has caught it.
+        Until then the guard can still report that nothing has caught the exception.
 
         Args:
             is_over: Whether the exception is over, because the program has caught it. Called on a thread.

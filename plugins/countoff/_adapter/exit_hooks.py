@@ -12,7 +12,7 @@ from types import TracebackType
 
 from countoff.core.runtime import shutdown
 
-__all__ = ["ExitHooks", "is_over"]
+__all__ = ["ExitHooks", "exception_at_exit", "is_over"]
 
 _WITNESS = "countoff_witness"
 """An attribute of an exception: an object that lives as long."""
@@ -37,6 +37,14 @@ def is_over(error: BaseException) -> Callable[[], bool]:
     vars(error)[_WITNESS] = witness
     alive = weakref.ref(witness)
     return lambda: alive() is None
+
+
+def exception_at_exit() -> BaseException | None:
+    """Returns the exception that ends this process where no excepthook is called: in a child of multiprocessing."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return error.__context__ if error.code else None
+    return error
 
 
 class ExitHooks:

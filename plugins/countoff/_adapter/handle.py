@@ -16,8 +16,9 @@ from typing import Any, cast
 from countoff._adapter.class_swap import handle_of, swap_class
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.even_loaders import STATE_METHODS, cover_state, even_pass, forget_state, saves_state
-from countoff._adapter.exit_hooks import ExitHooks, is_over
+from countoff._adapter.exit_hooks import ExitHooks, exception_at_exit
 from countoff._adapter.forward_passes import count_forward_passes
+from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.loader_passes import LoaderPasses
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step
@@ -32,8 +33,6 @@ __all__ = ["Attached", "any_active", "argument_of", "evaluation_loaders"]
 
 _active: list[Attached] = []
 """The handles of this process whose fit has begun and has not ended, in the order of their begin."""
-_left: list[Attached] = []
-"""The handles of this process whose loop an exception has left that may still end the program."""
 _COUNTED = (
     "; for a generator, an iterator, a list or a function, leave out train= and take the batches from "
     "handle.counted(source)"
@@ -86,6 +85,7 @@ class Attached:
         self._steps_of = steps_of
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
+        self._left: LeftFit | None = None
         self._detached = True
         self._failed = False
         self._covered: list[Any] = []
@@ -265,17 +265,21 @@ class Attached:
         if self.guard.verdict is None:
             self.abandon()
 
-    def fail(self, error: BaseException) -> None:
-        """Reports an exception that has ended the fit to the other ranks, and gives the loaders back.
+    def leave_by(self, error: BaseException) -> None:
+        """Tells the other ranks of an exception that has left the loop, and gives the loaders back at once.
+
+        The guard stays until the program has caught the exception, begins another fit, or ends.
 
         Args:
             error: The exception; a `SystemExit` without a code ends the fit in order.
         """
         if isinstance(error, SystemExit) and not error.code:
             self.detach()
-        else:
-            self._fail(error)
-            self.abandon()
+        elif not self._detached:
+            self._failed = True
+            self._left = LeftFit(self.guard, error, self.abandon)
+            self._release.close()
+            self._left.leave()
 
     def micro_batch(self) -> None:
         """Counts a micro-batch, unless passes are not compared now."""
@@ -331,8 +335,6 @@ class Attached:
             record: The record of the checkpoint that every rank has loaded before; empty or None if there is none.
             compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
         """
-        for earlier in [*_left]:
-            earlier.abandon()  # the exception that has left its loop was caught
         self._detached = False
         if record:
             position, self.passes.epoch, self.steps_before = self._place_of(record)
@@ -382,10 +384,10 @@ class Attached:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and not error.code):
+        if error is None:
             self.detach()
         else:
-            self._leave_by(error)
+            self.leave_by(error)
 
     def _follow(self, name: str | None, loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
         even = functools.partial(even_pass, loader=loader, proven=name is None)
@@ -409,10 +411,10 @@ class Attached:
         if self._detached:
             return False
         self._detached = True
-        with contextlib.suppress(ValueError):  # it is not there, or another thread has been faster
-            _left.remove(self)
         if self._exit_hooks is not None:
             self._exit_hooks.cancel()
+        if self._left is not None:
+            self._left.close()
         self._release.close()
         return True
 
@@ -491,38 +493,15 @@ class Attached:
             proven = self.guard.common_batches
             self.totals.take_common(batches if proven is None else proven, proven=proven is not None)
 
-    def _leave_by(self, error: BaseException) -> None:
-        """Tells the other ranks of an exception that has left the loop.
-
-        The handle gives back the loaders at once. Its guard stays until the program has caught the exception, begins
-        another fit, or ends.
-        """
-        if self._detached:
-            return
-        self._failed = True
-        self.guard.failing(error)
-        if self.guard.verdict is not None:
-            self.abandon()
-            return
-        self._release.close()
-        _left.append(self)
-        self.guard.leave(is_over(error), self.abandon)
-
     def _fail_uncaught(self, error: BaseException) -> None:
         """Reports the exception that ends the program, if it has ended the loop of this handle and not of another."""
-        if self in _left or _left_by_exception() is self:
-            self._fail(error)
+        if _left_by_exception() is self:
+            self.guard.failed(error)
         self._failed = True
         self._release.close()
 
-    def _fail(self, error: BaseException) -> None:
-        if self._detached:
-            return
-        self._failed = True
-        self.guard.failed(error)
-
     def _at_exit(self) -> None:
-        error = _exception_at_exit()
+        error = exception_at_exit()
         if error is not None:
             self._fail_uncaught(error)
         goes_on = self.guard.verdict is None or self._settings.on_divergence == "warn"
@@ -599,11 +578,3 @@ def _left_by_exception() -> Attached | None:
     """Returns the handle whose loop an exception has left: the latest with an open span, or else the latest."""
     inside = [each for each in _active if each.guard.open_span is not None]
     return next(reversed(inside or _active), None)
-
-
-def _exception_at_exit() -> BaseException | None:
-    """Returns the exception that ends this process where no excepthook is called: in a child of multiprocessing."""
-    error = sys.exc_info()[1]
-    if isinstance(error, SystemExit):
-        return error.__context__ if error.code else None
-    return error

@@ -52,7 +52,8 @@ class LoaderObserver:
     Args:
         loader: Any iterable.
         waited: Called after every fetch with the seconds that it took.
-        failed: Called with an exception of the loader before it is raised.
+        failing: Called with an exception of the loader before it is raised; the program may catch it.
+        failed: Called with an exception of countoff's, for a pass that has ended too early and raises nothing.
         exhausted: Called when the loader has been asked for another batch and had none.
         batch_requested: Called before the loader is asked for another batch in the pass that is used.
 
@@ -69,6 +70,8 @@ class LoaderObserver:
         self,
         loader: Any,
         waited: Callable[[float], None],
+        *,
+        failing: Callable[[BaseException], None],
         failed: Callable[[BaseException], None],
         exhausted: Callable[[], None] | None = None,
         batch_requested: Callable[[], None] | None = None,
@@ -78,6 +81,7 @@ class LoaderObserver:
         self.begun: ObservedPass | None = None
         self.used: ObservedPass | None = None
         self._waited = waited
+        self._failing = failing
         self._failed = failed
         self._exhausted = exhausted
         self._batch_requested = batch_requested
@@ -107,7 +111,7 @@ class LoaderObserver:
                     self._exhausted()
                 return
             except Exception as error:
-                self._failed(error)
+                self._failing(error)
                 raise
             self._waited(time.perf_counter() - began)
             this.batches += 1

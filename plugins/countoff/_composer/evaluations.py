@@ -63,7 +63,10 @@ class Evaluations:
                 state.dataloader_len = length
         # The last batch is announced when the loader is exhausted: no hook comes before the collectives of the metrics,
         # in which uneven ranks may hang.
-        observer = LoaderObserver(loader, self._guard.waited, self._guard.failed, self._guard.last_batch)
+        guard = self._guard
+        observer = LoaderObserver(
+            loader, guard.waited, failing=guard.failing, failed=guard.failed, exhausted=guard.last_batch
+        )
         observer.expected = report.own_batches if report.streaming is not None else None
         self._open = report, observer
         self._guard.eval_start(f"evaluation {label}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 from countoff._adapter.exit_hooks import ExitHooks
 from countoff._adapter.guards import new_guard, with_common_end
+from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
@@ -223,6 +225,9 @@ class WatchedFit:
             self._observer.release()
         self.evaluations.release()
         self._undo.close()
+        if error is not None and error is sys.exc_info()[1] and not self._finished:
+            LeftFit(self.guard, error, self.guard.close).leave()  # what handles it may catch it
+            return
         if error is not None and not self._finished:
             self.guard.failed(error)
         elif not self._finished:
@@ -275,5 +280,9 @@ class WatchedFit:
             self._replaced = True
             self._read_train(state, length_of(state))
         self._observer = LoaderObserver(
-            state.train_dataloader, self.guard.waited, self.guard.failed, batch_requested=self.guard.batch_requested
+            state.train_dataloader,
+            self.guard.waited,
+            failing=self.guard.failing,
+            failed=self.guard.failed,
+            batch_requested=self.guard.batch_requested,
         )

@@ -179,14 +179,14 @@ class FabricLoaders:
             attached.detach()
 
     def failed(self, error: BaseException) -> None:
-        """Reports an exception that ends this rank's fit to the other ranks. The next train epoch begins another one.
+        """Tells the other ranks of an exception that ends this rank's fit. The next train epoch begins another one.
 
         Args:
             error: The exception.
         """
         attached = self._close()
         if attached is not None:
-            attached.fail(error)
+            attached.leave_by(error)
 
     def leave_to_others(self) -> None:
         """Counts nothing from here on, because something else counts."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.guards import new_guard
+from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
 from countoff._adapter.schedule_watch import ScheduleWatch, run_length
@@ -244,17 +245,27 @@ class CountoffCallback(Options):
             self._guard.fit_end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Reports the exception to the other ranks.
+        """Tells the other ranks of the exception.
 
         The guard stays active until Lightning has taken its loop down: what it does before that may block in a
         collective, as a checkpoint that is saved on an exception. Then `teardown` is not called.
         """
-        if self._guard is not None:
-            self._guard.failed(exception)
-            if self._kept is not None:
-                self._last_record = record_of(trainer, self._guard, None)
+        guard = self._guard
+        if guard is None:
+            return
+        left = LeftFit(guard, exception, guard.close)
+        if self._kept is not None:
+            self._last_record = record_of(trainer, guard, None)
+        self._stop_counting()
+        self._guard = self._schedules = None
+
+        def leave() -> None:
             self._stop_counting()
-            self._hooks = _placed(after_teardown(trainer, self._close))
+            left.leave()
+
+        self._hooks = _placed(after_teardown(trainer, leave))
+        if not self._hooks:
+            leave()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Closes the guard."""

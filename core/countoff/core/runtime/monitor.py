@@ -73,10 +73,14 @@ class Monitor:
     def start(self) -> None:
         """Starts to meet the other ranks, in the background.
 
-        Closes earlier monitors that have a verdict but whose process survived.
+        Closes earlier guards that the process has survived: those that have a verdict, and those whose loop an
+        exception has left.
         """
-        for survived in [monitor for monitor in _started if monitor.state.end is not None]:
-            survived.close(survived=True)
+        for earlier in list(_started):
+            if earlier.state.end is not None:
+                earlier.close(survived=True)
+            elif earlier.session.left:
+                earlier.session.close_left()
         _started.add(self)
         self._unregister = shutdown.at_exit(self.close)
         self._meeting.start()

@@ -52,8 +52,13 @@ class Session:
     def close_if_over(self) -> None:
         """Has the guard closed if the loop was left by what is over; returns at once. For the watchdog thread."""
         if self._close is not None and self._is_over():
-            close, self._close = self._close, None
-            threading.Thread(target=close, name="countoff closer", daemon=True).start()
+            threading.Thread(target=self.close_left, name="countoff closer", daemon=True).start()
+
+    def close_left(self) -> None:
+        """Closes the guard if its loop was left, whether or not what has ended it is over."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
 
     def stop_comparing(self, reason: str) -> None:
         """Lets this rank train on without comparing, and prints that once."""

@@ -74,6 +74,24 @@ def told_on_four() -> None:
     loop(lambda optimizer: one_cycle(30, 8 if own_rank() == 1 else 0)(optimizer), True, told=True)
 
 
+def restored(watched: bool) -> torch.nn.Module:
+    """After a checkpoint is loaded, rank 1 alone has a longer cosine: the state of its scheduler holds its length."""
+    model, optimizer = model_and_optimizer()
+    loader = even_loader(SAMPLES)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 60)
+    handle = attach(train=loader, optimizer=optimizer, scheduler=scheduler, epochs=3) if watched else None
+    if own_rank():
+        scheduler.load_state_dict({**scheduler.state_dict(), "T_max": 68})
+    if handle is not None:
+        handle.load_state_dict({})
+    with handle if handle is not None else contextlib.nullcontext():
+        for _ in range(3):
+            for batch in loader:
+                train_on(model, optimizer, batch)
+                scheduler.step()
+    return model
+
+
 def on_a_subgroup(watched: bool) -> torch.nn.Module:
     """Ranks with other parameter groups, as the stages of a pipeline or the parts of a GAN may have: no fault."""
     model, optimizer = model_and_optimizer()
@@ -115,6 +133,7 @@ COMPOSER: Mapping[str, Train] = {
 TABLE: Mapping[str, Train] = {
     "another length": lambda watched: loop(one_cycle(60), watched),
     "another length, told": lambda watched: loop(one_cycle(60), watched, told=True),
+    "another length, restored": restored,
     "stepped on one rank": lambda watched: loop(decay_of_rank_0, watched),
     "the same warm-up": lambda watched: loop(
         lambda optimizer: named("linear", 60 + 8 * own_rank(), 10)(optimizer), watched, epochs=2

@@ -16,6 +16,7 @@ WARNS = {"COUNTOFF_LEVELS": "LearningRateMismatch=warn"}
 SAID = {
     "another length": "at optimizer step 2 (batch 2 of train epoch 0), rank ",
     "another length, told": "before the first batch, OneCycleLR is made for 60 steps on rank 0, 68 steps on rank 1.",
+    "another length, restored": "before the first batch, CosineAnnealingLR is made for 60 steps on rank 0, 68 steps",
     "stepped on one rank": "at optimizer step 2 (batch 2 of train epoch 0), rank ",
     "the same warm-up": "after 20 batches of train epoch 0, rank ",
     "Accelerate": "at optimizer step 2 (batch 2 of train epoch 0), rank ",

@@ -110,6 +110,9 @@ REMEDIES = {
     "the same len() on every rank, which is what it yields": Job(batches=[4, 4], reported=[4, 4], args=UNSHARED),
     "no len() and TrainingArguments(max_steps=N)": Job(batches=[4, 4], args={"max_steps": 8, **UNSHARED}),
     "the whole dataset on every rank; the Trainer makes the sampler, and no callback stops one rank": Job(samples=80),
+    "all ranks evaluate after the same batch": Job(
+        samples=80, evals=[16], args={"eval_strategy": "steps", "eval_steps": 5, "dataloader_drop_last": True}
+    ),
     "leave split_batches off": Job(samples=80, args={"accelerator_config": {"split_batches": False}}),
     "Countoff(fingerprint_batches=0)": Job(samples=80, options={"fingerprint_batches": 0}),
 }

@@ -166,9 +166,13 @@ class Standing:
     """Rank 0 of four, whose main thread is where a test says, by a clock of the test's own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.place, self.rank = 1000.0, Place("code", (), ("1",)), Rank()
+        self.now, self.place, self.rank, self.samples = 1000.0, Place("code", (), ("1",)), Rank(), 0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module.stacks, "main_thread", lambda: self.place)
+        monkeypatch.setattr(module.stacks, "main_thread", self._sample)
+
+    def _sample(self) -> Place:
+        self.samples += 1
+        return self.place
 
     def look(self, seconds: float) -> Verdict | None:
         """Looks every tenth of a second; returns the verdict that this rank has proposed."""
@@ -184,13 +188,14 @@ def standing(monkeypatch: pytest.MonkeyPatch) -> Standing:
 
 
 def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) -> None:
-    """A rank that is busy with its own code hears nothing; one that stands in a collective is told at once."""
+    """A rank that is busy with its own code hears nothing, and is seldom looked at; one that waits is told at once."""
     begin_fit(standing.rank.store, 1)
     standing.rank.speaker.line.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
     assert standing.look(60) is None
+    assert 100 <= standing.samples <= 130
     standing.place = Place("collective", (), ("2",))
-    assert standing.look(0.2) is None
-    found = standing.look(0.4)
+    assert standing.look(0.1) is None
+    found = standing.look(0.7)
     assert found is not None
     assert found.sentence.startswith("rank 1 is gone (pid ")
 
@@ -250,7 +255,7 @@ def test_an_exception_that_may_be_caught_ends_a_rank_that_waits(standing: Standi
     standing.place = Place("code", (), ("3",))
     assert standing.look(20) is None
     standing.place = Place("collective", (), ("4",))
-    found = standing.look(15.2)
+    found = standing.look(15.7)
     assert found is not None
     assert found.sentence == "rank 1 raised ValueError: torn."
 

@@ -105,6 +105,22 @@ def work_on_rank_zero_of_fabric(options):
 
 
 @healthy()
+def evaluation_of_rank_zero_in_fabric(options):
+    """Rank 0 alone evaluates with a loader that Fabric has set up, and eval_ranks."""
+    fabric, model, optimizer, loader, evaluation = _start({**options, "eval_ranks": [0]}, 64, 16)
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            _step(fabric, model, optimizer, batch)
+        if fabric.is_global_zero:
+            with torch.no_grad():
+                losses += [loss_of(model.module, batch) for batch in evaluation]
+        fabric.barrier()
+    _end(fabric)
+    return losses, model
+
+
+@healthy()
 def saved_and_loaded_by_fabric(options):
     """The state is saved and loaded between epochs."""
     fabric, model, optimizer, loader = _start(options, 48)

@@ -376,7 +376,8 @@ class Attached:
         self.steps_before = steps
         self.passes.epoch = epoch
         self.passes.guard = self._make_guard()
-        self._start_guard(dataclasses.replace(self._plan, position=position), self._versions)
+        planned = self.schedules.plans(steps)
+        self._start_guard(dataclasses.replace(self._plan, position=position), self._versions, planned)
 
     def __enter__(self) -> Attached:
         return self

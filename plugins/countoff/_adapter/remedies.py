@@ -18,7 +18,9 @@ _STOP = "uneven_train='stop'"
 _STOP_EVAL = "uneven_eval='stop'"
 
 
-def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: str = "") -> Mapping[str, str]:
+def uneven_remedies(
+    *, train: str, option: str, goes_on: bool = True, together: str = "", alone: bool = True
+) -> Mapping[str, str]:
     """Returns the remedies for `UnevenBatches`, by the verdict's subject.
 
     Args:
@@ -26,6 +28,7 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: 
         option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
         goes_on: Whether countoff can let a job with such loaders go on there, by ``uneven_train="stop"``.
         together: How all ranks evaluate after the same batch, in the framework's terms.
+        alone: Whether some ranks can evaluate without the others in this framework.
     """
     if goes_on:
         train = (
@@ -34,16 +37,15 @@ def uneven_remedies(*, train: str, option: str, goes_on: bool = True, together: 
         )
     stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
     allowed, declared = option.format("uneven_eval='allow'"), option.format("eval_ranks=[0]")
+    evaluate = f"let all ranks evaluate after the same batch{together and ': '}{together}."
+    apart = f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise " if alone else ""
     return {
         "": train,
         "evaluation": (
             f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}. If it does, give "
             f"every rank as many evaluation batches{stops}."
         ),
-        "who evaluates": (
-            f"if only some ranks are to evaluate, say which, on every rank: {declared}. Otherwise let all ranks "
-            f"evaluate after the same batch{together and ': '}{together}."
-        ),
+        "who evaluates": f"{apart}{evaluate}",
     }
 
 

@@ -33,7 +33,13 @@ STEPPING = Stepping(
 )
 
 REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(train=f"{_EQUAL_LENGTHS}.", option="Countoff({})", goes_on=False),
+    "UnevenBatches": uneven_remedies(
+        train=f"{_EQUAL_LENGTHS}.",
+        option="Countoff({})",
+        goes_on=False,
+        together="no eval_interval that depends on the rank. Composer lets all ranks meet after each of its batches",
+        alone=False,
+    ),
     "Truncated": (
         f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
         "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."

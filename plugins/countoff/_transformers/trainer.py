@@ -55,6 +55,8 @@ REMEDIES: Remedies = {
             "what is beyond them is not read."
         ),
         option="Countoff({})",
+        together="no callback that sets control.should_evaluate on one rank. The Trainer gathers each batch of all ranks",
+        alone=False,
     ),
     "PlanMismatch": (
         "give every rank the same dataset, and let the Trainer make the ranks even: "

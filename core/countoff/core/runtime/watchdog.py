@@ -26,6 +26,8 @@ from countoff.core.runtime.stall import Stall
 from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
+_BUSY_LOOK_SECONDS = 0.5
+"""So often a main thread that runs code of its own is looked at while another rank is away: a look costs it a little."""
 _OVERSLEPT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
@@ -401,10 +403,15 @@ class _Waiting:
     def begin_again(self) -> None:
         """Forgets what was seen before."""
         self._seen: Any = None
-        self._since = 0.0
+        self._since = self._next_look = self._stood = 0.0
 
     def seconds(self, now: float) -> float:
         """The seconds at this look; 0 where the thread has moved since the last one."""
+        if now >= self._next_look:
+            self._stood = self._look(now)
+        return self._stood
+
+    def _look(self, now: float) -> float:
         place, unfinished = stacks.main_thread(), collectives.unfinished()
         seen = self._state.progress(), place.state, place.token, unfinished
         if seen != self._seen:
@@ -412,6 +419,7 @@ class _Waiting:
         stood = now - self._since
         if place.state == "collective" or unfinished:
             return stood
+        self._next_look = now + _BUSY_LOOK_SECONDS
         if not self._state.spans:
             return 0.0
         settings = self._state.settings

@@ -55,7 +55,9 @@ REMEDIES: Remedies = {
             "what is beyond them is not read."
         ),
         option="Countoff({})",
-        together="no callback that sets control.should_evaluate on one rank. The Trainer gathers each batch of all ranks",
+        together=(
+            "no callback that sets control.should_evaluate on one rank. The Trainer gathers each batch of all ranks"
+        ),
         alone=False,
     ),
     "PlanMismatch": (

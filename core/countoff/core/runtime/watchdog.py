@@ -27,7 +27,7 @@ from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
 _BUSY_LOOK_SECONDS = 0.5
-"""So often a main thread that runs code of its own is looked at while another rank is away: a look costs it a little."""
+"""So often a main thread that runs code of its own is looked at while another rank is away: a look costs it time."""
 _OVERSLEPT_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0

@@ -21,8 +21,8 @@ _LOADS, _DRAW_SECONDS = 5, 60.0
 _CALL = """
 import re, sys, time
 from pathlib import Path
-from countoff.core.trace.reader import read
-from countoff.report import render
+from countoff.report.reader import read
+from countoff.report.page import render
 begin = time.perf_counter()
 trace = read([sys.argv[1]])
 between = time.perf_counter()

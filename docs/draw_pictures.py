@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from countoff.core.trace.reader import read
-from countoff.report import render
+from countoff.report.page import render
+from countoff.report.reader import read
 from tests import example_traces
 from tests.browser import chromium
 

@@ -7,9 +7,9 @@ import torch
 
 from benchmarks import credits_scale, even_cost, gpu_cost, scale, simulated_traces
 from benchmarks.results import report
-from countoff.core.trace import facts
 from countoff.core.trace.format import LINES
-from countoff.core.trace.reader import read
+from countoff.report import facts
+from countoff.report.reader import read
 from integration_tests.jobs import verdict_lines
 
 

@@ -31,7 +31,7 @@ DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy mach
 def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
     """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
     environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0", **NAME_LOOKUPS}
-    command = [sys.executable, "-m", "countoff.core.cli.__main__", "demo", *options]
+    command = [sys.executable, "-m", "countoff.cli.__main__", "demo", *options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.trace import facts
-from countoff.core.trace.reader import read
+from countoff.report import facts
+from countoff.report.reader import read
 from countoff.torch import attach
 from integration_tests import devices, loops
 from integration_tests.harness import RankResult, Watch, tell

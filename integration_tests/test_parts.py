@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from countoff.core.trace.reader import read
+from countoff.report.reader import read
 from integration_tests import part_jobs
 from integration_tests.jobs import named_ranks, verdict_lines, whole_message
 

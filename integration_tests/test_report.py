@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, TensorDataset
 
-from countoff.core.cli.__main__ import main
-from countoff.core.trace import facts
-from countoff.core.trace.reader import Reader
+from countoff.cli.__main__ import main
+from countoff.report import facts
+from countoff.report.reader import Reader
 from countoff.torch import attach
 from integration_tests import devices, loops
 from integration_tests.jobs import digits, own_rank, verdict_lines
@@ -20,7 +20,7 @@ pytest.importorskip("bokeh", reason="the page needs countoff[report]")
 
 def page_of(directory: Path) -> tuple[Any, str]:
     """The trace of a job and its page."""
-    from countoff.report import render
+    from countoff.report.page import render
 
     trace = Reader([str(directory)]).read()
     assert (trace.skipped, trace.problems) == (0, [])

@@ -12,7 +12,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("torchdata")
 
 from countoff._accelerate.resume import _read
-from countoff.core.trace.reader import read
+from countoff.report.reader import read
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests import resume_jobs as jobs

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from countoff.core.cli.top import COLUMNS
-from countoff.core.trace.perfetto import write_perfetto
-from countoff.core.trace.reader import read
+from countoff.report.perfetto import write_perfetto
+from countoff.report.reader import read
+from countoff.report.top import COLUMNS
 from countoff.torch import attach
 from integration_tests import loops
 from integration_tests.harness import tell
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = f"""
 import sys
 sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
-from countoff.core.cli.__main__ import main
+from countoff.cli.__main__ import main
 main()
 """
 SECONDS = 30.0

@@ -65,7 +65,7 @@ def test_torchtitans_own_configs_are_read_at_the_prompt() -> None:
     command = [
         sys.executable,
         "-m",
-        "countoff.core.cli.__main__",
+        "countoff.cli.__main__",
         "plan",
         "llama3:llama3_debugmodel",
         "--world-size",

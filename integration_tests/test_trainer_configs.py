@@ -16,9 +16,9 @@ from accelerate.utils.deepspeed import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 from transformers.optimization import get_scheduler
 
-from countoff.core.configs import transformers as reader
-from countoff.core.configs._training_arguments import TRAINING_ARGUMENTS
-from countoff.core.configs.checks import check_job
+from countoff.plan.checks import check_job
+from countoff.plan.readers import transformers as reader
+from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
 
 RATE = 1e-3
 RUN = 60

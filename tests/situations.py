@@ -22,7 +22,6 @@ from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.arithmetic.curves import Ending
 from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
 from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
-from countoff.core.configs import torchtitan_toml
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
 from countoff.core.protocol.counters import SpanCounters
@@ -58,6 +57,7 @@ from countoff.core.runtime.stall import judge_stall
 from countoff.core.runtime.verdict_table import publish_table, with_table
 from countoff.core.totals import Totals
 from countoff.core.verdict import ENDED, Kind, Remedies
+from countoff.plan.readers import torchtitan_toml
 from tests.fake_store import FakeSpeaker, FakeStore
 
 EPOCH = "train epoch 0"

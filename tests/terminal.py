@@ -24,7 +24,7 @@ import fcntl, signal, sys, termios
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
-from countoff.core.cli.__main__ import main
+from countoff.cli.__main__ import main
 main()
 """
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from countoff.core.configs import read_job, torchtitan_python
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.issues import ConfigIssue, worst_first
-from countoff.core.configs.job import Job
+from countoff.plan.checks import check_job
+from countoff.plan.issues import ConfigIssue, worst_first
+from countoff.plan.job import Job
+from countoff.plan.readers import read_job, torchtitan_python
 
 
 def found(path: Path, text: str, *, world_size: int) -> list[ConfigIssue]:

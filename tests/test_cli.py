@@ -13,7 +13,7 @@ from countoff.core.verdict import VERDICTS
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
-CALL = "from countoff.core.cli.__main__ import main\nmain()"
+CALL = "from countoff.cli.__main__ import main\nmain()"
 
 
 def run(arguments: Sequence[str], *, before: str = "") -> subprocess.CompletedProcess[str]:

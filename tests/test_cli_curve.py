@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import pytest
 
-from countoff.core.cli.__main__ import main
-from countoff.core.configs import read_job
-from countoff.core.configs.job import Job
-from countoff.core.configs.schedules import Schedule, WarmupDecay
+from countoff.cli.__main__ import main
+from countoff.plan.job import Job
+from countoff.plan.readers import read_job
+from countoff.plan.schedules import Schedule, WarmupDecay
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -294,7 +294,7 @@ def test_a_ramp_changes_the_tokens_of_a_step(capsys: pytest.CaptureFixture[str])
 def test_ten_million_steps_are_drawn_from_few_points(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from countoff.core.configs.schedules import TorchTitanSchedule
+    from countoff.plan.schedules import TorchTitanSchedule
 
     computed: list[int] = []
     factor = TorchTitanSchedule.factor
@@ -352,7 +352,7 @@ def test_a_schedule_as_long_as_an_unknown_run_asks_for_its_steps(
 ) -> None:
     """The schedule of a run in epochs has no length until the dataset has one."""
     unknown = Job(epochs=3, batch_size=2, schedule=WarmupDecay("linear", 0, 0, horizon_part=1.0))
-    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: unknown)
+    monkeypatch.setattr("countoff.plan.command.read_job", lambda *_, **__: unknown)
     flags = ["epochs.yaml", "--world-size", "4", "--curve"]
     assert call(capsys, *flags) == (
         2,
@@ -360,9 +360,9 @@ def test_a_schedule_as_long_as_an_unknown_run_asks_for_its_steps(
         "countoff: --curve cannot draw epochs.yaml on 4 ranks: how many steps it has is not known: give --steps N, or "
         "--dataset-size N\n",
     )
-    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: dataclasses.replace(unknown, epochs=None))
+    monkeypatch.setattr("countoff.plan.command.read_job", lambda *_, **__: dataclasses.replace(unknown, epochs=None))
     assert call(capsys, *flags)[2].endswith("is not known: give --steps N\n")
-    monkeypatch.setattr("countoff.core.cli.plan.read_job", lambda *_, **__: unknown)
+    monkeypatch.setattr("countoff.plan.command.read_job", lambda *_, **__: unknown)
     [drawing] = parsed(call(capsys, *flags, "--dataset-size", "80")[1])
     assert drawing.table["E"][:3] == ["end of the decay and of the run", "30", "3"]
 
@@ -446,7 +446,7 @@ def test_a_terminal_gives_its_width_and_gets_colour_unless_told_not_to(more: dic
 
 def test_a_plan_without_a_curve_does_not_import_what_draws() -> None:
     script = (
-        "import sys; from countoff.core.cli.__main__ import main\n"
+        "import sys; from countoff.cli.__main__ import main\n"
         "try: main()\n"
         "except SystemExit: print('plotille' in sys.modules)"
     )

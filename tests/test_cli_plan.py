@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from countoff.core.cli import __main__ as cli
-from countoff.core.configs.issues import CODES
+from countoff.cli import __main__ as cli
+from countoff.plan.issues import CODES
 
 QUESTION = """
     [training]
@@ -296,7 +296,7 @@ def test_the_codes_are_the_documented_ones() -> None:
 def test_a_terminal_that_knows_only_ascii_is_no_error(question: str) -> None:
     for command in (["plan", "--help"], ["plan", question, "--world-size", "4"]):
         done = subprocess.run(
-            [sys.executable, "-m", "countoff.core.cli.__main__", *command],
+            [sys.executable, "-m", "countoff.cli.__main__", *command],
             capture_output=True,
             text=True,
             timeout=60,
@@ -460,7 +460,7 @@ def test_no_command_at_all_shows_the_help(run: Run) -> None:
 
 
 def test_a_closed_pipe_is_no_error(question: str) -> None:
-    script = "from countoff.core.cli.__main__ import main; main()"
+    script = "from countoff.cli.__main__ import main; main()"
     command = [sys.executable, "-c", script, "plan", question, "--world-size", "4"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -474,7 +474,7 @@ def test_a_closed_pipe_is_no_error(question: str) -> None:
 def test_help_imports_nothing_slow(arguments: list[str]) -> None:
     script = (
         "import atexit, sys; atexit.register(lambda: print('modules:', *sorted(sys.modules)))\n"
-        "from countoff.core.cli.__main__ import main; main()"
+        "from countoff.cli.__main__ import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True
@@ -486,7 +486,7 @@ def test_help_imports_nothing_slow(arguments: list[str]) -> None:
 def test_a_plan_and_a_check_import_no_framework(question: str) -> None:
     script = (
         "import atexit, sys; atexit.register(lambda: print('modules:', *sorted(sys.modules)))\n"
-        "from countoff.core.cli.__main__ import main; main()"
+        "from countoff.cli.__main__ import main; main()"
     )
     for command in ("plan", "check"):
         arguments = [sys.executable, "-c", script, command, question, "--world-size", "4"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.cli.__main__ import main
+from countoff.cli.__main__ import main
 from tests import example_traces
 from tests.example_traces import HOSTILE, RankWriter
 from tests.test_trace_reader import GARBAGE, KINDS

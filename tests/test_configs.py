@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from countoff.core.configs import ConfigError, read_job
-from countoff.core.configs.job import Job, RunPlan
+from countoff.plan.job import Job, RunPlan
+from countoff.plan.readers import ConfigError, read_job
 
 
 class ConfigDirectory:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from countoff.core.configs import read_job, torchtitan_python
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.job import Job, JobError, RunPlan
-from countoff.core.configs.schedules import TorchTitanSchedule, peak_factor
 from countoff.core.ranks import RankMap, dp_rank_faults
+from countoff.plan.checks import check_job
+from countoff.plan.job import Job, JobError, RunPlan
+from countoff.plan.readers import read_job, torchtitan_python
+from countoff.plan.schedules import TorchTitanSchedule, peak_factor
 
 Row = dict[str, str]
 

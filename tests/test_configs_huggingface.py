@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from countoff.core.cli import __main__ as cli
-from countoff.core.configs import ConfigError, axolotl, litgpt, llamafactory, read_job, transformers
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.issues import ConfigIssue
-from countoff.core.configs.job import Job, RunPlan
-from countoff.core.configs.schedules import TrainerSchedule, WarmupDecay, peak_factor
+from countoff.cli import __main__ as cli
+from countoff.plan.checks import check_job
+from countoff.plan.issues import ConfigIssue
+from countoff.plan.job import Job, RunPlan
+from countoff.plan.readers import ConfigError, axolotl, litgpt, llamafactory, read_job, transformers
+from countoff.plan.schedules import TrainerSchedule, WarmupDecay, peak_factor
 
 GOLDEN = Path(__file__).parent / "golden"
 CONFIGS = GOLDEN / "configs"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.cli import __main__ as cli
-from countoff.core.configs import ConfigError, read_job
-from countoff.core.configs.checks import check_job, check_length
-from countoff.core.configs.job import Job, JobError, RunPlan
-from countoff.core.configs.schedules import MegatronSchedule
+from countoff.cli import __main__ as cli
+from countoff.plan.checks import check_job, check_length
+from countoff.plan.job import Job, JobError, RunPlan
+from countoff.plan.readers import ConfigError, read_job
+from countoff.plan.schedules import MegatronSchedule
 
 CONFIGS = Path(__file__).parent / "golden" / "configs"
 # The ranks and data ranks, the samples per step and micro-batch, the steps, and the factor of the last step.

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.configs import (
+from countoff.plan.checks import check_job
+from countoff.plan.job import Job, JobError, RunPlan
+from countoff.plan.readers import (
     accelerate,
     axolotl,
     composer,
@@ -23,9 +25,7 @@ from countoff.core.configs import (
     transformers,
     verl,
 )
-from countoff.core.configs._fields import Unknown
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.job import Job, JobError, RunPlan
+from countoff.plan.readers._fields import Unknown
 
 FIELDS: dict[ModuleType, str] = {
     lingua: """steps grad_acc_steps optim.lr optim.warmup optim.scheduler optim.lr_min_ratio optim.cycle_length

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from countoff.core.configs.curve import Curve, Ending, samples_after
-from countoff.core.configs.job import Job, RunPlan
-from countoff.core.configs.schedules import LinguaSchedule, Schedule, TorchTitanSchedule, WarmupDecay
+from countoff.plan.curve import Curve, Ending, samples_after
+from countoff.plan.job import Job, RunPlan
+from countoff.plan.schedules import LinguaSchedule, Schedule, TorchTitanSchedule, WarmupDecay
 
 
 def curve_of(schedule: Schedule, steps: int | None) -> Curve:

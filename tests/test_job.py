@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.configs.job import Job, JobError, RunPlan
-from countoff.core.configs.schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
 from countoff.core.plan import BatchPlan, Ramp, linear_scaled, resumed_batches, square_root_scaled
+from countoff.plan.job import Job, JobError, RunPlan
+from countoff.plan.schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
 
 DIMS = ("dp", "tp")
 

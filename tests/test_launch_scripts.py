@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.cli import __main__ as cli
-from countoff.core.configs import ConfigError, read_job
-from countoff.core.configs._fields import Unknown
-from countoff.core.configs._launch_script import read_launches
-from countoff.core.configs._shell import Command, is_unknown, read_commands, unknown_parts
+from countoff.cli import __main__ as cli
+from countoff.plan.readers import ConfigError, read_job
+from countoff.plan.readers._fields import Unknown
+from countoff.plan.readers._launch_script import read_launches
+from countoff.plan.readers._shell import Command, is_unknown, read_commands, unknown_parts
 
 # Scripts whose commands are known, each with at least one `torchrun`.
 KNOWN = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.configs import read_job
-from countoff.core.configs.checks import check_job
 from countoff.core.ranks import RankMap, check_dp_ranks
+from countoff.plan.checks import check_job
+from countoff.plan.readers import read_job
 
 LINES = 64
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.trace.live import Live, Row
-from countoff.core.trace.reader import Reader
+from countoff.report.live import Live, Row
+from countoff.report.reader import Reader
 from tests.example_traces import BEGAN, RankWriter, verdict
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from countoff._adapter.checks import CHECKS
-from countoff.core.cli.explain import TEXTS
+from countoff.cli.explain import TEXTS
 from countoff.core.verdict import VERDICTS
 from tests.situations import ALL, SITUATIONS, Situation
 

@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.unknown_fields import UnknownFieldSet
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
-from countoff.core.trace.perfetto import write_perfetto
-from countoff.core.trace.reader import read
+from countoff.report.perfetto import write_perfetto
+from countoff.report.reader import read
 from tests import example_traces
 from tests.example_traces import BEGAN, HOSTILE, RankWriter
 from tests.test_cli_report import call
@@ -292,7 +292,7 @@ def test_without_the_package_one_line_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example_traces.healthy(tmp_path, ranks=1)
-    monkeypatch.delitem(sys.modules, "countoff.core.trace.perfetto")
+    monkeypatch.delitem(sys.modules, "countoff.report.perfetto")
     for name in [name for name in sys.modules if name.partition(".")[0] == "perfetto"]:
         monkeypatch.setitem(sys.modules, name, None)  # pyright: ignore[reportArgumentType]
     code, _, errors = call(capsys, tmp_path, "--perfetto", tmp_path / "x")

@@ -23,7 +23,7 @@ from countoff.core.runtime.recorder import Recorder
 from countoff.core.runtime.speaker import Speaker
 from countoff.core.trace import writer
 from countoff.core.trace.format import VERSION
-from countoff.core.trace.reader import read as read_trace
+from countoff.report.reader import read as read_trace
 from tests.traces import kinds, of, read
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from countoff.core.trace.reader import read
+from countoff.report.reader import read
 from tests import example_traces
 from tests.browser import chromium, is_installed
 from tests.example_traces import BEGAN, HOSTILE, RankWriter
@@ -84,7 +84,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[[Path], Page]]:
     """Opens the page of a trace; then checks that it asked for nothing and complained of nothing."""
-    from countoff.report import render
+    from countoff.report.page import render
 
     def load(directory: Path) -> Page:
         file = tmp_path / "page.html"
@@ -217,7 +217,7 @@ def test_hostile_texts_stay_texts(show: Callable[[Path], Page], tmp_path: Path) 
 
 def test_the_page_runs_no_script_but_its_own(browser: Any, tmp_path: Path) -> None:
     """Should a text ever become markup, the browser itself refuses to run it."""
-    from countoff.report import render
+    from countoff.report.page import render
 
     example_traces.healthy(tmp_path / "trace", ranks=1, epochs=1)
     text = render(read([str(tmp_path / "trace")]))

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from countoff.core.cli.top import COLUMNS
-from countoff.core.trace import live
+from countoff.report import live
+from countoff.report.top import COLUMNS
 from tests import example_traces
 from tests.example_traces import HOSTILE, RankWriter
 from tests.terminal import ROOT, Terminal
@@ -23,7 +23,7 @@ SCRIPT = f"""
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 sys.path[:0] = {[str(ROOT / "core"), str(ROOT / "plugins")]}
-from countoff.core.cli.__main__ import main
+from countoff.cli.__main__ import main
 main()
 """
 FAST = ["--every", "0.2"]
@@ -399,7 +399,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path) -> No
 
 def test_a_job_of_4096_ranks_has_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look reads what each rank has added, and the ranks are two classes."""
-    from countoff.core.cli import top
+    from countoff.report import top
 
     monkeypatch.setattr(live, "SILENT_SECONDS", 600.0)  # to write the files may take long
     writers = running(tmp_path, ranks=4_096)

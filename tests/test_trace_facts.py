@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from countoff.core.trace import facts
-from countoff.core.trace.model import Run
-from countoff.core.trace.reader import read
+from countoff.report import facts
+from countoff.report.model import Run
+from countoff.report.reader import read
 from tests import example_traces
 from tests.example_traces import BEGAN, RankWriter
 

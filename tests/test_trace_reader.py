@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from countoff.core.trace.model import Fit, Trace
-from countoff.core.trace.reader import Reader, read
+from countoff.report.model import Fit, Trace
+from countoff.report.reader import Reader, read
 from tests import example_traces
 from tests.example_traces import BEGAN, HOSTILE, RankWriter
 

@@ -25,11 +25,11 @@ from countoff._adapter.options import own_arguments
 from countoff._adapter.remedies import data_remedies
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
-from countoff.core.configs import torchtitan_python
-from countoff.core.configs.checks import check_job
-from countoff.core.configs.job import Job
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies
+from countoff.plan.checks import check_job
+from countoff.plan.job import Job
+from countoff.plan.readers import torchtitan_python
 
 __all__ = ["attach", "main"]
 

@@ -8,10 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from countoff.core.trace import facts
-from countoff.core.trace.reader import read
 from countoff.demo.launcher import DemoFailed
 from countoff.demo.show import Show
+from countoff.report import facts
+from countoff.report.reader import read
 
 _PAGE = "report.html"
 _DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy"}
@@ -70,7 +70,7 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
     parting = f"the line where the counts begin to differ ({numbers} batches)" if partings else "where each rank ended"
     shows = f"The page shows a lane for each rank, rank {short_rank} first; {parting}; and the verdict."
     try:
-        from countoff.report import render
+        from countoff.report.page import render
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in _DRAWN_WITH:
             raise

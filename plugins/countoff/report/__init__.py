@@ -1,5 +1,1 @@
-"""`countoff report`: a trace as one HTML page that needs no network. Needs Bokeh, the extra `countoff[report]`."""
-
-from countoff.report.page import render
-
-__all__ = ["render"]
+"""A trace as a page, as text or for Perfetto, and live: `countoff report` and `countoff top`."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from countoff.core.trace.facts import RankClass, classes_of, duration, label_of
-from countoff.core.trace.model import Fit, Pause, Run, Span, Tick, Trace
 from countoff.core.verdict import count_of
+from countoff.report.facts import RankClass, classes_of, duration, label_of
+from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
 
 MOST_LANES = 256
 _MOST_BLOCKS = 40_000

@@ -19,12 +19,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import countoff.core
-from countoff.core.trace import facts
-from countoff.core.trace.model import Run, Trace
 from countoff.core.verdict import count_of, names_of, plain
-from countoff.report import figures
+from countoff.report import facts, figures
 from countoff.report.gaps import TimeAxis, gaps_of
 from countoff.report.lanes import MOST_LANES, lanes_of
+from countoff.report.model import Run, Trace
 
 _MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
 """The most of each that a page shows; it says how many there are."""

@@ -1,5 +1,0 @@
-"""`python -m countoff`: the command line, where its console script is not on the path."""
-
-from countoff.core.cli.__main__ import main
-
-main(program="python -m countoff")

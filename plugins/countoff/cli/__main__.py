@@ -1,0 +1,399 @@
+"""The command line. It starts in a tenth of a second, because each command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+from countoff.core._nearest import nearest
+
+_RANKS = range(2, 65)
+_MAX_SECONDS = 60.0
+
+_ABOUT = """\
+Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
+
+Add it to your job with one line:
+
+    from countoff.lightning import Countoff
+    trainer = Trainer(callbacks=[Countoff()])
+
+See it work with real ranks on this machine:
+
+    countoff demo --ranks 4
+
+Before you pay for GPUs, print what a configuration really trains, and what is wrong with it:
+
+    countoff plan train.toml --world-size 8
+    countoff check train.toml --world-size 8
+
+Read what a message of countoff means, and what to do:
+
+    countoff explain UnevenBatches
+
+Look at what each rank did over time:
+
+    countoff report runs/today
+
+Watch a job that writes a trace (the setting trace_dir), while it runs:
+
+    countoff top runs/today
+"""
+_PLAN = """\
+Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
+from flags, or from both; a flag wins over the file.
+
+    countoff plan --batch-size 2 --seq-len 2048 --world-size 4
+    countoff plan llama3_8b.toml --world-size 8,64,512
+    countoff plan llama3_8b.toml --world-size 64 --curve
+    countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
+    countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
+
+A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
+CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
+not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
+which is imported and called.
+Numbers that do not divide are refused, never rounded.
+Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
+"""
+_CHECK = """\
+Prints what is wrong with a configuration on a number of ranks: one line per issue, the worst first.
+
+    countoff check train.toml --world-size 64
+    countoff check llama.yaml --world-size 16 --ignore dp-rank
+    countoff check pretrain_gpt.sh
+    echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
+    countoff check train.toml --world-size 64 --json
+
+Each line starts with a level and a code:
+    silent  the run goes on and is wrong
+    stops   the run fails with an error
+    note    worth knowing, no fault
+Exit code: 0 without a fault, 1 with a fault, or 2 if the configuration cannot be read, with one line that gives the
+reason.
+"""
+_EXPLAIN = """\
+Prints what a kind of verdict means: a message, the cause, an example and the fix. Without a kind, it lists all kinds.
+
+    countoff explain UnevenBatches
+    countoff explain
+
+Exit code: 0, or 2 if there is no such kind, with one line that names the nearest one.
+"""
+_REPORT = """\
+Draws what each rank of a job did over time, from its trace, as one HTML page that needs no network: the verdict, a lane
+per rank, who is slow, the counts of all ranks, the learning rate, and where the ranks were at a stall.
+
+    countoff report runs/today
+    countoff report host-a/trace host-b/trace -o job.html --open
+    countoff report runs/today --perfetto job.pftrace
+
+Without -o, the page goes to the current directory and is named after DIR: today.html. A page of an earlier call is
+replaced; any other file of this name is kept, and the call refused.
+
+A job writes its trace to the directory that trace_dir="runs/today" or COUNTOFF_TRACE_DIR names. Give several
+directories if each host wrote to its own, or for a run and its resume.
+The page is drawn by the extra: pip install 'countoff[report]'. Without it, the same facts are printed as text.
+Exit code: 0; 1 if the extra is missing and -o, --open or --perfetto asks for it; or 2 if there is no trace or the page
+cannot be written, with one line that gives the reason.
+"""
+_TOP = """\
+Shows what the ranks of a job are doing while it runs. The job has to write a trace: give it trace_dir="runs/today", or
+set COUNTOFF_TRACE_DIR.
+
+    countoff top runs/today
+    countoff top node0/trace node1/trace
+    countoff top --once runs/today
+    countoff top --every 30 runs/today | tee top.tsv
+
+Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
+share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
+first. A note says why ranks are not with the others: silent (no line for 15 seconds), behind, slow, slow loader.
+Below is the last warning. The view ends with the verdict, or when all ranks have ended; q leaves it.
+It only reads files, so the job does not notice it, and several people can look at once.
+In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
+Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
+gives the reason; 130 after Ctrl-C.
+"""
+_DEMO = """\
+Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
+data fixed, then with uneven_train="stop".
+
+    countoff demo --ranks 4
+
+It trains on scikit-learn's digits, on the CPU unless --device says otherwise, and takes less than two minutes. It
+leaves one directory: the trace of the second part, with its report as a page for a browser. The last lines say where
+it is. On GPUs the demo has not been tried yet.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(f"{message} (see {self.prog} --help)", code=2)
+
+
+def main(arguments: Sequence[str] | None = None, *, program: str = "countoff") -> None:
+    """Runs the command line; the console script `countoff`.
+
+    Args:
+        arguments: What follows the program's name; None: as it was called.
+        program: How the command line was called, for its usage lines.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    with contextlib.suppress(AttributeError, ValueError):
+        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
+    parser, commands = _parser(program)
+    command = next((one for one in given if not one.startswith("-")), None)
+    if command is not None and command not in commands:
+        hint = nearest(command, commands) or f"; {program} --help lists all commands"
+        _refuse(f"there is no command {command!r}{hint}", code=2)
+    chosen, unknown = parser.parse_known_args(given)
+    if unknown:
+        _refuse_unknown(unknown, chosen.parser)
+    if chosen.version:
+        version(chosen)
+    elif chosen.run is None:
+        parser.print_help()
+    else:
+        chosen.run(chosen)
+
+
+def version(_: argparse.Namespace) -> None:
+    """Prints the version."""
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("countoff")
+    except metadata.PackageNotFoundError:
+        installed = "(run from its sources)"
+    print(f"countoff {installed}")
+
+
+def plan(chosen: argparse.Namespace) -> None:
+    """Prints the plan of a run."""
+    from countoff.plan import command
+
+    _run(command.plan, chosen)
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Prints what is wrong with a configuration."""
+    from countoff.plan import command
+
+    _run(command.check, chosen)
+
+
+def explain(chosen: argparse.Namespace) -> None:
+    """Prints what a kind of verdict means."""
+    from countoff.cli import explain
+
+    _run(explain.explain, chosen)
+
+
+def report(chosen: argparse.Namespace) -> None:
+    """Draws a trace."""
+    from countoff.report import command
+
+    _run(command.report, chosen)
+
+
+def top(chosen: argparse.Namespace) -> None:
+    """Shows what the ranks of a job are doing."""
+    from countoff.report import top
+
+    _run(top.top, chosen)
+
+
+def demo(chosen: argparse.Namespace) -> None:
+    """Runs the demonstration."""
+    ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
+    if ranks not in _RANKS:
+        _refuse(f"--ranks must be a whole number from {_RANKS.start} to {_RANKS.stop - 1}, got {ranks}", code=2)
+    if not 0 < seconds_before_cut <= _MAX_SECONDS:
+        domain = f"above 0 and at most {_MAX_SECONDS:g}"
+        _refuse(f"--seconds-before-cut must be a number {domain}, got {seconds_before_cut:g}", code=2)
+    try:
+        from countoff.demo import DemoFailed, DeviceError, TraceDirError, run_demo
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("countoff"):
+            raise
+        _refuse("countoff is installed without its plugins: pip install 'countoff[demo]'")
+    try:
+        run_demo(ranks=ranks, seconds_before_cut=seconds_before_cut, device=chosen.device, trace_dir=chosen.trace_dir)
+    except (DeviceError, TraceDirError) as error:
+        _refuse(f"--{error}", code=2)
+    except (DemoFailed, ImportError) as error:
+        _refuse(str(error))
+    except KeyboardInterrupt:
+        _refuse("interrupted; every process of the demo has been ended", code=130)
+
+
+def _run(command: Any, chosen: argparse.Namespace) -> None:
+    try:
+        code = command(chosen)
+        sys.stdout.flush()
+    except ValueError as error:
+        _refuse(str(error), code=2)
+    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _parser(program: str) -> tuple[_Parser, Collection[str]]:
+    """Returns the parser, and the names of the commands."""
+    parser = _command(_Parser, prog=program, description=_ABOUT)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+    add = commands.add_parser
+    _plan_arguments(_command(add, "plan", description=_PLAN, help="print the real numbers of a run", run=plan))
+    _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
+    _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a verdict means", run=explain))
+    _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
+    _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
+    _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
+    _command(add, "version", description="Prints the version.", help="print the version", run=version)
+    return parser, commands.choices
+
+
+def _command(make: Any, *names: str, run: Any = None, **texts: str) -> Any:
+    # No abbreviations: a misspelt --dp must not be read as --dp-shard.
+    parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        help="the format of the file, if its fields do not show which; an unknown NAME lists all",
+    )
+    parser.add_argument(
+        "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; or several numbers of ranks"
+    )
+    parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size; needs --ranks-per-node")
+    parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
+    numbers = parser.add_argument_group("the run (a flag wins over the configuration)")
+    numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
+    numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
+    numbers.add_argument("--accumulation", metavar="N", help="batches per optimizer step (gradient_accumulation_steps)")
+    numbers.add_argument("--global-batch-size", metavar="N", help="samples per optimizer step over all data ranks")
+    numbers.add_argument("--steps", metavar="N", help="optimizer steps of the run")
+    numbers.add_argument("--epochs", metavar="N", help="passes over the dataset")
+    numbers.add_argument(
+        "--dataset-size", metavar="N", help="samples of the dataset, sharded as DistributedSampler does"
+    )
+    numbers.add_argument("--drop-last", action="store_true", help="each data rank drops a last batch that is not full")
+    numbers.add_argument(
+        "--strided",
+        action="store_true",
+        help="data rank r of D reads samples r, r + D, r + 2 D, …, not filled up, as in iterable datasets",
+    )
+    dims = parser.add_argument_group("the mesh (-1: the ranks that the other dims leave over)")
+    dims.add_argument("--dp-replicate", metavar="N", help="copies of the model that read different data (DDP)")
+    dims.add_argument("--dp-shard", metavar="N", help="ranks that shard the model and read different data (FSDP)")
+    dims.add_argument("--cp", metavar="N", help="context parallel: ranks that share each sequence")
+    dims.add_argument("--tp", metavar="N", help="tensor parallel: ranks that share each layer")
+    dims.add_argument("--pp", metavar="N", help="pipeline parallel: stages of the model")
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or - for a command line")
+    _config_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--explain", action="store_true", help="print where each number comes from")
+    parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
+    changing = parser.add_argument_group("a global batch that changes")
+    changing.add_argument(
+        "--ramp",
+        metavar="START,STEP,SAMPLES",
+        help="Megatron's --rampup-batch-size: the global batch grows from START by STEP over SAMPLES samples",
+    )
+    changing.add_argument(
+        "--resume-samples",
+        metavar="N",
+        help="samples already seen over all data ranks; prints the batches that each data rank has done",
+    )
+    scaling = parser.add_argument_group("learning rate")
+    scaling.add_argument("--lr", metavar="X", help="a learning rate that was tuned for --lr-batch")
+    scaling.add_argument("--lr-batch", metavar="N", help="the global batch size for which --lr was tuned")
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a file, module:function, or - for a command line")
+    _config_arguments(parser)
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind, such as UnevenBatches")
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (the name of the first DIR, with .html)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is no page of this command")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
+    )
+
+
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "directories",
+        nargs="+",
+        metavar="DIR",
+        help="where the job writes its trace; several where hosts write to disks of their own",
+    )
+    parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="from one look to the next, 0.2 to 3600 (2)"
+    )
+    parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64 (4)")
+    parser.add_argument(
+        "--seconds-before-cut",
+        type=float,
+        default=6.0,
+        metavar="S",
+        help="seconds without progress after which the hanging job is stopped (6)",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="cpu, with gloo; cuda, on a GPU per rank, with NCCL; auto: cuda if there are enough GPUs (cpu)",
+    )
+    parser.add_argument(
+        "--trace-dir", metavar="DIR", help="a new directory for the trace and its report (a new temporary one)"
+    )
+
+
+def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
+    first = next((one.partition("=")[0] for one in arguments if one.startswith("-")), arguments[0])
+    known = [*re.findall(r"--[\w-]+", parser.format_usage()), "--help"]
+    hint = nearest(first, known) or f"; see {parser.prog} --help"
+    _refuse(f"there is no argument {first}{hint}", code=2)
+
+
+def _refuse(reason: str, code: int = 1) -> NoReturn:
+    print(f"countoff: {' '.join(reason.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

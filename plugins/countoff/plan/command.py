@@ -1,0 +1,270 @@
+"""``countoff plan`` and ``countoff check``: from arguments to a ``Job``, and from its plans to text."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from countoff.core._nearest import nearest
+from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.ranks import INFERRED
+from countoff.plan import curve_plot, table
+from countoff.plan.checks import check_job, check_length
+from countoff.plan.issues import CODES, ConfigIssue, worst_first
+from countoff.plan.job import Job, JobError, Origin, RunPlan
+from countoff.plan.readers import read_job
+from countoff.plan.schedules import MegatronSchedule
+
+__all__ = ["check", "plan"]
+
+# Flags that set a number of a Job, by its name there.
+_NUMBERS = {
+    "batch_size": "batch_size",
+    "seq_len": "sequence_length",
+    "accumulation": "gradient_accumulation_steps",
+    "global_batch_size": "global_batch_size",
+    "steps": "steps",
+    "epochs": "epochs",
+    "dataset_size": "dataset_size",
+}
+_SWITCHES = ("drop_last", "strided")
+# The frameworks' names for the dims of the flags.
+_DIMS = {
+    "dp_replicate": ("dp_replicate", "data_parallel_replicate"),
+    "dp_shard": ("dp_shard", "data_parallel_shard", "data_parallel", "data", "dp"),
+    "cp": ("cp", "sp"),
+    "tp": ("tp", "tensor_parallel", "model"),
+    "pp": ("pp", "pipe"),
+}
+
+
+def plan(chosen: argparse.Namespace) -> int:
+    """Prints the plan of a run on one or more world sizes.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ValueError: If there is no plan; the message is one line with the reason.
+    """
+    job = _job(chosen)
+    plans = [RunPlan.of(job, world_size=world_size) for world_size in _world_sizes(chosen, job)]
+    options = table.Options(_learning_rate(chosen), _ramp(chosen, job), _resume_samples(chosen))
+    issues = [worst_first([*job.issues, *check_length(one)]) for one in plans]
+    if chosen.json:
+        _print_json(
+            [
+                table.as_json(one, options)
+                | table.issues_as_json(found)
+                | (curve_plot.as_json(one, options, chosen.config) if chosen.curve else {})
+                for one, found in zip(plans, issues, strict=True)
+            ]
+        )
+        return 0
+    drawings = curve_plot.drawings(plans, options, chosen.config) if chosen.curve else []
+    table.table(plans, options)
+    for one in plans:
+        print(f"{one.ranks.world_size} ranks: {one.identity}")
+    for drawing in drawings:
+        drawing.print()
+    if chosen.explain:
+        table.explain(plans[0])
+    for issue in worst_first(issue for found in issues for issue in found):
+        print(issue.line)
+    return 0
+
+
+def check(chosen: argparse.Namespace) -> int:
+    """Prints what is wrong with a configuration, one line per issue, the worst first; or as JSON.
+
+    Returns:
+        The exit code: 1 if a fault is found, else 0.
+
+    Raises:
+        ValueError: If the configuration cannot be read; the message is one line with the reason.
+    """
+    job = _job(chosen)
+    _check_codes(chosen.ignore)
+    found = {
+        world_size: [issue for issue in check_job(job, world_size=world_size) if issue.code not in chosen.ignore]
+        for world_size in _world_sizes(chosen, job)
+    }
+    faults = {world_size: any(issue.is_fault for issue in issues) for world_size, issues in found.items()}
+    if chosen.json:
+        _print_json([_checked(chosen.config, job, world_size, issues) for world_size, issues in found.items()])
+        return int(any(faults.values()))
+    for world_size, issues in found.items():
+        for issue in issues:
+            print(f"{f'{world_size} ranks: ' if len(found) > 1 else ''}{issue.line}")
+        if not faults[world_size]:
+            print(f"{chosen.config} on {world_size} ranks: no fault found")
+    return int(any(faults.values()))
+
+
+def _checked(config: str, job: Job, world_size: int, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
+    """Returns what a check found on one world size, as JSON types; the plan is None where the run does not fit."""
+    try:
+        plan = table.as_json(RunPlan.of(job, world_size=world_size), table.Options())
+    except JobError:
+        plan = None
+    return {
+        "config": config,
+        "framework": job.framework,
+        "world_size": world_size,
+        "fault": any(issue.is_fault for issue in issues),
+        **table.issues_as_json(issues),
+        "plan": plan,
+    }
+
+
+def _print_json(shown: Sequence[dict[str, Any]]) -> None:
+    """Prints one object, or a list of them for several world sizes."""
+    print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
+
+
+def _check_codes(codes: Sequence[str]) -> None:
+    for code in codes:
+        if code not in CODES:
+            raise ValueError(f"--ignore knows no code {code!r}{nearest(code, CODES)}; known: {', '.join(CODES)}")
+
+
+def _job(chosen: argparse.Namespace) -> Job:
+    """Returns the run of the configuration, or of no configuration, with the flags applied."""
+    job = _job_of_flags_alone() if chosen.config is None else read_job(chosen.config, framework=chosen.framework)
+    for flag in ("epochs", *_SWITCHES):
+        if getattr(chosen, flag) and chosen.dataset_size is None:
+            raise ValueError(f"{_flag(flag)} needs --dataset-size N: nothing else says how long an epoch is")
+    origins = dict(job.origins)
+    changes: dict[str, object] = {}
+    for flag, name in _NUMBERS.items():
+        if getattr(chosen, flag) is not None:
+            changes[name] = _parse_count(flag, getattr(chosen, flag))
+            origins[name] = Origin(_flag(flag))
+    for flag in _SWITCHES:
+        if getattr(chosen, flag):
+            changes[flag] = True
+            origins[flag] = Origin(_flag(flag))
+    if (chosen.steps is None) != (chosen.epochs is None):
+        # A run has one length: a flag for it replaces the file's, also where the file has it in the other unit.
+        other = "epochs" if chosen.epochs is None else "steps"
+        changes[other] = None
+        origins.pop(other, None)
+        changes["run_tokens"] = None
+    changes["sizes"] = _sizes(chosen, job, origins)
+    _refuse_unknown(job, origins)
+    batch = changes.get("global_batch_size")
+    if (
+        isinstance(batch, int)
+        and job.run_samples is not None
+        and job.ramp is None
+        and isinstance(job.schedule, MegatronSchedule)
+    ):
+        # A run in samples has fewer steps with a larger batch.
+        changes.setdefault("steps", max(job.run_samples // batch, 1))
+        changes["schedule"] = dataclasses.replace(job.schedule, units_per_step=batch)
+    return dataclasses.replace(job, origins=origins, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def _refuse_unknown(job: Job, origins: Mapping[str, Origin]) -> None:
+    """Refuses a number on which all others depend, if the configuration does not show it and no flag gives it.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    flags = {name: flag for flag, names in _DIMS.items() for name in names if name in job.names}
+    if job.batch_size is not None:
+        flags["global_batch_size"] = "global_batch_size"
+    # In place of these, a reader has put the default of its framework.
+    for flag in ("batch_size", "accumulation"):
+        if getattr(job, _NUMBERS[flag]) is not None:
+            flags[_NUMBERS[flag]] = flag
+    for name, text in job.unknown.items():
+        if name in flags and origins[name] == job.origins[name]:
+            key = job.key(name)
+            raise ValueError(f"{key} is {text}, which is known only when the job runs: give {_flag(flags[name])}")
+
+
+def _job_of_flags_alone() -> Job:
+    order = ORDERS["torchtitan"]
+    sizes = tuple(INFERRED if name == order.inferred else 1 for name in order.names)
+    return Job("", order.names, sizes, order.data_dims)
+
+
+def _sizes(chosen: argparse.Namespace, job: Job, origins: dict[str, Origin]) -> tuple[int, ...]:
+    """Returns the sizes of the dims, flags first, and adds the origins of those that a flag sets."""
+    sizes = dict(zip(job.names, job.sizes, strict=True))
+    flagged: list[str] = []
+    for flag, names in _DIMS.items():
+        text = getattr(chosen, flag)
+        if text is None:
+            continue
+        name = next((one for one in names if one in sizes), None)
+        if name is None:
+            raise ValueError(f"{_flag(flag)}: {job.framework} has no such dim; it has {', '.join(sizes)}")
+        sizes[name] = _parse_count(flag, text, may_be_inferred=True)
+        origins[name] = Origin(_flag(flag))
+        flagged.append(name)
+    if any(sizes[name] == INFERRED for name in flagged):
+        # Only one dim can be inferred: a flag of -1 replaces the -1 of the file, or of the default.
+        sizes = {name: 1 if size == INFERRED and name not in flagged else size for name, size in sizes.items()}
+    return tuple(sizes.values())
+
+
+def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
+    if chosen.world_size:
+        if chosen.nodes or chosen.ranks_per_node:
+            raise ValueError("give --world-size, or --nodes with --ranks-per-node, not both")
+        return [_parse_count("world_size", part) for text in chosen.world_size for part in text.split(",")]
+    if chosen.nodes or chosen.ranks_per_node:
+        if not (chosen.nodes and chosen.ranks_per_node):
+            raise ValueError("--nodes and --ranks-per-node need each other: world size = nodes × ranks per node")
+        return [_parse_count("nodes", chosen.nodes) * _parse_count("ranks_per_node", chosen.ranks_per_node)]
+    if job.world_size is not None:
+        return [job.world_size]
+    not_in_file = f"{chosen.config} does not say; " if chosen.config else ""
+    raise ValueError(f"how many ranks? {not_in_file}give --world-size N, or --nodes N --ranks-per-node N")
+
+
+def _learning_rate(chosen: argparse.Namespace) -> tuple[float, int] | None:
+    if chosen.lr is None and chosen.lr_batch is None:
+        return None
+    if chosen.lr is None or chosen.lr_batch is None:
+        raise ValueError("--lr and --lr-batch need each other: the rate, and the global batch size it was tuned for")
+    try:
+        rate = float(chosen.lr)
+    except ValueError:
+        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}") from None
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"--lr must be a number above 0, got {chosen.lr}")
+    return rate, _parse_count("lr_batch", chosen.lr_batch)
+
+
+def _ramp(chosen: argparse.Namespace, job: Job) -> tuple[int, int, int] | None:
+    if chosen.ramp is None:
+        return job.ramp
+    parts = [_parse_count("ramp", part) for part in chosen.ramp.split(",")]
+    if len(parts) != 3:
+        raise ValueError(f"--ramp must be START,STEP,SAMPLES, got {chosen.ramp}")
+    return parts[0], parts[1], parts[2]
+
+
+def _resume_samples(chosen: argparse.Namespace) -> int | None:
+    return None if chosen.resume_samples is None else _parse_count("resume_samples", chosen.resume_samples)
+
+
+def _parse_count(flag: str, text: str, *, may_be_inferred: bool = False) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1 and not (may_be_inferred and number == INFERRED):
+        also = f", or {INFERRED} for what is left over" if may_be_inferred else ""
+        raise ValueError(f"{_flag(flag)} must be a whole number of at least 1{also}, got {text or 'nothing'}")
+    return number
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

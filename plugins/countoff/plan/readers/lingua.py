@@ -1,0 +1,107 @@
+"""Lingua's YAML files. A field that is not written has the default of lingua's dataclasses; none is the world size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.plan.job import Job
+from countoff.plan.readers._fields import Fields, note_unknown_fields
+from countoff.plan.schedules import LinguaSchedule
+
+__all__ = ["read"]
+
+_SCHEDULERS = ("constant", "linear", "inv_sqrt", "cosine", "wsd")
+_SECTIONS = (
+    *("data", "optim", "model", "distributed", "env", "checkpoint", "profiling", "logging", "eval", "generator"),
+    *("harness", "validation", "stool", "launcher"),
+)
+_KNOWN = {
+    "": (
+        *("name", "dump_dir", "seed", "grad_acc_steps", "gc_collect_freq", "probe_freq", "steps", "async_eval_gpus"),
+        *("ckpt_dir", "metric_log_dir", "global_step", "config", "include"),
+    ),
+    "data": (
+        *("root_dir", "sources", "batch_size", "seq_len", "n_views", "seed", "add_bos", "add_eos", "load_async"),
+        *("prefetch_size", "tokenizer", "path"),
+    ),
+    "optim": (
+        *("lr", "weight_decay", "epsilon", "beta1", "beta2", "clip", "scheduler", "warmup", "lr_min_ratio"),
+        *("cycle_length", "cosine_theta", "annealing_step", "decay_fraction", "exp_factor"),
+    ),
+    "distributed": (
+        *("dp_shard", "dp_replicate", "tp_size", "selective_activation_checkpointing", "compile", "fsdp_type"),
+        *("model_dtype", "float8_recipe", "float8_filter", "matmul_allow_tf32", "detect_anomaly"),
+        *("allow_bf16_reduced_precision_reduction", "compile_cache_size_limit", "spawn_method"),
+    ),
+}
+
+
+def read(data: Mapping[str, Any]) -> Job:
+    """Returns the run that a lingua YAML describes.
+
+    Args:
+        data: The parsed file.
+
+    Raises:
+        ConfigError: If a field has a wrong type or is outside its domain.
+    """
+    fields = Fields(data)
+    note_unknown_fields(
+        fields,
+        _KNOWN,
+        sections=_SECTIONS,
+        data=data,
+        consequence="lingua stops on a field that it does not know.",
+        level="stops",
+    )
+    steps = fields.parse_count("steps", "steps", 1000) or 1
+    shard = fields.parse_count("dp_shard", "distributed.dp_shard", 1)
+    if fields.choice("distributed.fsdp_type", ("no_shard", "full_shard"), "no_shard") == "no_shard" and shard != 1:
+        fields.note("mesh", f"distributed.fsdp_type no_shard needs dp_shard 1, not {shard}: lingua stops", "stops")
+    sizes = (
+        fields.parse_count("dp_replicate", "distributed.dp_replicate", 1) or 1,
+        shard or 1,
+        fields.parse_count("tp", "distributed.tp_size", 1) or 1,
+    )
+    return Job(
+        framework="lingua",
+        names=ORDERS["lingua"].names,
+        sizes=sizes,
+        data_dims=ORDERS["lingua"].data_dims,
+        batch_size=fields.parse_count("batch_size", "data.batch_size", 2),
+        sequence_length=fields.parse_count("sequence_length", "data.seq_len", 2048),
+        gradient_accumulation_steps=fields.parse_count("gradient_accumulation_steps", "grad_acc_steps", 1),
+        steps=steps,
+        refilled_dim="dp_replicate",
+        learning_rate=fields.number("learning_rate", "optim.lr", 3e-4),
+        schedule=_schedule(fields, steps),
+        chunks=_chunks(fields),
+        origins=fields.origins,
+        issues=tuple(fields.issues),
+    )
+
+
+def _schedule(fields: Fields, steps: int) -> LinguaSchedule:
+    curve = fields.choice("optim.scheduler", _SCHEDULERS, "cosine")
+    return LinguaSchedule(
+        cast("Literal['constant', 'linear', 'inv_sqrt', 'cosine', 'wsd']", curve),
+        warmup_steps=fields.parse_count("warmup_steps", "optim.warmup", 2000, minimum=0) or 0,
+        horizon_steps=steps,
+        min_factor=fields.number("min_factor", "optim.lr_min_ratio", 0.1) or 0.0,
+        cycle_length=fields.number("cycle_length", "optim.cycle_length", 1.0) or 1.0,
+        cosine_theta=fields.number("cosine_theta", "optim.cosine_theta", 1.0) or 1.0,
+        decay_fraction=fields.number("decay_fraction", "optim.decay_fraction", 0.1) or 0.0,
+        exp_factor=fields.number("exp_factor", "optim.exp_factor", 0.5) or 0.5,
+    )
+
+
+def _chunks(fields: Fields) -> dict[str, int]:
+    """Returns the number of chunks of every source whose directory is on this machine, by source."""
+    root = fields.text("data.root_dir")
+    if root is None:
+        return {}
+    sources = [Path(root) / str(name) for name in fields.section("data.sources")]
+    return {path.name: sum(1 for _ in path.glob("*.chunk.*.jsonl")) for path in sources if path.is_dir()}

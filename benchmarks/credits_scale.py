@@ -12,7 +12,7 @@ from typing import Any, Literal
 from benchmarks.results import Table, progress
 from benchmarks.scale import Simulation
 from benchmarks.simulated import PREFIX
-from countoff.core.runtime.channel import Channel
+from countoff.core.store.channel import Channel
 
 SIZES = 64, 256, 1024, 4096
 _LOOKAHEADS = 4, 16, 32

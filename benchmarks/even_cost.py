@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from benchmarks.ranks import on_ranks
 from benchmarks.results import Table, progress, quartiles
-from countoff.core.runtime.even_pass import EvenPass
+from countoff.core.threads.even_pass import EvenPass
 from countoff.torch import attach
 from tests.relay import slow_store
 

@@ -23,9 +23,8 @@ from typing import Any
 from benchmarks import simulated
 from benchmarks.scale import Simulation
 from countoff.core import guard
-from countoff.core.runtime import recorder
-from countoff.core.runtime.stacks import Place
-from countoff.core.trace import writer
+from countoff.core.liveness.stacks import Place
+from countoff.core.trace import recorder, writer
 from countoff.core.trace.format import TICK_SECONDS
 
 BEGAN = 1_750_000_000.0

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from countoff._adapter import even_loaders
-from countoff.core.runtime.channel import Channel
-from countoff.core.runtime.connection import Connection
+from countoff.core.store.channel import Channel
+from countoff.core.threads.connection import Connection
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.harness import tell

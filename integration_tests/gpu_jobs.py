@@ -13,7 +13,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.weights import hash_bits
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
-from countoff.core.runtime import collectives, nccl
+from countoff.core.ending import nccl
+from countoff.core.liveness import collectives
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
 from integration_tests.jobs import BATCH_SIZE, digits, weights

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from countoff._adapter.checks import CHECKS
-from countoff.core.runtime.watchdog import _ABORTED
+from countoff.core.threads.watchdog import _ABORTED
 from integration_tests.faults.cases import CANNOT, CASES
 from integration_tests.faults.matrix import Row, judge, run_cell
 from integration_tests.harness import RankResult

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from countoff.core import FitPlan, Guard, Settings
-from countoff.core.runtime.channel import Channel
-from countoff.core.runtime.connection import Connection
+from countoff.core.store.channel import Channel
+from countoff.core.threads.connection import Connection
 from countoff.torch import attach
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines

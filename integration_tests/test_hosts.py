@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from countoff.core.runtime import lifelines
+from countoff.core.liveness import lifelines
 from countoff.core.verdict import names_of
 from countoff.torch import attach
 from integration_tests import loops

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
-from countoff.core.runtime.gloo_interrupt import cut_collectives
-from countoff.core.runtime.shutdown import EXIT_CODE
+from countoff.core.ending.gloo import cut_collectives
+from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import attach
 from integration_tests.jobs import assert_named, own_rank
 from integration_tests.loops import even_loader, model_and_optimizer

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from countoff.core import DivergenceError, FitPlan, Guard, Settings
-from countoff.core.runtime.channel import Channel
+from countoff.core.store.channel import Channel
 from countoff.core.verdict import PlanMismatch
 from countoff.torch import attach
 from integration_tests.jobs import BATCH_SIZE, assert_named, own_rank, share_loader, verdict_lines

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from countoff.core import DivergenceError
-from countoff.core.runtime.shutdown import EXIT_CODE
+from countoff.core.ending.shutdown import EXIT_CODE
 from countoff.torch import attach
 from integration_tests.jobs import own_rank
 from integration_tests.loops import even_loader, model_and_optimizer

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff.core.protocol.state import State
-from countoff.core.runtime.channel import Channel, decode, encode
-from countoff.core.runtime.gathering import Pollable
-from countoff.core.runtime.speaker import Job, Speaker
+from countoff.core.store.channel import Channel, decode, encode
+from countoff.core.store.gathering import Pollable
+from countoff.core.threads.speaker import Job, Speaker
 
 
 class FakeStore(Channel):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
-from countoff.core.runtime.even_pass import EvenPass
-from countoff.core.runtime.monitor import Monitor
-from countoff.core.runtime.roll_call import RollCall
-from countoff.core.runtime.verdict_table import publish_table, with_table
+from countoff.core.ending.table import publish_table, with_table
+from countoff.core.threads.even_pass import EvenPass
+from countoff.core.threads.member import Monitor
+from countoff.core.threads.roll_call import RollCall
 from tests.fake_store import FakeStore
 
 WAITS = "waits"

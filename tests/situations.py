@@ -24,6 +24,8 @@ from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
 from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
+from countoff.core.ending.shutdown import print_to_stderr
+from countoff.core.ending.table import publish_table, with_table
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import (
     DIED,
@@ -51,10 +53,8 @@ from countoff.core.protocol.schedule_plans import SchedulePlan, judge_schedules
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import Tick
 from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
-from countoff.core.runtime.roll_call import RollCall
-from countoff.core.runtime.shutdown import print_to_stderr
-from countoff.core.runtime.stall import judge_stall
-from countoff.core.runtime.verdict_table import publish_table, with_table
+from countoff.core.threads.roll_call import RollCall
+from countoff.core.threads.stall import judge_stall
 from countoff.core.totals import Totals
 from countoff.core.verdict import ENDED, Kind, Remedies
 from countoff.plan.readers import torchtitan_toml

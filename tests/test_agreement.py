@@ -7,8 +7,8 @@ import pytest
 
 from countoff.core import FitPlan, Settings, Verdict
 from countoff.core.protocol.state import State
-from countoff.core.runtime.agreement import Agreement
-from countoff.core.runtime.speaker import Speaker
+from countoff.core.store.agreement import Agreement
+from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore
 from tests.simulator import Epoch, Job, Program, play
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.runtime.channel import (
+from countoff.core.store.channel import (
     RECORD_BYTES,
     Channel,
     ChannelError,

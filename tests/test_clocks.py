@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from countoff.core.runtime import heartbeats as module
-from countoff.core.runtime.clocks import ClockComparison
-from countoff.core.runtime.heartbeats import Heartbeats
+from countoff.core.liveness import heartbeats as module
+from countoff.core.liveness.heartbeats import Heartbeats
+from countoff.core.trace.clocks import ClockComparison
 from tests.fake_store import FakeStore
 
 AHEAD = 3.0

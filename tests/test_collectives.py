@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from countoff.core.runtime import collectives as module
-from countoff.core.runtime.collectives import issued, unfinished
+from countoff.core.liveness import collectives as module
+from countoff.core.liveness.collectives import issued, unfinished
 
 pytestmark = pytest.mark.usefixtures("real_group")
 

@@ -9,11 +9,11 @@ import pytest
 
 from countoff.core import Settings
 from countoff.core.protocol.state import State
-from countoff.core.runtime import connection as module
-from countoff.core.runtime.connection import Connection
-from countoff.core.runtime.line import Line
-from countoff.core.runtime.monitor import Monitor
-from countoff.core.runtime.rendezvous import Place
+from countoff.core.store.rendezvous import Place
+from countoff.core.threads import connection as module
+from countoff.core.threads.connection import Connection
+from countoff.core.threads.line import Line
+from countoff.core.threads.member import Monitor
 from tests.fake_store import FakeStore
 
 PLACE = Place("127.0.0.1", 1, "0123456789ab")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from countoff.core.runtime import gathering
-from countoff.core.runtime.gathering import Awaiting, Gathering
+from countoff.core.store import gathering
+from countoff.core.store.gathering import Awaiting, Gathering
 from tests.fake_store import FakeStore
 
 

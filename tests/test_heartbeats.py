@@ -3,9 +3,9 @@
 import pytest
 
 from countoff.core import Settings
+from countoff.core.liveness import heartbeats as module
+from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
 from countoff.core.protocol.state import State
-from countoff.core.runtime import heartbeats as module
-from countoff.core.runtime.heartbeats import Heartbeats, begin_fit, say_goodbye
 from tests.fake_store import FakeStore
 
 

@@ -16,8 +16,8 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import FitPlan, Guard, Settings
+from countoff.core.liveness.processes import host_id
 from countoff.core.protocol.records import Mark
-from countoff.core.runtime.processes import host_id
 from tests.relay import Relay
 
 pytestmark = pytest.mark.alone
@@ -102,7 +102,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", {(): itertools.repeat(NUMBER)})
-        monkeypatch.setattr("countoff.core.runtime.monitor.default_store", lambda: client(port))
+        monkeypatch.setattr("countoff.core.threads.member.default_store", lambda: client(port))
         options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
         guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))

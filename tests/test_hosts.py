@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from countoff.core.runtime import hosts
+from countoff.core.liveness import hosts
 from tests.fake_store import FakeStore
 
 

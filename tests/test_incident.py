@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings, Verdict
-from countoff.core.runtime import incident
+from countoff.core.trace import incident
 from tests.fake_store import FakeStore
 
 VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), gone=True, world_size=4)

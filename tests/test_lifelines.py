@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from countoff.core.runtime import hosts
-from countoff.core.runtime import lifelines as module
-from countoff.core.runtime.heartbeats import Heartbeats
-from countoff.core.runtime.keepalive import keep_alive
-from countoff.core.runtime.lifelines import Hub, Lifelines
-from countoff.core.runtime.processes import Process
+from countoff.core.liveness import hosts
+from countoff.core.liveness import lifelines as module
+from countoff.core.liveness.heartbeats import Heartbeats
+from countoff.core.liveness.lifelines import Hub, Lifelines
+from countoff.core.liveness.processes import Process
+from countoff.core.store.keepalive import keep_alive
 from tests.fake_store import FakeStore
 
 

@@ -14,7 +14,7 @@ from countoff.core.protocol.micro_batches import MicroBatchLog, sentence_of
 from countoff.core.protocol.records import Mark, MicroCounts, mark_entry, verdict_entry
 from countoff.core.protocol.rule import compare_marks
 from countoff.core.protocol.ticks import Tick
-from countoff.core.runtime.channel import RECORD_BYTES, encode
+from countoff.core.store.channel import RECORD_BYTES, encode
 
 EPOCH = "train epoch 0"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from countoff.core.runtime import collectives
-from countoff.core.runtime import nccl as module
-from countoff.core.runtime.nccl import Abort, abort_communicators
+from countoff.core.ending import nccl as module
+from countoff.core.ending.nccl import Abort, abort_communicators
+from countoff.core.liveness import collectives
 
 
 def group(abort: Callable[[], object]) -> Any:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.runtime import processes
-from countoff.core.runtime.processes import Deaths, Process, host_id
+from countoff.core.liveness import processes
+from countoff.core.liveness.processes import Deaths, Process, host_id
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc: without it nothing is seen")
 
@@ -103,7 +103,7 @@ def test_a_name_with_parentheses_and_spaces_is_parsed(tmp_path: Path) -> None:
 
 
 def test_two_processes_of_one_host_have_one_host_id() -> None:
-    script = "from countoff.core.runtime.processes import host_id; print(host_id())"
+    script = "from countoff.core.liveness.processes import host_id; print(host_id())"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == host_id()
 
@@ -115,7 +115,7 @@ def test_a_host_id_can_be_part_of_a_key() -> None:
 
 def test_when_a_process_began_is_known_in_seconds_of_the_epoch() -> None:
     """It can be compared with a file's time, to tell an earlier run's file from this run's."""
-    program = "from countoff.core.runtime import processes; print(processes.began_at())"
+    program = "from countoff.core.liveness import processes; print(processes.began_at())"
     before = time.time()
     began = float(subprocess.check_output([sys.executable, "-c", program], text=True))
     assert before - 1 < began < time.time() + 1

@@ -13,17 +13,18 @@ from typing import Any, cast
 import pytest
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.liveness import collectives
+from countoff.core.liveness.processes import Process
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches
-from countoff.core.runtime import collectives
-from countoff.core.runtime import recorder as module
-from countoff.core.runtime.processes import Process
-from countoff.core.runtime.recorder import Recorder
-from countoff.core.runtime.speaker import Speaker
-from countoff.core.trace import writer
+from countoff.core.threads.speaker import Speaker
+from countoff.core.trace import incident, writer
+from countoff.core.trace import recorder as module
 from countoff.core.trace.format import VERSION
+from countoff.core.trace.recorder import Recorder
 from countoff.report.reader import read as read_trace
+from tests.fake_store import FakeStore
 from tests.traces import kinds, of, read
 
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
@@ -184,11 +185,26 @@ def recorded(directory: Path, act: Callable[[Recorder], object], state: State | 
     return [line for line in read(directory, state.rank) if line["k"] not in ("begin", "tick")]
 
 
+def test_a_stack_that_cannot_be_told_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that runs on a strange interpreter still posts its row and prints the verdict."""
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("no frames")
+
+    def act(recorder: Recorder) -> None:
+        recorder.posted(cast("Any", FakeStore()))
+        recorder.gathered(cast("Any", FakeStore()), {1: {"rank": 1, "batches": 7}})
+        recorder.concluded(VERDICT, whole=True)
+
+    monkeypatch.setattr(incident, "post_stack", fail)
+    assert [line["k"] for line in recorded(tmp_path, act)] == ["verdict", "stacks", "end"]
+
+
 def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
     """What comes after the verdict is not the run's any more; the directory has the incident."""
 
     def act(recorder: Recorder) -> None:
-        recorder.gathered({1: {"rank": 1, "batches": 7, "side": [1]}}, {})
+        recorder.gathered(cast("Any", FakeStore()), {1: {"rank": 1, "batches": 7, "side": [1]}})
         recorder.concluded(VERDICT, whole=True)
         recorder.opened(SpanCounters("train epoch 1"))
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core.ending import shutdown
 from countoff.core.guard import Guard
 from countoff.core.protocol.judgement import judge, row
 from countoff.core.protocol.plan_comparison import judge_plans
@@ -15,9 +16,8 @@ from countoff.core.protocol.records import Mark, mark_entry, verdict_entry, verd
 from countoff.core.protocol.rule import Divergence
 from countoff.core.protocol.state import State
 from countoff.core.protocol.ticks import Tick
-from countoff.core.runtime import shutdown
-from countoff.core.runtime.channel import RECORD_BYTES, encode
 from countoff.core.settings import Settings
+from countoff.core.store.channel import RECORD_BYTES, encode
 from countoff.core.verdict import Verdict
 from tests.outbox import written
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.runtime.channel import Channel, ChannelError, decode, encode
-from countoff.core.runtime.rendezvous import (
+from countoff.core.store.channel import Channel, ChannelError, decode, encode
+from countoff.core.store.rendezvous import (
     Place,
     Question,
     choose_place,

@@ -10,7 +10,7 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.state import State
 from countoff.core.protocol.truncation import UnusedBatches
-from countoff.core.runtime.roll_call import RollCall
+from countoff.core.threads.roll_call import RollCall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import written
 

@@ -7,8 +7,8 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.state import State
-from countoff.core.runtime.session import Session, first_line
-from countoff.core.runtime.speaker import Speaker
+from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,))

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from countoff.core.runtime.shared_sockets import copy_of
+from countoff.core.store.shared_sockets import copy_of
 
 
 @pytest.mark.parametrize("default", [None, 5.0, 0.0])

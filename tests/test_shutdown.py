@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from countoff.core import DivergenceError, Settings, Verdict
+from countoff.core.ending import shutdown
 from countoff.core.protocol.state import State
-from countoff.core.runtime import shutdown
 from countoff.core.verdict import LostRank
 
 VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), why="It was killed — or it crashed.")
@@ -319,7 +319,7 @@ def test_exit_now_flushes_and_ends_the_process() -> None:
     """`exit_now` flushes stdout and ends the process with exit code 87, without the functions of `atexit`."""
     code, out, error = outcome("""
         import atexit, sys, threading
-        from countoff.core.runtime import shutdown
+        from countoff.core.ending import shutdown
         atexit.register(print, "never")
         sys.stdout.write("said")  # no newline, no flush
         threading.Thread(target=shutdown.exit_now).start()
@@ -331,7 +331,7 @@ def test_exit_now_flushes_and_ends_the_process() -> None:
 def test_closed_streams_do_not_stop_the_exit() -> None:
     code, *_ = outcome("""
         import sys
-        from countoff.core.runtime import shutdown
+        from countoff.core.ending import shutdown
         sys.stdout.close()
         sys.stderr.close()
         shutdown.exit_now(5)
@@ -342,7 +342,7 @@ def test_closed_streams_do_not_stop_the_exit() -> None:
 def test_missing_streams_do_not_stop_the_exit() -> None:
     code, *_ = outcome("""
         import sys
-        from countoff.core.runtime import shutdown
+        from countoff.core.ending import shutdown
         sys.stdout = sys.stderr = None
         shutdown.exit_now(5)
     """)
@@ -351,7 +351,7 @@ def test_missing_streams_do_not_stop_the_exit() -> None:
 
 def test_at_exit_calls_a_function_unless_cancelled() -> None:
     code, out, _ = outcome("""
-        from countoff.core.runtime import shutdown
+        from countoff.core.ending import shutdown
         shutdown.at_exit(lambda: print("kept"))
         shutdown.at_exit(lambda: print("cancelled"))()
     """)

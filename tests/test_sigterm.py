@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how a signal is handled")
 HEAD = """
 import os, signal, time
-from countoff.core.runtime import sigterm
+from countoff.core.ending import sigterm
 
 def send():
     os.kill(os.getpid(), signal.SIGTERM)

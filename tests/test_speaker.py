@@ -7,8 +7,8 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.records import verdict_entry
 from countoff.core.protocol.state import State
-from countoff.core.runtime import speaker as module
-from countoff.core.runtime.speaker import Speaker
+from countoff.core.threads import speaker as module
+from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore
 from tests.outbox import printed
 

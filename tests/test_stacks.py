@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from countoff.core.runtime import stacks
-from countoff.core.runtime.stacks import Place
+from countoff.core.liveness import stacks
+from countoff.core.liveness.stacks import Place
 
 
 def compiled(path: str) -> Callable[..., Any]:
@@ -156,7 +156,7 @@ def test_the_main_thread_of_a_forked_process_may_be_another_one() -> None:
     """What was remembered of the main thread before is not used there: it is gone."""
     code = """if True:
         import os, threading
-        from countoff.core.runtime import stacks
+        from countoff.core.liveness import stacks
 
         def fork():
             child = os.fork()

@@ -6,16 +6,16 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.levels import Level
+from countoff.core.liveness.heartbeats import begin_fit, say_goodbye
+from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.micro_batches import StepWork
 from countoff.core.protocol.state import State
-from countoff.core.runtime import stall as module
-from countoff.core.runtime.channel import encode
-from countoff.core.runtime.heartbeats import begin_fit, say_goodbye
-from countoff.core.runtime.stacks import Place
-from countoff.core.runtime.stall import Stall, judge_stall
+from countoff.core.store.channel import encode
+from countoff.core.threads import stall as module
+from countoff.core.threads.stall import Stall, judge_stall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import drain, printed, written
 

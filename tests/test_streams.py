@@ -25,8 +25,8 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import remedy_for
 from countoff.core.protocol.records import FitPlan, verdict_to_json
 from countoff.core.protocol.state import State
-from countoff.core.runtime.channel import RECORD_BYTES, encode
 from countoff.core.settings import Settings
+from countoff.core.store.channel import RECORD_BYTES, encode
 
 
 def digests(*numbers: int) -> str:

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings
+from countoff.core.ending.table import print_with_table, publish_table, with_table
+from countoff.core.liveness.heartbeats import Heartbeats
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.judgement import row
 from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdict_from_json, verdict_to_json
 from countoff.core.protocol.state import State
-from countoff.core.runtime import incident
-from countoff.core.runtime.channel import decode, encode
-from countoff.core.runtime.heartbeats import Heartbeats
-from countoff.core.runtime.verdict_table import print_with_table, publish_table, with_table
+from countoff.core.store.channel import decode, encode
 from countoff.core.verdict import TABLE_ROWS, Kind, Verdict, at_hosts
 from tests.fake_store import FakeStore
 
@@ -72,33 +71,6 @@ def test_a_rank_that_has_not_looked_for_its_neighbours_prints_one_line(capsys: p
         "",
         "[rank 1] countoff: PlanMismatch: they differ. See the output of rank 0.",
     ]
-
-
-def test_a_stack_that_cannot_be_told_costs_only_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A rank that runs on a strange interpreter still posts its row and prints the verdict."""
-
-    def fail(*_: object) -> Any:
-        raise RuntimeError("no frames")
-
-    class Watching:
-        def gathered(self, rows: Any, stacks: Any) -> None:
-            assert stacks == {}
-
-        def concluded(self, verdict: Verdict, *, whole: bool) -> None: ...
-
-    monkeypatch.setattr(incident, "post_stack", fail)
-    store, state = FakeStore(), State(0, 1, Settings(), {})
-    state.observer = Watching()  # pyright: ignore[reportAttributeAccessIssue]
-    heartbeats = Heartbeats(0, range(1))
-    heartbeats.introduce(store)
-    state.adopt(Verdict("PlanMismatch", "they differ.", (0,)))
-    state.answered.set()
-    print_with_table(store, state, heartbeats)
-    assert state.printed.is_set()
-    assert store.get("table")["rows"] == 1
-    assert "PlanMismatch: they differ." in capsys.readouterr().err
 
 
 def test_odd_ranks_come_first_in_the_published_table() -> None:

@@ -10,19 +10,19 @@ from typing import cast
 import pytest
 
 from countoff.core import Settings
+from countoff.core.ending import shutdown
+from countoff.core.liveness.heartbeats import announce_signal, begin_fit
+from countoff.core.liveness.lifelines import Loss
+from countoff.core.liveness.processes import Process
+from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.records import Absence, Mark, absence_entry, return_entry
 from countoff.core.protocol.state import State
-from countoff.core.runtime import shutdown
-from countoff.core.runtime import watchdog as module
-from countoff.core.runtime.heartbeats import announce_signal, begin_fit
-from countoff.core.runtime.lifelines import Loss
-from countoff.core.runtime.processes import Process
-from countoff.core.runtime.session import Session
-from countoff.core.runtime.speaker import Job as SpeakerJob
-from countoff.core.runtime.stacks import Place
-from countoff.core.runtime.watchdog import Watchdog
+from countoff.core.threads import watchdog as module
+from countoff.core.threads.session import Session
+from countoff.core.threads.speaker import Job as SpeakerJob
+from countoff.core.threads.watchdog import Watchdog
 from countoff.core.verdict import Kind, Verdict
 from tests.fake_store import FakeSpeaker, FakeStore
 
@@ -370,7 +370,7 @@ class Ending:
         monkeypatch.setattr(module.stacks, "main_thread", self._sample)
         monkeypatch.setattr(module.collectives, "unfinished", self._unfinished if nccl else frozenset)
         monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
-        monkeypatch.setattr(module.gloo_interrupt, "cut_collectives", lambda: self.cuts.append(self.now))
+        monkeypatch.setattr(module.gloo, "cut_collectives", lambda: self.cuts.append(self.now))
         monkeypatch.setattr(module.shutdown, "exit_now", self._exit)
 
     def _unfinished(self) -> frozenset[tuple[str, int, int]]:

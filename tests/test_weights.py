@@ -21,8 +21,8 @@ from countoff.core.data.weights import (
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.records import verdict_to_json
 from countoff.core.protocol.state import State
-from countoff.core.runtime.channel import RECORD_BYTES, ChannelError, encode
-from countoff.core.runtime.weights import WeightExchange
+from countoff.core.store.channel import RECORD_BYTES, ChannelError, encode
+from countoff.core.threads.weights import WeightExchange
 from tests.fake_store import FakeSpeaker, FakeStore
 
 MANY = 5_000

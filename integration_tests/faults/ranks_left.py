@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from countoff.core import Verdict
-from countoff.core.runtime import shutdown
+from countoff.core.ending import shutdown
 from integration_tests.faults.rank_behavior import stamp
 from integration_tests.harness import tell
 from integration_tests.jobs import own_rank

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from countoff.core.data.identity import DataIdentity
 from countoff.core.data.resume import Resumes, ScheduleState
 from countoff.core.data.weights import WeightWatch
+from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
@@ -44,21 +45,20 @@ from countoff.core.protocol.records import (
 from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.protocol.state import NEVER, State
 from countoff.core.protocol.ticks import COMPARED_STEPS, StepRates, Tick, tick_key
-from countoff.core.runtime import shutdown, sigterm, verdict_file
-from countoff.core.runtime.agreement import Agreement
-from countoff.core.runtime.roll_call import RollCall
-from countoff.core.runtime.speaker import MARK_SECONDS
-from countoff.core.runtime.weights import WeightExchange
 from countoff.core.settings import Settings
+from countoff.core.store.agreement import Agreement
+from countoff.core.threads.roll_call import RollCall
+from countoff.core.threads.speaker import MARK_SECONDS
+from countoff.core.threads.weights import WeightExchange
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
 
 if TYPE_CHECKING:
     from countoff.core.data.weights import PendingHashes, WeightCheck
     from countoff.core.protocol.truncation import UnusedBatches
-    from countoff.core.runtime.channel import Channel
-    from countoff.core.runtime.monitor import Monitor
-    from countoff.core.runtime.recorder import Recorder
-    from countoff.core.runtime.speaker import Speaker
+    from countoff.core.store.channel import Channel
+    from countoff.core.threads.member import Monitor
+    from countoff.core.threads.speaker import Speaker
+    from countoff.core.trace.recorder import Recorder
 
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
@@ -189,7 +189,7 @@ class Guard:
         self.data.begin(plan, None)
         self.resumes.begin(plan)
         if self._state.world_size > 1:
-            from countoff.core.runtime.monitor import Monitor  # imports torch: only where there is another rank
+            from countoff.core.threads.member import Monitor  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
@@ -322,7 +322,7 @@ class Guard:
         settings, span, policy, monitor = self._settings, self._span, self.even_policy, self._monitor
         if policy is None or monitor is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
-        from countoff.core.runtime.even_pass import EvenPass  # only where it is asked for
+        from countoff.core.threads.even_pass import EvenPass  # only where it is asked for
 
         total = self.common_batches if proven and not span.evaluation else None
         own = None if length is None else length - span.started
@@ -620,7 +620,7 @@ class Guard:
     def _trace(self, plan: FitPlan, versions: Mapping[str, str], number: int) -> None:
         """Begins this guard's part of the trace, if the user wants one."""
         if (directory := self._settings.trace_dir) is not None:
-            from countoff.core.runtime.recorder import Recorder  # only where it is asked for
+            from countoff.core.trace.recorder import Recorder  # only where it is asked for
 
             state = self._state
             self._recorder = Recorder(state, number, directory, self._learning_rates, self._totals, self._horizon)

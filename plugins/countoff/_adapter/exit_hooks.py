@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from types import TracebackType
 
-from countoff.core.runtime import shutdown
+from countoff.core.ending import shutdown
 
 __all__ = ["ExitHooks", "exception_at_exit", "is_over"]
 

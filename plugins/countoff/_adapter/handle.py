@@ -25,8 +25,8 @@ from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
 from countoff.core.arithmetic.horizon import RunLength, Stepping
 from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
+from countoff.core.ending import shutdown
 from countoff.core.protocol.schedule_plans import SchedulePlan
-from countoff.core.runtime import shutdown
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "any_active", "argument_of", "evaluation_loaders"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
@@ -29,12 +29,20 @@ class Observer(Protocol):
         """This rank takes part in a stall."""
         ...
 
-    def gathered(self, rows: Records, stacks: Records) -> None:
-        """This rank has learned what the ranks had when the verdict came.
+    def posted(self, channel: Any) -> None:
+        """This rank has posted its row of the table. Never raises.
 
         Args:
-            rows: What each rank had counted, by rank; on rank 0.
-            stacks: Where main threads were, by rank: those of all ranks on rank 0, its own on another one.
+            channel: The guard's channel.
+        """
+        ...
+
+    def gathered(self, channel: Any, rows: Records) -> None:
+        """The rows of the table were gathered. Never raises; takes about 0.4 s at most.
+
+        Args:
+            channel: The guard's channel.
+            rows: What each rank had counted, by rank; empty on any rank but the first.
         """
         ...
 

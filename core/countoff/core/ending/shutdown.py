@@ -1,0 +1,378 @@
+"""Shutdown: the verdict is printed once, written where torchrun looks for it, and the process ends with it.
+
+A main thread that runs Python code raises. One that is blocked inside a collective cannot, so after `grace_seconds` the
+watchdog interrupts the collective (`gloo`, `nccl`). Where that does not help, it flushes the output streams
+and calls `os._exit`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import multiprocessing.util
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+from countoff.core.ending import sigterm, verdict_file
+from countoff.core.levels import effect
+from countoff.core.liveness.stacks import is_users_file
+from countoff.core.protocol.judgement import EVALUATION, EXITED_WHY, describe_mark, lost_rank, victim
+from countoff.core.protocol.losses import loss_of
+from countoff.core.protocol.records import clip
+from countoff.core.protocol.state import State
+from countoff.core.verdict import EXITED, LEFT, DivergenceError, Verdict, error_for, plain
+
+_log = logging.getLogger("countoff")
+_VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
+"""Words of an exception that a rank gets because it lost a peer."""
+PRINT_SECONDS = 4.0
+"""After so long a verdict is printed without its table. Gathering the table takes less than that at worst."""
+ENDING_SECONDS = 60.0
+"""After so long a process has survived a verdict that it has printed."""
+_printed: dict[int, float] = {}
+"""When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
+_OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer")
+"""Words of an exception that only a collective raises."""
+_told_of_evaluations: set[int] = set()
+"""The processes, by pid, that have warned of an uneven evaluation: this one, or the one that it was forked from."""
+_REPORTED_BY = "countoff_reported_by"
+"""An attribute of an exception: which guard has reported it."""
+EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
+
+
+def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) -> None:
+    """Prints a verdict on stderr in one write, so that lines of several ranks do not mix.
+
+    Args:
+        verdict: The verdict.
+        rank: This rank.
+        reporter: The rank that prints it whole, where this one prints only the first line.
+    """
+    text = "\n".join(f"[rank {rank}] {line}" for line in _message(verdict, reporter).splitlines())
+    _write_to_stderr(f"\n{text}\n")
+
+
+def _message(verdict: Verdict, reporter: int | None) -> str:
+    """A verdict whole, or in one line where another rank of this host has printed it."""
+    return verdict.render() if reporter is None else f"countoff: {verdict.headline} See the output of rank {reporter}."
+
+
+def print_warning(state: State, warning: Verdict) -> None:
+    """Prints a warning on this rank's stderr, and tells the guard's observer; nothing if the user has turned it off.
+
+    Of uneven evaluations a process prints one warning: a framework may evaluate so by design, in every fit.
+    """
+    if effect(warning, state.settings.levels, harmful=False) == "off":
+        return
+    of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
+    if not (of_evaluation and process in _told_of_evaluations):
+        print_to_stderr(warning, state.rank)
+    if of_evaluation:
+        _told_of_evaluations.add(process)
+    if state.observer is not None:
+        state.observer.warned(warning)
+
+
+def print_line(rank: int, sentence: str) -> None:
+    """Prints one line about this rank on stderr."""
+    _write_to_stderr(f"[rank {rank}] countoff: {sentence}\n")
+
+
+def _write_to_stderr(text: str) -> None:
+    # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        try:
+            sys.stderr.write(text)
+        except UnicodeEncodeError:
+            sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
+        sys.stderr.flush()
+
+
+def write_error_file(verdict: Verdict, reporter: int | None = None) -> None:
+    """Writes the verdict where torchrun's and accelerate's "Root Cause" is read from.
+
+    The format is that of `torch.distributed.elastic.multiprocessing.errors.ErrorHandler.record_exception`, which
+    only a script decorated with `@record` would call. torchrun prints the `py_callstack` of each rank that has failed,
+    and names the one with the smallest timestamp as the root cause. It does not print `countoff`, which has the whole
+    message on every rank.
+
+    Args:
+        verdict: The verdict.
+        reporter: The rank that prints it whole, where this one prints only the first line.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    at = int(time.time()) + (reporter is not None)  # the rank with the whole message is to be the root cause
+    message = {
+        "message": f"countoff {verdict.headline}",
+        "extraInfo": {"py_callstack": _message(verdict, reporter), "timestamp": str(at), "countoff": verdict.render()},
+    }
+    with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+        json.dump({"message": message}, file)
+
+
+def write_verdict_file(verdict: Verdict, state: State) -> None:
+    """Writes the verdict where a scheduler is to read it, if the user has said where.
+
+    If that is not possible, one line on stderr says so, and the job ends as it would have.
+    """
+    path = state.settings.verdict_file
+    if path is None:
+        return
+    problem = verdict_file.write(path, replace(verdict, world_size=state.world_size), state.rank)
+    if problem:
+        print_line(state.rank, f"the verdict is not in {path!r}: {plain(problem)}")
+
+
+def exit_now(code: int = EXIT_CODE) -> None:
+    """Ends the process without waiting for its main thread."""
+    # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
+    flushing = threading.Thread(target=_flush, daemon=True)
+    flushing.start()
+    flushing.join(1.0)
+    os._exit(code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -> None:
+    """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
+
+    One rank per host prints it whole, and writes it for a scheduler; the others print one line, if they know that it
+    has. In warn mode the first rank alone prints it, and nothing is written for the launcher or for a scheduler. The
+    loss of a rank is not printed where another guard of this process has just printed a verdict: the ranks are ending
+    with that one.
+
+    Args:
+        state: This rank's state.
+        verdict: The verdict.
+        reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
+            rank is to print it whole.
+    """
+    with state.lock:
+        if state.printing:
+            return
+        state.printing, state.end = True, verdict
+    if verdict.kind == "LostRank" and _ends_beside(state):
+        return
+    if state.observer is not None:
+        state.observer.concluded(replace(verdict, world_size=state.world_size), whole=reporter is None)
+    if state.settings.on_divergence == "raise":
+        _printed[state.rank] = time.monotonic()
+        write_error_file(verdict, reporter)
+        print_to_stderr(verdict, state.rank, reporter)
+        if reporter is None:
+            write_verdict_file(verdict, state)  # after the message: a file system may be slow
+    elif state.leads:
+        print_to_stderr(verdict, state.rank)
+    if verdict.spread_seconds is not None:
+        _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
+
+
+def _ends_beside(state: State) -> bool:
+    """Returns whether another guard of this process, which runs at the same time, has just printed its verdict."""
+    at = _printed.get(state.rank)
+    return at is not None and state.began < at and time.monotonic() - at < ENDING_SECONDS
+
+
+def raise_verdict(state: State) -> None:
+    """Waits until the verdict is printed, then raises it; returns in warn mode.
+
+    Only the thread that has begun the fit has then received the verdict. Raised in another one, such as a thread that
+    prefetches, it ends that thread alone, and the program may wait for it for ever: the watchdog ends it then.
+
+    Raises:
+        DivergenceError: Unless `on_divergence` is `warn`.
+    """
+    if threading.get_ident() == state.evidence.home:
+        state.answered.set()
+    if state.settings.on_divergence == "warn":
+        return
+    if not state.ended.wait(PRINT_SECONDS) and state.proposed is not None:
+        state.adopt(state.proposed)  # the store does not answer: what this rank has proved is true all the same
+    wait_until_printed(state)
+    sigterm.wait_if_received()  # the process ends by the signal, not by the exception
+    if state.end is not None:
+        raise error_for(state.end)
+
+
+def report_failure(
+    state: State,
+    error: BaseException,
+    where: str,
+    *,
+    may_be_caught: bool = False,
+    slow: bool = False,
+    gone: Callable[[], Verdict | None] = lambda: None,
+) -> None:
+    """Reports this rank's exception to all ranks. One that looks like a lost peer waits for the better cause first.
+
+    An exception that the program may still catch ends nothing here: the others are told of it, and are ended by it as
+    soon as they need this rank (`protocol.losses`). Only where this rank has lost a peer, and it is known which, that
+    becomes the verdict.
+
+    Args:
+        state: This rank's state.
+        error: The exception.
+        where: Its batch and span, in words.
+        may_be_caught: Whether the program may still catch it; otherwise it ends this rank.
+        slow: Whether the better cause may take seconds to arrive: the store takes long to answer, or the peer was on
+            another host.
+        gone: Looks for a rank that is gone without a word, and returns its loss. A rank that has left is not the cause
+            where another one is gone.
+    """
+    words = in_words(error)
+    signs = _OF_COLLECTIVES if may_be_caught else _VICTIMS  # a loader's own connection may time out too
+    lost_peer = isinstance(error, DivergenceError) or any(sign in words.lower() for sign in signs)
+    if vars(error).setdefault(_REPORTED_BY, id(state)) != id(state):
+        return  # another guard of this process has reported it
+    if lost_peer:
+        state.answered.set()
+        _report_lost_peer(state, error, words, may_be_caught=may_be_caught, slow=slow, gone=gone)
+        return
+    place = _place_of(error)
+    event = state.failure or f"raised {words}{f' at {clip(place, 80)}' if place else ''} ({where})"
+    if may_be_caught:
+        state.fail(event)
+    else:
+        state.failure = event
+    state.answered.set()  # not earlier: this rank's row of a table has the failure
+    if may_be_caught:
+        return
+    if state.end is None:
+        state.propose(lost_rank(state.rank, event, gone=False))
+    if state.end is not None or state.proposed is not None:  # else the user wants no verdict of it
+        wait_until_printed(state)
+
+
+def _report_lost_peer(
+    state: State,
+    error: BaseException,
+    words: str,
+    *,
+    may_be_caught: bool,
+    slow: bool,
+    gone: Callable[[], Verdict | None],
+) -> None:
+    state.collective_failed = True  # the watchdog reports at once a rank that is known to be away
+    state.ended.wait(PRINT_SECONDS if slow else 0.5)
+    if state.end is None:
+        cause = _lost_by(state, words, gone)
+        if cause is None and may_be_caught:
+            return
+        state.propose(cause or victim(state.rank, words))
+    if state.end is not None or state.proposed is not None:
+        wait_until_printed(state)
+    if state.end is not None and not isinstance(error, DivergenceError):
+        notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
+        vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
+
+
+def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Verdict | None:
+    """The loss of the rank that explains why this one has lost a peer; None where nothing tells which one it is."""
+    lost = f"raised {words}, as happens when another rank is lost"
+    with state.lock:
+        absence = next(iter(state.absences.values()), None)
+        exited, left, ended = state.log.exited_alone(), state.left, state.log.ended_first()
+    if exited is not None:
+        event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
+        why, subject = (EXITED_WHY, EXITED) if exited.reason == "exited" else ("", LEFT)
+        return lost_rank(exited.rank, event, why, subject=subject)
+    if absence is not None:
+        return loss_of(absence)
+    if (loss := gone()) is not None:
+        return loss
+    if left is not None:
+        return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
+    if ended is not None and any(sign in words.lower() for sign in _OF_COLLECTIVES):
+        event = f"has ended its fit, and rank {state.rank} has not: it {lost}"
+        return lost_rank(ended, event, subject=LEFT)
+    return None
+
+
+def in_words(error: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    return clip(f"{type(error).__name__}: {_in_one_line(_text_of(error))}".removesuffix(": "), 200)
+
+
+def wait_until_printed(state: State) -> None:
+    """Waits for the verdict and its table, but prints what is known without it if the store takes too long."""
+    if state.printed.wait(PRINT_SECONDS):
+        return
+    verdict = state.end or state.proposed
+    if verdict is not None:
+        print_verdict(state, verdict)
+
+
+def at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Registers a function for the interpreter's end, also in a child of multiprocessing, which skips `atexit`.
+
+    Args:
+        function: Called once or twice; never in a process that was forked off this one.
+
+    Returns:
+        A function that removes the registration.
+    """
+    own = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == own:
+            function()
+
+    atexit.register(call)
+    finalizer = multiprocessing.util.Finalize(None, call, exitpriority=100)
+
+    def cancel() -> None:
+        atexit.unregister(call)
+        finalizer.cancel()
+
+    return cancel
+
+
+def _in_one_line(text: str) -> str:
+    r"""A text's first line, with the last line of a traceback that it quotes, as that of a loader's worker.
+
+    >>> _in_one_line("Caught it in a worker.\nOriginal Traceback (most recent call last):\n…\nValueError: torn\n")
+    'Caught it in a worker. … ValueError: torn'
+    """
+    lines = text.strip().splitlines() or [""]
+    return f"{lines[0]} … {lines[-1].strip()}" if any("Traceback (most" in line for line in lines[1:]) else lines[0]
+
+
+def _place_of(error: BaseException) -> str:
+    """Where in the user's own code an exception was raised, as ``train.py:41``; empty if nowhere there.
+
+    A loader's worker sends its traceback as text, and that is where it happened.
+    """
+    told = re.findall(r'^ *File "(.+)", line (\d+)', _text_of(error), re.MULTILINE)
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    for places in (told, frames):
+        own = [(file, line) for file, line in places if is_users_file(file)]
+        nearest = [place for place in own if "/site-packages/" not in place[0]] or own
+        if nearest:
+            return f"{os.path.basename(nearest[-1][0])}:{nearest[-1][1]}"
+    return ""
+
+
+def _text_of(error: BaseException) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in error.args):
+        return "(a tensor on a device)"  # to print it would wait for the device, maybe for ever
+    try:
+        return str(error)
+    except Exception:  # a `__str__` of the user's own
+        return "(it cannot be put into words)"

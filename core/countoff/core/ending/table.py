@@ -1,0 +1,213 @@
+"""The table of a verdict: what every rank had counted when it received it, gathered by rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.ending import shutdown
+from countoff.core.liveness import hosts
+from countoff.core.protocol.judgement import AHEAD, DIED, lost_rank, odd_ranks, ranks_behind, remedy_for
+from countoff.core.protocol.rates import odd_rates, parse_rates, with_rates
+from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
+from countoff.core.protocol.state import State
+from countoff.core.store.gathering import Gathering
+from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, count_of, listed
+
+if TYPE_CHECKING:
+    from countoff.core.liveness.heartbeats import Heartbeats
+    from countoff.core.store.channel import Channel
+
+_COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
+"""What ranks of one line of the table have in common."""
+_POLL_SECONDS = 0.005
+_SETTLE_SECONDS = 0.3
+_GATHER_SECONDS = 1.5
+_TOLD_SECONDS = 1.0
+_ACKNOWLEDGE_SECONDS = 1.0
+_MOST_SPREAD_SECONDS = 30.0
+"""A longer time until all ranks knew is no measurement: the hosts' clocks differ."""
+
+
+def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> None:
+    """Prints the verdict on this rank, with the table of what every rank had counted. Runs on the speaker thread.
+
+    Every rank posts its row once its training thread has received the verdict, or is evidently blocked. Rank 0 gathers
+    and publishes the table. One rank per host prints it, then the others print one line.
+
+    Args:
+        channel: The guard's channel.
+        state: This rank's state.
+        heartbeats: The heartbeats of this process, which know the other ranks of this host.
+    """
+    verdict = state.end
+    if verdict is None or state.printed.is_set():
+        return
+    state.answered.wait(_SETTLE_SECONDS)
+    rows: Records = {}
+    post_row(channel, state)
+    if state.observer is not None:
+        state.observer.posted(channel)
+    gone = verdict.ranks if verdict.gone else ()
+    first = state.ranks[0]
+    if state.leads:
+        known = state.present or state.ranks
+        # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
+        present = [rank for rank in state.ranks if rank in known or channel.has(f"plan/{rank}")]
+        owed = [rank for rank in present if rank not in gone or channel.has(f"row/{rank}")]
+        rows = _gather_and_publish(channel, state, verdict, owed)
+    elif first not in gone:
+        deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
+        _poll_until(lambda: channel.has("table"), deadline)
+    if state.observer is not None:
+        state.observer.gathered(channel, rows)
+    whole = replace(with_table(channel, verdict, state.remedies, state.world_size), part=state.part)
+    whole = at_hosts(whole, hosts.names(channel.whole, whole.ranks))
+    # A verdict may come before this rank has looked for its neighbours. Those that have posted a row are there now.
+    heartbeats.find_neighbours(channel.whole)
+    reporter = heartbeats.reporter(whole)
+    prints_whole = reporter == state.rank or not _has_told(channel, reporter)
+    shutdown.print_verdict(state, whole, None if prints_whole else reporter)
+    channel.set(f"told/{state.rank}", {"told": True})
+    if state.leads:  # it may host the store: it leaves after the others have printed
+        told = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
+        _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
+    state.printed.set()
+
+
+def post_row(channel: Channel, state: State) -> None:
+    """Posts this rank's row: for a verdict, or before one, where this rank may be gone when there is one.
+
+    Args:
+        channel: The guard's channel.
+        state: This rank's state.
+    """
+    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
+
+
+def _has_told(channel: Channel, rank: int) -> bool:
+    """Whether a rank has printed the verdict in time: it cannot if something holds its interpreter."""
+    with contextlib.suppress(RuntimeError, OSError):  # the store has ended, with rank 0
+        return _poll_until(lambda: channel.has(f"told/{rank}"), time.monotonic() + _TOLD_SECONDS)
+    return False
+
+
+def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: list[int]) -> Records:
+    gathered: Records = {}
+
+    def publish(rows: Records, missing: list[int]) -> None:
+        del missing
+        gathered.update(rows)
+        publish_table(channel, verdict, rows, complete=len(rows) == len(owed) == state.world_size)
+
+    gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, publish)
+    while not gathering.poll(channel):
+        time.sleep(_POLL_SECONDS)
+    return gathered
+
+
+def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete: bool) -> None:
+    """Writes the table for all ranks to print, and names the ranks out of step.
+
+    Args:
+        channel: The speaker's channel.
+        verdict: The verdict.
+        rows: The rows that have come, by rank.
+        complete: Whether these are the rows of all ranks of the job.
+    """
+    if verdict.point:
+        rows = {rank: {**line, "rates": parse_rates(line)} for rank, line in rows.items()}
+    disputed = verdict.mark_index >= 0
+    odd = odd_ranks(rows.values()) if disputed else odd_rates(rows) if verdict.point else ()
+    behind = ranks_behind(rows, verdict.ranks[0]) if disputed and verdict.ranks else ()
+    named = odd or verdict.ranks
+    if verdict.point and not odd:  # two ranks of a dispute in which no side is the larger one
+        named = tuple(rank for rank in sorted(rows) if rows[rank].get("rates")) or named
+    # Where several ranks have failed, the one that the verdict names is the first that was known to.
+    # Where a process is gone, what the others raised came after that, as at the launcher's signal.
+    failed = [] if verdict.subject in (DIED, AHEAD) else [rank for rank in rows if rows[rank]["failure"]]
+    first = next((rank for rank in (*verdict.ranks, *sorted(failed)) if rank in failed), None)
+    lines = _lines(with_rates(rows) if verdict.point else rows, named if first is None else (first,))
+    for place, line in enumerate(lines):
+        channel.set(f"table/{place}", line)
+    spread = max((row["known"] for row in rows.values()), default=0.0) - verdict.time
+    header = {
+        **ranks_to_json(named, "odd"),
+        "rows": len(rows),
+        "lines": len(lines),
+        "standing": "out of step" if odd else verdict.standing,
+        "behind": list(behind[:8]),
+        "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
+        "failed": None if first is None else (first, rows[first]["failure"]),
+    }
+    channel.set("table", header)
+
+
+def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_size: int) -> Verdict:
+    """Returns the verdict with the table that rank 0 has published, if it has.
+
+    A rank that failed by itself is the better cause: what other ranks proved is how its failure looked to them.
+
+    Args:
+        channel: The speaker's channel.
+        verdict: The verdict in the log.
+        remedies: The adapter's remedies.
+        world_size: Ranks that are compared.
+    """
+    if not channel.has("table"):
+        return verdict
+    header = channel.get("table")
+    counted = parse_count(header["rows"])
+    lines = parse_count(header.get("lines", min(counted, TABLE_ROWS)), TABLE_ROWS + 1)  # older ones do not write it
+    keys = [f"table/{place}" for place in range(lines)]
+    rows = tuple(channel.get_many(keys)) if keys and channel.has(*keys) else ()
+    for line in rows:
+        parse_count(line.get("ranks", 1))
+    if header["failed"] is not None:
+        rank, failure = header["failed"]
+        failed = lost_rank(int(rank), str(failure), gone=False)
+        remedy = remedy_for(failed, remedies)
+        return replace(failed, rows=rows, counted=counted, world_size=world_size, remedy=remedy)
+    return replace(
+        verdict,
+        ranks=ranks_from_json(header, "odd"),
+        standing=parse_standing(header.get("standing")),
+        behind=tuple(int(rank) for rank in header.get("behind", ())),
+        rows=rows,
+        counted=counted,
+        world_size=world_size,
+        spread_seconds=None if header["spread"] is None else float(header["spread"]),
+    )
+
+
+def _lines(rows: Records, named: Sequence[int]) -> list[dict[str, Any]]:
+    """The lines of the table, at most `TABLE_ROWS`: the named ranks first, then the others.
+
+    Where the others are too many for a line each, those that have counted the same share one.
+    """
+    first = [rows[rank] for rank in named if rank in rows][:TABLE_ROWS]
+    others = [rows[rank] for rank in sorted(rows) if rank not in named]
+    if len(first) + len(others) <= TABLE_ROWS:
+        return [*first, *others]
+    classes: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in others:
+        classes.setdefault(tuple(line.get(cell) for cell in _COUNTED), []).append(line)
+    shared = sorted(classes.values(), key=len, reverse=True)
+    return [*first[: TABLE_ROWS // 2], *map(_shared_line, shared)][:TABLE_ROWS]
+
+
+def _shared_line(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One line for ranks that have counted the same."""
+    places = {str(line.get("host", "")) for line in rows}
+    host = places.pop() if len(places) == 1 else count_of(len(places), "host")
+    ranks = [line["rank"] for line in rows]
+    return {**rows[0], "rank": listed(ranks), "host": host, "ranks": len(ranks)}
+
+
+def _poll_until(done: Callable[[], bool], deadline: float) -> bool:
+    while not (is_done := done()) and time.monotonic() <= deadline:
+        time.sleep(_POLL_SECONDS)
+    return is_done

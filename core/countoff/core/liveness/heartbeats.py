@@ -1,0 +1,193 @@
+"""Heartbeats: each rank writes a number that grows, and notices whose number grows no more.
+
+A rank on the same host is seen by its process instead (`processes`), so heartbeats decide only about other hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from countoff.core.liveness import hosts
+from countoff.core.liveness.processes import Process, host_id
+from countoff.core.protocol.judgement import lost_rank
+from countoff.core.protocol.records import Records, parse_rank
+from countoff.core.protocol.state import State
+from countoff.core.verdict import Verdict
+
+if TYPE_CHECKING:
+    from countoff.core.store.channel import Channel
+
+HEARTBEAT_SECONDS = 1.0
+_LOG_MARGIN = 64
+
+
+class Heartbeats:
+    """Writes this rank's heartbeats and reads those of others. Used by the speaker thread alone.
+
+    The first rank watches all ranks, every other rank watches the first one.
+
+    Args:
+        rank: This rank.
+        ranks: The ranks that meet, ascending; the first one may host the store.
+
+    Attributes:
+        host: The id of this host.
+        all_introduced: Whether all ranks are known to have introduced themselves.
+        neighbours: Processes of this host that are ranks, by rank.
+        hosts: Names of the hosts of the first rank and of this host's ranks, by rank, where the job has more than one
+            host. They are known without the store.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+        self._rank = rank
+        self._ranks = ranks
+        self._first = ranks[0]
+        self.host = host_id()
+        self._sent = 0
+        self._took = 0.0
+        self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
+        self._looked_at = 0.0
+        self._pruned = 0
+        self._introduced = False
+        self.all_introduced = False
+        self.neighbours: dict[int, Process] = {}
+        self.hosts: dict[int, str] = {}
+
+    def introduce(self, channel: Channel) -> None:
+        """Tells the others where this rank is; a second call does nothing."""
+        if not self._introduced:
+            self._introduced = True
+            hosts.introduce(channel, self._rank, self.host)
+
+    def send(self, channel: Channel, read: int) -> None:
+        """Writes one heartbeat and looks at those of others.
+
+        Args:
+            channel: The channel of the whole process.
+            read: Entries of the log that this rank has read. The first rank removes what all ranks have read.
+        """
+        self._sent += 1
+        if self._rank == self._first:
+            self._send_time(channel, read)
+        else:
+            channel.set(heartbeat_key(self._rank), {"heartbeat": self._sent, "read": read})
+        self.find_neighbours(channel)
+        others = list(self._ranks[1:]) if self._rank == self._first else [self._first]
+        records = self._look(channel, others)
+        if self._rank == self._first and len(records) == len(others):
+            self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
+            self._prune(channel, min([read, *(record["read"] for record in records.values())]))
+
+    def find_neighbours(self, channel: Channel, *, complete: bool = False) -> None:
+        """Learns which processes on this host are ranks, so that the watchdog can see them die.
+
+        Args:
+            channel: The channel of the whole process.
+            complete: Whether all ranks have introduced themselves, so that this look is the last one.
+        """
+        if self.all_introduced:
+            return
+        places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
+        keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
+        written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
+        for record in channel.get_many(written):
+            process = Process.from_json(record)
+            self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
+        named = hosts.names(channel, [self._first, self._rank])
+        self.hosts = {**named, **dict.fromkeys(self.neighbours, named[self._rank])} if self._rank in named else {}
+        self.all_introduced = complete
+
+    def reporter(self, verdict: Verdict) -> int:
+        """The rank that prints a verdict whole for this host: the first one that can."""
+        lost = verdict.ranks if verdict.gone else ()
+        able = [rank for rank, process in list(self.neighbours.items()) if process.state() == "alive"]
+        return min([self._rank, *(rank for rank in able if rank not in lost)])
+
+    def report_silence(
+        self,
+        channel: Channel,
+        state: State,
+        vouched: Callable[[Channel, int], bool] = lambda channel, rank: False,
+    ) -> None:
+        """Proposes that a rank on another host is lost, if a guard's fit has gone on too long without its heartbeat.
+
+        Args:
+            channel: The guard's channel.
+            state: The guard's state.
+            vouched: Whether a rank is known to be there, heartbeat or not. It gets the channel of the whole process.
+        """
+        # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
+        silence = max(state.settings.lost_seconds, state.settings.stall_seconds)
+        now = time.monotonic()
+        silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
+        for rank in silent:
+            if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
+                continue
+            # A rank that had ended all its fits sends a heartbeat before it begins the next one.
+            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
+                state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
+
+    def _send_time(self, channel: Channel, read: int) -> None:
+        """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
+        key = heartbeat_key(self._rank)
+        began, now = time.perf_counter(), time.time()
+        channel.set(key, {"heartbeat": self._sent, "read": read, "time": now, "took": self._took})
+        channel.has(key)  # the store answers in order: the heartbeat is there before this returns
+        self._took = time.perf_counter() - began
+
+    def _look(self, channel: Channel, others: list[int]) -> Records:
+        keys = [heartbeat_key(rank) for rank in others]
+        # No rank removes its heartbeat: once all have sent one, there is nothing to check for first.
+        complete = len(self._last) == len(others) or channel.has(*keys)
+        heard = others if complete else [rank for rank in others if channel.has(heartbeat_key(rank))]
+        now = time.monotonic()
+        if now - self._looked_at > 3 * HEARTBEAT_SECONDS:  # this rank was paused, or its store was: no other was silent
+            self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
+        self._looked_at = now
+        records = dict(zip(heard, channel.get_many([heartbeat_key(rank) for rank in heard]), strict=True))
+        for rank, record in records.items():
+            if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
+                self._last[rank] = (record["heartbeat"], now)
+        return records
+
+    def _prune(self, channel: Channel, read_by_all: int) -> None:
+        # A listener may still be on its way to an entry that its own speaker has read: leave a margin.
+        for index in range(self._pruned, read_by_all - _LOG_MARGIN):
+            channel.delete(f"log/{index}")
+            self._pruned = index + 1
+
+
+def heartbeat_key(rank: int) -> str:
+    """Returns the key of a rank's heartbeats; those of the first rank also tell its time."""
+    return f"heartbeat/{rank}"
+
+
+def begin_fit(channel: Channel, rank: int) -> None:
+    """Tells the others that this rank takes part in a guard's fit; `channel` is the guard's."""
+    channel.set(f"joined/{rank}", {"joined": True})
+
+
+def say_goodbye(channel: Channel, rank: int) -> None:
+    """Tells the others that this rank takes part no more, so that none waits for it or reports it as lost."""
+    channel.delete(f"joined/{rank}")
+
+
+def takes_part(channel: Channel, rank: int) -> bool:
+    """Whether a rank has begun a guard's fit and has not said goodbye."""
+    return channel.has(f"joined/{rank}")
+
+
+def announce_signal(channel: Channel, rank: int) -> None:
+    """Tells the others that this rank is about to end by a SIGTERM; `channel` is the guard's.
+
+    For those that get one too. To any other rank it is lost.
+    """
+    channel.set(f"signal/{rank}", {"signal": True})
+
+
+def has_signal(channel: Channel, rank: int) -> bool:
+    """Whether a rank has told that it ends by a SIGTERM: it is not why its launcher ends the others."""
+    return channel.has(f"signal/{rank}")

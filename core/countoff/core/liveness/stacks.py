@@ -1,0 +1,223 @@
+"""Where the main thread is: the evidence that tells a rank in its loader from a rank that waits for it.
+
+The main thread goes on while another thread looks at it. To follow its frames from Python is not safe: between two
+steps it may have left them, and a process has crashed by that. So the interpreter itself writes the stack as text, in
+one call that holds the global interpreter lock from the first frame to the last and changes nothing: see `_dump`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import itertools
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
+_COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
+_loaders: list[str] = ["/torch/utils/data/"]
+_WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
+_EVEN_PASS = "/countoff/core/threads/even_pass.py"
+_EVEN_FETCHES = ("_fetch", "_begin_again")
+_EVEN_WAIT = "_wait"
+"""What the functions of an even pass do: they ask this rank's loader for a batch, or wait for the other ranks."""
+_OWN_FILE = __file__.replace("\\", "/")
+_SHOWN_FRAMES = 3
+_FRAMES = 64
+_FRAME = re.compile(r'  File (?:"(?P<file>.*)"|\?\?\?), line (?P<line>\d+|\?\?\?) in (?P<function>.*)')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U(00(?:0[0-9a-f]|10)[0-9a-f]{4}))")
+
+
+def register_loader_file(path: str) -> None:
+    """Makes a frame of this file mean that the thread is in its loader. For adapters that stand between the two.
+
+    Args:
+        path: The adapter module's ``__file__``.
+    """
+    path = path.replace("\\", "/")
+    if path not in _loaders:
+        _loaders.append(path)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A sample of the main thread's stack. It has the innermost 100 frames at most.
+
+    Attributes:
+        state: `loader`, `collective` or `code`.
+        frames: The innermost frames of the user's own code, innermost first, as ``file:line in function``.
+        stack: The innermost frames of any code but countoff's own, in the same form. Files of installed packages have
+            their directory: ``torch/distributed/distributed_c10d.py:2810 in all_reduce``.
+        token: Equal for two samples of a thread that has not moved to another line. A loop of one line, in which each
+            call ends on that line again, looks as if it stood still.
+    """
+
+    state: str
+    frames: tuple[str, ...]
+    stack: tuple[str, ...] = ()
+    token: str = ""
+
+
+class _Frame(NamedTuple):
+    """A frame of a stack; its file has slashes, on any system."""
+
+    file: str
+    line: str
+    function: str
+
+
+def main_thread() -> Place:
+    """Samples the main thread, also one that is blocked in C. Nothing in the process can move meanwhile.
+
+    It takes some tenths of a millisecond; where `_dump` must write the stacks of all threads, about 0.2 ms for each. A
+    stack that cannot be had, as in a process without a free file descriptor, is a `Place` without frames.
+
+    >>> main_thread().state
+    'code'
+    """
+    text = _dump()
+    frames = list(itertools.dropwhile(lambda frame: frame.file == _OWN_FILE, _frames_of(text)))
+    own = (frame for frame in frames if is_users_file(frame.file))
+    return Place(_state_of(frames), tuple(map(_shown, itertools.islice(own, _SHOWN_FRAMES))), _stack_of(frames), text)
+
+
+def _state_of(frames: list[_Frame]) -> str:
+    files = [frame.file for frame in frames]
+    even = next((frame.function for frame in frames if frame.file.endswith(_EVEN_PASS)), "")
+    if any(part in file for part in _loaders for file in files) or even in _EVEN_FETCHES:
+        return "loader"
+    if any(part in file for part in _WAITS for file in files[:4]) or even == _EVEN_WAIT:
+        return "collective"
+    return "code"
+
+
+def _stack_of(frames: list[_Frame]) -> tuple[str, ...]:
+    outside = (number for number, frame in enumerate(frames) if not frame.file.startswith(_STANDARD_LIBRARY))
+    first = next(outside, 0)
+    if frames and "/countoff/" in frames[first].file:  # what countoff waits in says nothing
+        frames = frames[first:]
+    others = (frame for frame in frames if "/countoff/" not in frame.file)
+    lines = (f"{_short(frame.file)}:{frame.line} in {frame.function}" for frame in others)
+    return tuple(itertools.islice(lines, _FRAMES))
+
+
+def _shown(frame: _Frame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
+
+
+def _direct() -> Callable[[int], None] | None:
+    """A function that writes the stack of this thread, and of no other, to a file descriptor, from any thread.
+
+    It is None where Python does not have it: 3.11 and 3.12 export it, with one signature. There it is better than
+    `faulthandler`, which in 3.11 looks at the newest thread before that is complete, and crashes if C code begins a
+    thread of Python's at that moment, as a callback from another library does.
+    """
+    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+        return None
+    try:
+        # Not as attributes: those are shared with whoever else uses them, and so would be their types.
+        write, this_thread = ctypes.pythonapi["_Py_DumpTraceback"], ctypes.pythonapi["PyThreadState_Get"]
+    except (AttributeError, ValueError):  # another implementation of Python
+        return None
+    write.argtypes, write.restype = (ctypes.c_int, ctypes.c_void_p), None
+    this_thread.restype = ctypes.c_void_p
+    thread = this_thread()
+    return lambda file: write(file, thread)
+
+
+_main_ident = threading.get_ident() if threading.current_thread() is threading.main_thread() else None
+_write_main = _direct() if _main_ident is not None else None
+"""Writes the stack of the main thread, if that has imported this module."""
+
+
+def _dump() -> str:
+    """The main thread's stack as the interpreter writes it, a line for each frame; empty if it cannot be had.
+
+    Both ways are one call in C that does not release the global interpreter lock, and they make no objects.
+    """
+    if sys.version_info < (3, 14) and not getattr(sys, "_is_gil_enabled", lambda: True)():
+        return ""  # without that lock, only Python 3.14 stops all threads for a dump
+    ident = threading.main_thread().ident or 0  # another one in a process that a thread has forked
+    with contextlib.suppress(OSError), _scratch_file() as file:
+        name, write = "Stack", _write_main if ident == _main_ident else None
+        if write is not None:
+            write(file.fileno())
+        else:
+            name = f"0x{ident:016x}"
+            faulthandler.dump_traceback(file.fileno(), all_threads=True)
+        file.seek(0)
+        return _lines_below(name, file.read().decode("ascii", "replace"))
+    return ""
+
+
+def _lines_below(name: str, text: str) -> str:
+    """The lines of one stack in a dump; empty if it has none of that name.
+
+    A dump has 100 threads at most, the newest first, so it lacks the main thread if there are more.
+
+    Args:
+        name: What its heading has: ``Stack``, or a thread's identity in 16 hexadecimal digits.
+        text: The dump.
+    """
+    found = re.search(rf"^(?:Current thread |Thread )?{name} .*\n((?:  .*\n)*)", text, re.MULTILINE)
+    return "" if found is None else found[1]
+
+
+def _scratch_file() -> io.FileIO:
+    """A file without a name, in memory where the system has that.
+
+    Raises:
+        OSError: If there is none.
+    """
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):  # a sandbox may not allow it
+            return io.FileIO(os.memfd_create("countoff stack"), "r+")
+    number, path = tempfile.mkstemp(prefix="countoff-stack-")
+    os.unlink(path)
+    return io.FileIO(number, "r+")
+
+
+def _frames_of(text: str) -> list[_Frame]:
+    r"""The frames of a stack as `_dump` returns it, innermost first.
+
+    >>> _frames_of('  File "/home/me/\\xfcben.py", line 7 in read\n  ...\n')
+    [_Frame(file='/home/me/üben.py', line='7', function='read')]
+    """
+    found = [_FRAME.fullmatch(line) for line in text.splitlines()]
+    return [
+        _Frame(_unescaped(match["file"] or "???").replace("\\", "/"), match["line"], _unescaped(match["function"]))
+        for match in found
+        if match is not None
+    ]
+
+
+def _unescaped(text: str) -> str:
+    """A name with its characters beyond ASCII, which a dump has as numbers behind a backslash."""
+    return _ESCAPED.sub(lambda match: chr(int(match[match.lastindex or 0], 16)), text)
+
+
+def _short(file: str) -> str:
+    """A file as a stack shows it: from its package on where it is installed, otherwise its name.
+
+    >>> _short("/usr/lib/python3/site-packages/torch/nn/modules/module.py"), _short("/home/me/train.py")
+    ('torch/nn/modules/module.py', 'train.py')
+    """
+    return file.rpartition("/site-packages/")[2] if "/site-packages/" in file else file.rpartition("/")[2]
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file of a stack is the user's own: not Python's, not countoff's, not a framework's."""
+    file = file.replace("\\", "/")
+    if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
+        return False
+    return not (file.startswith("<frozen") or any(part in file for part in (*_TORCH, _COMPOSER)))

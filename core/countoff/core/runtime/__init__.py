@@ -1,1 +1,0 @@
-"""Threads, sockets and processes: everything of the core that does I/O."""

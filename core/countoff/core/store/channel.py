@@ -1,0 +1,239 @@
+"""The control channel: a client of our own on the job's c10d store, and nothing else of torch.
+
+Requirements that shaped it, all measured:
+
+- A client serialises its calls, so each thread that uses the store has a client of its own.
+- A `wait` that times out prints warnings, so it may last days, and it is interrupted by shutting its socket down.
+- A value over 8 MiB breaks a client for good, and an empty value can be overwritten, so values are JSON objects of at
+  most `RECORD_BYTES`.
+- The store has no authentication, so what comes back is checked, and never executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
+
+from countoff.core.store.keepalive import keep_alive
+from countoff.core.store.shared_sockets import copy_of
+
+RECORD_BYTES = 1024
+_FOREVER = timedelta(days=7)
+_CALL = timedelta(seconds=30)
+_CONNECT_SECONDS = 30.0
+TRY_SECONDS = 6.0
+"""One try to connect, in which no other guard of this process can; longer than a lost look-up of a name (5 s)."""
+_connecting = threading.Lock()
+
+
+class ChannelError(RuntimeError):
+    """The store holds something that this version of countoff did not write."""
+
+
+def encode(record: Mapping[str, Any]) -> str:
+    """A record as the store's value.
+
+    Raises:
+        ChannelError: If it is over `RECORD_BYTES` long.
+    """
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=True)
+    if len(text) > RECORD_BYTES:
+        raise ChannelError(f"a record must be at most {RECORD_BYTES} bytes, got {len(text)}: {text[:80]}…")
+    return text
+
+
+def decode(value: bytes) -> dict[str, Any]:
+    """A record from the store's value, as untrusted input.
+
+    Raises:
+        ChannelError: If it is not a JSON object of at most `RECORD_BYTES`.
+    """
+    try:
+        record = json.loads(value) if len(value) <= RECORD_BYTES else None
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")
+    return record
+
+
+class Channel:
+    """One connection to the store; not to be shared between threads.
+
+    Args:
+        host: The store's host.
+        port: Its port.
+        prefix: The beginning of all keys of this channel.
+        given_up: Whether to give up instead of trying again.
+
+    Raises:
+        RuntimeError: If there is no connection after 30 s, or the store answers with something else.
+    """
+
+    def __init__(self, host: str, port: int, prefix: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        self._store: Any
+        self._store, self._sockets = _connect(host, port, given_up)
+        self._port = port
+        self._pid = os.getpid()
+        self._prefix = prefix
+        self._whole: Channel | None = None
+
+    def at(self, prefix: str) -> Channel:
+        """The part of this channel whose keys begin with a further prefix: the same connection, and the same thread."""
+        part = copy.copy(self)
+        part._prefix += prefix
+        part._whole = self.whole
+        return part
+
+    @property
+    def whole(self) -> Channel:
+        """The channel that this one is a part of, or itself."""
+        return self._whole or self
+
+    def set(self, key: str, record: Mapping[str, Any]) -> None:
+        """Writes a record, over an existing one too; the store does not acknowledge it."""
+        self._store.set(self._prefix + key, encode(record))
+
+    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes a record if the key has none, and returns the key's record; racing writers get the same one."""
+        return decode(self._store.compare_set(self._prefix + key, "", encode(record)))
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of the keys exist."""
+        return self._store.check([self._prefix + key for key in keys])
+
+    def get(self, key: str) -> dict[str, Any]:
+        """The record of a key that is known to exist (a missing one blocks)."""
+        return decode(self._store.get(self._prefix + key))
+
+    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
+        """The records of keys that are known to exist, in one round trip."""
+        return [decode(value) for value in self._store.multi_get([self._prefix + key for key in keys])] if keys else []
+
+    def wait(self, key: str) -> dict[str, Any]:
+        """Blocks until the key exists or the socket is shut down, and returns its record."""
+        self._store.wait([self._prefix + key], _FOREVER)
+        return self.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to an integer key and returns the sum; 0 reads it."""
+        return self._store.add(self._prefix + key, amount)
+
+    def delete(self, key: str) -> None:
+        """Removes a key."""
+        self._store.delete_key(self._prefix + key)
+
+    def own_address(self) -> str:
+        """The address of this host as the store's host sees it; empty if it cannot be told."""
+        return next((plain_address(end.getsockname()[0]) for end in self._ends()), "")
+
+    def store_address(self) -> str:
+        """The address at which this host has reached the store; empty if it cannot be told."""
+        return next((plain_address(end.getpeername()[0]) for end in self._ends()), "")
+
+    def keep_alive(self, seconds: float) -> None:
+        """Lets a `wait` end with an error once the store's host has not answered for so long (`keepalive`)."""
+        for end in self._ends():
+            keep_alive(end, seconds)
+
+    def shut(self) -> None:
+        """Ends the connection, from any thread. A thread that is blocked in a call gets an error within milliseconds.
+
+        torch prints a C++ warning about it, so it is the last resort.
+        """
+        if self._pid == os.getpid():  # a forked child shares the socket: its parent still needs it
+            for end in self._ends():
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        self._sockets = set()
+
+    def _ends(self) -> Iterator[socket.socket]:
+        """Copies of this connection's sockets, each open until the next one."""
+        for descriptor in self._sockets:
+            with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+                yield end
+
+    def release(self) -> None:
+        """Closes the connection once its thread has ended; nothing else may be called after that."""
+        self._store = None
+
+
+def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPStore, set[int]]:
+    """Returns a client of the store and its socket, after as many short tries as it takes.
+
+    torch's client tries again by itself for as long as its time-out lasts, also where a connection was dropped in its
+    handshake. No other guard of this process can connect in that time, so its tries are short.
+    """
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        with _connecting:  # the descriptors that appear in that time are this connection's
+            if given_up():
+                raise TimeoutError("the guard was closed before it was connected")
+            began, before = time.monotonic(), _descriptors()
+            try:
+                store = TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=TRY_SECONDS)
+                )
+            except RuntimeError:
+                if time.monotonic() - began < TRY_SECONDS / 2 or time.monotonic() > deadline:
+                    raise
+            else:
+                store.set_timeout(_CALL)
+                return store, _descriptors() - before
+        time.sleep(0.05)  # others may connect first
+
+
+def _descriptors() -> set[int]:
+    def is_open(descriptor: int) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(os.fstat(descriptor))
+        return False
+
+    # The listing holds a descriptor of its own, closed by now, whose number the next socket may get.
+    return {int(name) for name in os.listdir("/dev/fd") if name.isdigit() and is_open(int(name))}
+
+
+@contextlib.contextmanager
+def _to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
+    """A copy of one of this connection's descriptors, as a socket.
+
+    Raises:
+        OSError: If it is no socket to that port. Another thread may have opened a file in the moment of connecting.
+    """
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        raise OSError(f"descriptor {descriptor} is no socket")
+    with copy_of(descriptor) as end:
+        if end.family not in (socket.AF_INET, socket.AF_INET6) or end.getpeername()[1] != port:
+            raise OSError(f"descriptor {descriptor} is no connection to the store")
+        yield end
+
+
+def knock(host: str, port: int) -> Literal["open", "closed", "silent"]:
+    """Whether an address accepts connections or refuses them, or its host is silent; takes half a second at most."""
+    try:
+        socket.create_connection((host, port), timeout=0.5).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return "closed"
+    except OSError:
+        return "silent"
+    return "open"
+
+
+def plain_address(address: str) -> str:
+    """An address as its user writes it.
+
+    >>> plain_address("::ffff:192.0.2.1"), plain_address("2001:db8::1")
+    ('192.0.2.1', '2001:db8::1')
+    """
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,405 @@
+"""The connection of a process to the other ranks: three daemon threads, for as long as one of its guards is open.
+
+The listener receives the log: it blocks in `wait`, so an entry arrives within microseconds. The speaker writes, the
+watchdog makes sure that both can and that the process ends with a verdict. Each of the first two has a client of its
+own on the job's store, because one client serialises its calls. All guards of a process share the three.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from countoff.core.ending import sigterm
+from countoff.core.liveness.heartbeats import HEARTBEAT_SECONDS
+from countoff.core.liveness.lifelines import Lifelines, Loss
+from countoff.core.liveness.processes import Deaths
+from countoff.core.protocol.state import State
+from countoff.core.store.channel import TRY_SECONDS, Channel
+from countoff.core.store.rendezvous import Place
+from countoff.core.threads.line import Line
+from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.speaker import Speaker, announce_stopped
+from countoff.core.threads.watchdog import LOOK_SECONDS, Watchdog
+
+_log = logging.getLogger("countoff")
+_FINISHED_POLL_SECONDS = 0.02
+_LEFT_POLL_SECONDS = 0.5
+_JOIN_SECONDS = 1.0
+_SILENT_SECONDS = 5.0
+_ALERT_SECONDS = 1.0
+"""So long after a rank of this host has ended, the watchdog looks often: the launcher is about to end the others."""
+_ALERT_LOOK_SECONDS = 0.01
+_lock = threading.Lock()
+_Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
+_lines: dict[_Key, Line] = {}
+_connections: weakref.WeakValueDictionary[_Key, Connection] = weakref.WeakValueDictionary()
+
+
+class Member(Protocol):
+    """What the threads need of a guard."""
+
+    number: int
+    state: State
+    session: Session
+    speaker: Speaker
+    watchdog: Watchdog
+
+    def conclude(self) -> None:
+        """Has the verdict printed, if there is one; a second call changes nothing."""
+        ...
+
+    def lose(self, error: Exception) -> None:
+        """Decides what it means that the store cannot be reached any more."""
+        ...
+
+
+class Connection:
+    """The threads of a process and their two clients of the store.
+
+    Args:
+        place: Where the ranks meet. A store that this rank hosts there lives as long as this object.
+        line: What outlives the threads.
+        store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
+            before its end.
+        seconds: The setting `lost_seconds` of the first guard.
+
+    Attributes:
+        place: Where the ranks meet.
+        store: The job's default store.
+        lifelines: Those of this process.
+    """
+
+    def __init__(self, place: Place, line: Line, store: Any, seconds: float) -> None:
+        self.place = place
+        self.store = store
+        self.lifelines = Lifelines(line.rank, line.ranks, seconds, line.heartbeats)
+        self._seconds = seconds
+        self._line = line
+        self._members: dict[int, Member] = {}
+        self._lock = threading.Lock()
+        self._over = False
+        self._closing = threading.Event()
+        self._woken = threading.Event()  # the listener, out of a pause
+        self._ready: queue.SimpleQueue[Speaker | None] = queue.SimpleQueue()
+        self._parts: dict[int, Channel] = {}
+        self._next_heartbeat = 0.0
+        self._pause = _FINISHED_POLL_SECONDS
+        self._speaking: Channel | None = None
+        self._listening: Channel | None = None
+        self._deaths: Deaths | None = None
+        self._connected = threading.Event()
+        self._speaker = self._thread("speaker", self._speak)
+        self._listener = self._thread("listener", self._listen)
+        self._watchdog = self._thread("watchdog", self._watch)
+
+    def add(self, member: Member) -> bool:
+        """Serves a guard from here on; False if the threads are ending, or have lost the store."""
+        speaker = member.speaker
+        speaker.join(self._line)
+        with self._lock:
+            if self._over:
+                return False
+            started = bool(self._members)
+            self._members[member.number] = member
+        self._woken.set()
+        member.state.outbox.tell(functools.partial(self._ready.put, speaker))
+        if not started:
+            for thread in (self._speaker, self._listener, self._watchdog):
+                thread.start()
+        return True
+
+    def remove(self, member: Member) -> bool:
+        """Waits for no entry for the sake of a guard any more; its jobs are still carried out.
+
+        Returns:
+            Whether that was the last guard. The listener has then ended, and `close` ends the other threads.
+        """
+        with self._lock:
+            self._members.pop(member.number, None)
+            last = not self._members
+            self._over |= last
+        if last:
+            self._closing.set()
+            self._connected.set()
+            self._woken.set()
+            if self._deaths is not None:
+                self._deaths.wake()
+            _join(self._listener, lambda: self._listening)
+        return last
+
+    def close(self) -> None:
+        """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
+        self._ready.put(None)
+        _join(self._speaker, lambda: self._speaking)
+        _join(self._watchdog)
+        self.lifelines.close()  # the others know by now whether this rank takes part in a fit
+        self._parts.clear()
+        for channel in (self._listening, self._speaking):
+            if channel is not None:
+                channel.release()
+        # The job may open its store's port again; the store that this rank hosts still serves the others.
+        self.store = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the store was reached at all."""
+        return self._speaking is not None
+
+    @property
+    def open(self) -> bool:
+        """Whether a guard can still join: the threads run, and have not lost the store."""
+        return not self._over
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=run, name=f"countoff {name}", daemon=True)
+
+    def _all(self) -> list[Member]:
+        with self._lock:
+            return list(self._members.values())
+
+    def _connect(self) -> Channel:
+        place = self.place
+        channel = Channel(place.host, place.port, place.prefix, self._closing.is_set)
+        channel.keep_alive(self._seconds)
+        return channel
+
+    def _lose(self, error: Exception) -> None:
+        """Ends the threads' work after the store was lost; each guard decides what that means for it."""
+        with self._lock:
+            self._over = True
+        for member in self._all():
+            member.lose(error)
+
+    # The listener.
+
+    def _listen(self) -> None:
+        self._connected.wait()
+        if self._closing.is_set() or not self._line.connected:
+            return
+        try:
+            self._listening = channel = self._connect()
+        except Exception as error:  # the speaker has a connection, so the store exists
+            if self._closing.is_set():
+                return  # the guards were closed before this thread had a connection: there is nothing to report
+            with self._lock:
+                self._over = True
+            for member in self._all():
+                member.session.stop_comparing(f"there is no second connection to the job's store: {first_line(error)}")
+            return
+        try:
+            while self._receive(channel):
+                pass
+        except Exception as error:  # torch names a lost store by several exceptions
+            self._line.arrived()
+            self._lose(error)
+        else:
+            self._line.arrived()
+
+    def _receive(self, channel: Channel) -> bool:
+        """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
+        line = self._line
+        index = line.await_next()  # the effects of all entries before this one are there
+        members = self._all()
+        for member in members:
+            if member.state.end is not None:
+                member.conclude()
+        waiting = [member.state for member in members if member.state.end is None]
+        if not waiting and self._over:
+            return False
+        finished = all(state.finished for state in waiting)
+        # A `wait` without need would have to be interrupted to leave, and breaks where rank 0 leaves with its store.
+        # No rank that leaves after another one writes an entry, which would end it.
+        leaving = finished or all(state.finished or state.left is not None for state in waiting)
+        if leaving and not (waiting and channel.has(f"log/{index}")):
+            line.arrived()
+            self._woken.wait(self._pause)
+            self._woken.clear()
+            self._pause = _FINISHED_POLL_SECONDS if finished else min(2 * self._pause, _LEFT_POLL_SECONDS)
+        else:
+            self._pause = _FINISHED_POLL_SECONDS
+            entry = channel.wait(f"log/{index}")
+            line.arrived()
+            line.receive(index, entry)
+        return not self._closing.is_set()
+
+    # The speaker.
+
+    def _speak(self) -> None:
+        line = self._line
+        try:
+            self._speaking = channel = self._connect()
+            line.store_address = channel.store_address() or self.place.host, self.place.port
+            self.lifelines.open(channel)
+            line.heartbeats.introduce(channel)
+            self._send_heartbeat(channel)  # before any guard begins its fit
+            line.busy_since = 0.0  # the threads before may have ended within a job
+            line.connected = True
+            self._connected.set()
+            while self._turn(channel):
+                line.last_turn_seconds = time.monotonic() - line.busy_since
+                line.busy_since = 0.0
+            self.lifelines.withdraw(channel)
+        except Exception as error:  # whatever the store does, training goes on or is told why not
+            self._connected.set()
+            for member in self._all():  # this rank may send nothing from here on: that is no death
+                with contextlib.suppress(Exception):
+                    if self._speaking is not None:
+                        announce_stopped(self._part(member.number, self._speaking), member.state)
+            self._lose(error)
+        finally:
+            line.connected = False
+
+    def _turn(self, channel: Channel) -> bool:
+        """Does the next job of any guard, then what is due; False when the thread is to end."""
+        line, ready = self._line, self._ready
+        speakers: list[Speaker | None] = []
+        with contextlib.suppress(queue.Empty):
+            speakers.append(ready.get(timeout=self._seconds_until_due()))
+        line.busy_since = time.monotonic()
+        for speaker in speakers:
+            if speaker is None:
+                return False
+            speaker.turn(self._part(speaker.number, channel))
+        members = [member for member in self._all() if not member.speaker.is_done]
+        if not members and self._end_if_done():
+            return False
+        for member in members:
+            if ready.empty():
+                member.speaker.look(self._part(member.number, channel))
+        overdue = time.monotonic() - self._next_heartbeat
+        if overdue >= 0 and (ready.empty() or overdue > _SILENT_SECONDS):
+            self._send_heartbeat(channel)
+            for member in members:
+                part = self._part(member.number, channel)
+                line.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
+        return True
+
+    def _send_heartbeat(self, channel: Channel) -> None:
+        self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+        self._line.heartbeats.send(channel, self._line.read)
+        self.lifelines.tend(channel)
+
+    def _end_if_done(self) -> bool:
+        """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
+        with self._lock:
+            done = bool(self._members) and all(member.speaker.is_done for member in self._members.values())
+            self._over |= done
+        return done
+
+    def _seconds_until_due(self) -> float:
+        looks = [member.speaker.seconds_until_look for member in self._all()]
+        heartbeat = max(0.0, self._next_heartbeat - time.monotonic())
+        return min([heartbeat, *(seconds for seconds in looks if seconds is not None)])
+
+    def _part(self, number: int, channel: Channel) -> Channel:
+        """The channel of one guard."""
+        if number not in self._parts:
+            self._parts[number] = channel.at(f"{number}/")
+        return self._parts[number]
+
+    # The watchdog.
+
+    def _watch(self) -> None:
+        self._deaths = deaths = Deaths()
+        sigterm.hold()
+        try:
+            self._look_until_closing(deaths)
+        finally:
+            deaths.close()
+            sigterm.release()
+
+    def _look_until_closing(self, deaths: Deaths) -> None:
+        looked, alert_until = time.monotonic(), 0.0
+        while not self._closing.is_set():
+            deaths.watch(list(self._line.heartbeats.neighbours.values()))
+            if deaths.wait(_ALERT_LOOK_SECONDS if time.monotonic() < alert_until else LOOK_SECONDS):
+                alert_until = time.monotonic() + _ALERT_SECONDS
+            if sigterm.received():
+                self._end_by_signal()
+            if self._closing.is_set():
+                return
+            late, looked = time.monotonic() - looked, time.monotonic()
+            for member in self._all():
+                member.watchdog.look(late)
+            for loss in self._poll():
+                for member in self._all():
+                    member.watchdog.report(loss)
+
+    def _end_by_signal(self) -> None:
+        """Lets each guard say what has happened, then ends the process by the signal that it has been sent."""
+        try:
+            for member in self._all():
+                member.watchdog.speak_before_the_end(member.conclude)
+        finally:
+            sigterm.pass_on()
+
+    def _poll(self) -> list[Loss]:
+        """Looks at the lifelines. If that fails, this thread must go on: it also ends the process after a verdict."""
+        try:
+            return self.lifelines.poll()
+        except Exception:
+            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._line.rank, exc_info=True)
+            self.lifelines.close()
+            return []
+
+
+def standing_place(rank: int, store: Any) -> Place | None:
+    """Where the guards of this process that are open meet the other ranks; None if there are none on this store."""
+    with _lock:
+        for (pid, owner, _), connection in list(_connections.items()):
+            if (pid, owner) == (os.getpid(), rank) and connection.open and connection.store is store:
+                return connection.place
+    return None
+
+
+def connect(member: Member, place: Place, store: Any) -> Connection:
+    """Lets a guard share the connection of this process at a place; opens one where there is none.
+
+    Args:
+        member: The guard.
+        place: Where the ranks meet.
+        store: The job's default store.
+    """
+    state = member.state
+    key = os.getpid(), state.rank, place.nonce
+    with _lock:
+        connection = _connections.get(key)
+        if connection is None or not connection.add(member):
+            for old in [each for each in _lines if each[:2] == key[:2] and each not in (key, *_connections)]:
+                del _lines[old]
+            # The process goes on where it was in the log, if all of its guards were closed for a while.
+            line = _lines.setdefault(key, Line(state.rank, state.ranks))
+            connection = _connections[key] = Connection(place, line, store, state.settings.lost_seconds)
+            connection.add(member)
+    return connection
+
+
+def _join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:
+    """Waits for the end of a thread that has been told to end.
+
+    Args:
+        thread: The thread.
+        find_channel: Returns the thread's channel, through which it can be interrupted; None while it is connecting.
+            Without this function the thread has no channel.
+    """
+    if thread is threading.current_thread() or thread.ident is None:
+        return
+    if find_channel is not None:
+        # Nothing interrupts torch's client while it connects: it may be looking up a name for a log line of its own.
+        deadline = time.monotonic() + TRY_SECONDS
+        while thread.is_alive() and find_channel() is None and time.monotonic() < deadline:
+            thread.join(LOOK_SECONDS)
+    thread.join(_JOIN_SECONDS / 4)
+    channel = find_channel() if find_channel is not None else None
+    if thread.is_alive() and channel is not None:  # blocked in the store: shutting its socket wakes it
+        channel.shut()
+        thread.join(_JOIN_SECONDS)

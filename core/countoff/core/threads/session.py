@@ -1,0 +1,98 @@
+"""What the threads know of one guard: whether it is closing, or has stopped comparing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from countoff.core.ending import shutdown
+from countoff.core.levels import effect
+from countoff.core.protocol.judgement import remedy_for, unprotected
+from countoff.core.protocol.state import State
+from countoff.core.verdict import Verdict, at_hosts
+
+_IN_WORDS = {
+    "failed to recv, got 0 bytes": "the job's store closed the connection",
+    "Connection reset by peer": "the job's store broke the connection off",
+    "Broken pipe": "the job's store has closed the connection",
+}
+"""What a part of an error of torch's client says to its user."""
+
+
+@dataclass
+class Session:
+    """One guard's part in the comparison.
+
+    Attributes:
+        state: This rank's state.
+        closing: Set once the guard is closing.
+        failure: Why this rank has stopped comparing; empty while it compares.
+        left: Whether an exception has left this rank's loop, so that it needs no other rank.
+        hosts: Returns the names of hosts, by rank, that are known without the store.
+    """
+
+    state: State
+    closing: threading.Event = field(default_factory=threading.Event)
+    failure: str = ""
+    left: bool = False
+    hosts: Callable[[], Mapping[int, str]] = dict[int, str]
+    _is_over: Callable[[], bool] = lambda: False
+    _close: Callable[[], None] | None = None
+
+    def leave(self, is_over: Callable[[], bool], close: Callable[[], None]) -> None:
+        """Lets this rank need no other one any more, and has the guard closed once what has ended its loop is over.
+
+        Args:
+            is_over: Whether it is over.
+            close: Closes the guard. Called once, on a thread of its own.
+        """
+        self._is_over, self._close, self.left = is_over, close, True
+
+    def close_if_over(self) -> None:
+        """Has the guard closed if the loop was left by what is over; returns at once. For the watchdog thread."""
+        if self._close is not None and self._is_over():
+            threading.Thread(target=self.close_left, name="countoff closer", daemon=True).start()
+
+    def close_left(self) -> None:
+        """Closes the guard if its loop was left, whether or not what has ended it is over."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+    def stop_comparing(self, reason: str) -> None:
+        """Lets this rank train on without comparing, and prints that once."""
+        if self.state.settings.keeps_even and not self.closing.is_set():
+            self.conclude_alone(unprotected(self.state.rank, reason))
+            return
+        with self.state.lock:
+            if self.failure:
+                return
+            self.failure = reason
+            self.state.comparing = False
+        sentence = f"{reason} (this rank trains on without comparing)"
+        shutdown.print_warning(self.state, Verdict("LateRank", sentence))
+
+    def conclude_alone(self, verdict: Verdict) -> None:
+        """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""
+        state = self.state
+        found = at_hosts(replace(verdict, remedy=remedy_for(verdict, state.remedies)), self.hosts())
+        if state.proposed is None and effect(found, state.settings.levels, harmful=True) != "raise":
+            with state.lock:
+                state.comparing, self.failure = False, self.failure or found.sentence
+            shutdown.print_warning(state, found)
+            return
+        state.adopt(state.proposed or found)  # what this rank has proved itself is the better cause
+        if state.end is not None:
+            shutdown.print_verdict(state, state.end)
+            state.printed.set()
+
+
+def first_line(error: Exception) -> str:
+    r"""The first line of an exception's text, or its type; torch's own are many lines long, and not always in words.
+
+    >>> first_line(RuntimeError("failed to recv, got 0 bytes\nException raised from recvBytes"))
+    "the job's store closed the connection"
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0][:120]
+    return next((words for sign, words in _IN_WORDS.items() if sign in line), line)

@@ -1,0 +1,231 @@
+"""The incident: what a verdict leaves in the directory of the trace, for a look at it afterwards.
+
+Rank 0 has the counts and the stacks of all ranks, and writes them. On a host where its file is not in the directory,
+because hosts share no file system, the rank that prints the verdict whole writes what it knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.ending import verdict_file
+from countoff.core.liveness import processes, stacks
+from countoff.core.protocol.records import Records, clip
+from countoff.core.settings import Settings
+from countoff.core.trace import format
+from countoff.core.verdict import Verdict, plain, runs_of
+
+if TYPE_CHECKING:
+    from countoff.core.store.channel import Channel
+
+_KEY = "stack"
+_RECORD_BYTES = 900
+"""The frames in a record take at most as many bytes: an entry of the store has a limit."""
+_READ_SECONDS = 0.2
+"""Rank 0 waits so long for the stacks of all ranks, and asks so long for those of single ones."""
+_POLL_SECONDS = 0.02
+_COUNTED = ("rank", "host", "where", "batches", "fetched", "steps", "state", "failure")
+"""What is kept of each rank's row."""
+_PREFIXES = ("NCCL_", "PYTORCH_", "TORCH_", "TORCHELASTIC_")
+"""The environment variables that are kept begin so, beside those of the settings. Others may hold secrets."""
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "CRED", "AUTH", "COOKIE", "WEBHOOK")
+"""A variable whose name has one of these words is not kept either."""
+_ADDRESS = re.compile(r"://.*@", re.DOTALL)
+"""What may be an address with a user or a password in it; a variable with such a value is not kept either."""
+_STATES = {"loader": "in the loader", "collective": "in a collective", "code": "in code"}
+
+
+def post_stack(channel: Channel, rank: int) -> dict[str, Any]:
+    """Tells rank 0 where this rank's main thread is; returns what it has told.
+
+    Args:
+        channel: The guard's channel.
+        rank: This rank.
+    """
+    record = stack_record()
+    channel.set(f"{_KEY}/{rank}", record)
+    return record
+
+
+def stack_record() -> dict[str, Any]:
+    """Where this rank's main thread is, as a record: its innermost frames, as many as fit."""
+    frames: list[str] = []
+    left = _RECORD_BYTES
+    place = stacks.main_thread()
+    for frame in place.stack:
+        text = clip(frame, 160)
+        left -= len(json.dumps(text)) + 2
+        if left < 0:
+            break
+        frames.append(text)
+    return {"state": place.state, "frames": frames}
+
+
+def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
+    """What ranks have told of their main threads, by rank; a rank without a trace has told nothing.
+
+    It takes about 0.4 s at most: the verdict is printed only after that.
+
+    Args:
+        channel: The guard's channel.
+        ranks: The ranks.
+    """
+    keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
+    if not keys:
+        return {}
+    deadline = time.monotonic() + _READ_SECONDS
+    while not (complete := channel.has(*keys.values())) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    told = list(keys)
+    if not complete:
+        deadline = time.monotonic() + _READ_SECONDS
+        told = [rank for rank in keys if time.monotonic() < deadline and channel.has(keys[rank])]
+    return dict(zip(told, channel.get_many([keys[rank] for rank in told]), strict=True))
+
+
+def is_others(directory: str, rank: int, first: int, verdict: Verdict) -> bool:
+    """Whether the first rank writes the incident into this directory, and this rank must not."""
+    if rank == first or (verdict.gone and first in verdict.ranks):
+        return False
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(directory, format.file_name(first))).st_mtime > processes.began_at()
+    return False
+
+
+def write(
+    directory: str,
+    verdict: Verdict,
+    settings: Settings,
+    *,
+    rank: int,
+    versions: Mapping[str, str],
+    rows: Records,
+    found: Records,
+) -> None:
+    """Writes the incident.
+
+    Args:
+        directory: The directory of the trace.
+        verdict: The verdict, with its table.
+        settings: The user's choices.
+        rank: This rank.
+        versions: Versions of what computes, by package.
+        rows: The rows of all ranks; empty where this rank has only the table's.
+        found: What ranks have told of their main threads, by rank.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    place = os.path.join(directory, format.INCIDENT)
+    os.makedirs(place, exist_ok=True)
+    counted = [rows[each] for each in sorted(rows)] or verdict.rows
+    counts = [{name: row[name] for name in _COUNTED if row.get(name) not in (None, "")} for row in counted]
+    documents: dict[str, object] = {
+        format.VERDICT_FILE: verdict_file.document(verdict),
+        format.RANKS_FILE: {"world_size": verdict.world_size, "ranks": counts},
+        format.ENVIRONMENT_FILE: {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "run": verdict_file.run(),
+            "versions": dict(versions),
+            "settings": dataclasses.asdict(settings),
+            "environment": environment(os.environ),
+        },
+    }
+    for name, document in documents.items():
+        _replace(place, name, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
+    _replace(place, format.STACKS_FILE, rank, grouped(found).encode())
+
+
+class FlightRecord:
+    """Writes what NCCL's flight recorder holds on this rank, if the job uses NCCL and the recorder is on.
+
+    It does so on a thread of its own: NCCL may be stuck, and then never answers.
+
+    Args:
+        directory: The directory of the trace.
+        rank: This rank.
+    """
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._thread = threading.Thread(target=self._write, name="countoff flight record", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is about to end, and starts no thread any more
+            self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long at most; returns whether there is nothing more to wait for."""
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, seconds))
+        return not self._thread.is_alive()
+
+    def _write(self) -> None:
+        with contextlib.suppress(Exception):  # evidence only
+            if "torch.distributed" not in sys.modules:
+                return
+            from countoff.core.liveness import collectives  # imports torch: only where the job has
+
+            if record := collectives.flight_record():
+                place = os.path.join(self._directory, format.INCIDENT)
+                os.makedirs(place, exist_ok=True)
+                _replace(place, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of torch, NCCL and countoff among others; never one that may be a secret.
+
+    >>> environment({"NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "x", "TORCH_HUB_TOKEN": "y"})
+    {'NCCL_DEBUG': 'INFO'}
+    """
+    own = {"COUNTOFF", *(f"COUNTOFF_{field.name.upper()}" for field in dataclasses.fields(Settings))}
+    return {
+        name: variables[name]
+        for name in sorted(variables)
+        if (name in own or (name.startswith(_PREFIXES) and not any(word in name.upper() for word in _SECRET)))
+        and not _ADDRESS.search(variables[name])
+    }
+
+
+def grouped(found: Records) -> str:
+    """The stacks as text, equal ones once, those of the fewest ranks first.
+
+    Args:
+        found: What ranks have told of their main threads, by rank.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank in sorted(found):
+        state, frames = str(found[rank].get("state", "")), found[rank].get("frames", ())
+        groups.setdefault((state, tuple(map(str, frames))), []).append(rank)
+    texts = ["Where the main thread of each rank was, the innermost frame first.\n"]
+    for (state, frames), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+        runs = ", ".join(f"{first}–{last}" if last > first else f"{first}" for first, last in runs_of(ranks))
+        head = f"rank{'' if len(ranks) == 1 else 's'} {runs}, {_STATES.get(state, plain(state))}:"
+        texts.append("\n".join([head, *(f"  {plain(frame)}" for frame in frames or ("(no Python frame)",))]) + "\n")
+    return "\n".join(texts)
+
+
+def _replace(directory: str, name: str, rank: int, content: bytes) -> None:
+    """Writes a file as a whole or not at all: several hosts may write at the same time. Only its user can read it."""
+    path, temporary = os.path.join(directory, name), os.path.join(directory, f".{name}.{rank}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)  # of a process that was killed meanwhile
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch
-from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.checks.horizon import RunLength
 
 STEPPED = 10_000
 LONG = 10_000_000

@@ -19,9 +19,9 @@ import pytest
 
 from countoff._adapter.checks import CHECKS
 from countoff.core import LoaderFacts, Settings, Verdict
-from countoff.core.arithmetic.curves import Ending
-from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
-from countoff.core.arithmetic.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.rank_map import judge_dp_ranks
+from countoff.core.counts.curves import Ending
 from countoff.core.data import identity, resume, weights
 from countoff.core.data.streams import StreamFacts, judge_streams
 from countoff.core.ending.shutdown import print_to_stderr
@@ -682,7 +682,7 @@ def processes() -> Iterator[Situation]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("WORLD_SIZE", "2")
             patch.setenv("RANK", "0")
-            process = import_module("countoff._adapter.prepared_process")
+            process = import_module("countoff._accelerate.process")
             patch.setattr(process, "_warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 

@@ -1,9 +1,7 @@
 """The arithmetic of Accelerate's loaders and of the Trainer, against every row of the golden tables and index lists."""
 
-import ast
 import csv
 import itertools
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,15 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.plan import (
-    BatchPlan,
-    LoaderFacts,
-    PreparedFacts,
-    TrainerTotals,
-    accumulated_steps,
-    prepared_pass,
-    trainer_totals,
-)
+from countoff._accelerate.batches import PreparedFacts, prepared_pass
+from countoff.core.plan import BatchPlan, LoaderFacts
 
 Row = dict[str, str]
 
@@ -90,56 +81,6 @@ def test_every_prepared_loader_is_reproduced_on_every_process(table: str, rows: 
     assert reproduced == kinds
 
 
-def trainer_row(row: Row, reported: int) -> tuple[object, ...]:
-    """The totals of the Trainer in the order of the table; the name of the error if it refuses."""
-    epochs = float(row["epochs"]) if "." in row["epochs"] else int(row["epochs"])
-    try:
-        totals = trainer_totals(
-            reported,
-            dataset_size=int(row["dataset_size"]),
-            batch_size=int(row["batch_size"]),
-            dp_degree=int(row["world_size"]),
-            gradient_accumulation_steps=int(row["gradient_accumulation_steps"]),
-            num_train_epochs=epochs,
-            max_steps=int(row["max_steps"]),
-            split_batches="split_batches" in row["config"],
-        )
-    except ValueError as error:
-        return (type(error).__name__,)
-    assert totals.total_train_batch_size == int(row["trainer_total_batch"]), row
-    assert totals.true_train_batch_size == int(row["true_global_batch"]), row
-    return (
-        totals.num_train_epochs,
-        totals.num_update_steps_per_epoch,
-        totals.num_examples,
-        totals.num_train_samples,
-        totals.steps_in_epoch,
-        totals.max_steps,
-        totals.total_train_batch_size,
-    )
-
-
-def test_every_total_of_the_transformers_trainer_is_reproduced() -> None:
-    refused = 0
-    for row in golden("transformers_trainer", rows=1576):
-        config = ast.literal_eval(row["config"])
-        facts = PreparedFacts(
-            "DataLoaderDispatcher" if config.get("dispatch_batches") else "BatchSamplerShard",
-            samples=int(row["dataset_size"]),
-            batch_size=int(row["batch_size"]),
-            num_processes=int(row["world_size"]),
-            drop_last=row["drop_last"] == "1",
-            split_batches=config.get("split_batches", False),
-            even_batches=config.get("even_batches", True),
-        )
-        reported = facts.reported_batches(0)
-        assert reported == int(row["len_dataloader"]), row
-        found = trainer_row(row, int(row["len_dataloader"]))
-        assert found == ast.literal_eval(row["trainer_initial_values"]), row
-        refused += found == ("ValueError",)
-    assert refused == 100
-
-
 def cut(samples: list[int], size: int) -> list[list[int]]:
     """The batches of a list, made one by one; the last one may be short."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
@@ -203,22 +144,6 @@ def test_batches_and_samples_match_real_index_lists(facts: PreparedFacts) -> Non
         assert (one.samples, one.unique) == (len(seen), len(set(seen)))
         begun = [batch for batches in lists for batch in batches[: one.full_batches]]
         assert all(len(batch) == facts.batch_size_per_rank for batch in begun)
-
-
-@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=4), st.integers(1, 5))
-def test_accumulated_steps_match_a_loop(passes: list[tuple[int, bool]], accumulate: int) -> None:
-    """Over several passes, the counted steps and carried batches are those of a loop that takes them."""
-    counter, carried = 0, 0
-    for batches, at_end in passes:
-        steps = 0
-        for batch in range(1, batches + 1):
-            ends = at_end and batch == batches
-            counter = 0 if ends else counter + 1
-            steps += ends or counter % accumulate == 0
-        taken, carried = accumulated_steps(
-            batches, gradient_accumulation_steps=accumulate, carried=carried, at_end=at_end
-        )
-        assert (taken, carried) == (steps, counter % accumulate)
 
 
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 4), st.none() | st.integers(0, 12))
@@ -293,57 +218,6 @@ def test_dispatcher_workers_share_the_batches() -> None:
     assert prepared_pass(facts, process_index=0).batches == 3
 
 
-def test_a_trainer_without_a_length_trusts_max_steps() -> None:
-    totals = trainer_totals(
-        None,
-        dataset_size=None,
-        batch_size=4,
-        dp_degree=2,
-        gradient_accumulation_steps=3,
-        num_train_epochs=3,
-        max_steps=5,
-    )
-    assert totals == TrainerTotals(
-        num_train_epochs=sys.maxsize,
-        num_update_steps_per_epoch=5,
-        num_examples=120,
-        num_train_samples=120,
-        steps_in_epoch=15,
-        max_steps=5,
-        total_train_batch_size=24,
-        true_train_batch_size=24,
-    )
-
-
-@pytest.mark.parametrize(("reported", "length"), [(None, "no length"), (0, "no batch")])
-def test_a_trainer_without_batches_needs_max_steps(reported: int | None, length: str) -> None:
-    """Without batches to count, the Trainer's totals are refused unless max_steps is positive."""
-    with pytest.raises(ValueError, match=f"max_steps must be positive.*reports {length}, got -1"):
-        trainer_totals(
-            reported,
-            dataset_size=None,
-            batch_size=4,
-            dp_degree=2,
-            gradient_accumulation_steps=1,
-            num_train_epochs=3,
-            max_steps=-1,
-        )
-
-
-def test_examples_of_a_dataset_without_length() -> None:
-    """Without a dataset length, the Trainer counts the samples of one process's batches as examples."""
-    totals = trainer_totals(
-        7,
-        dataset_size=None,
-        batch_size=4,
-        dp_degree=2,
-        gradient_accumulation_steps=1,
-        num_train_epochs=2,
-        max_steps=-1,
-    )
-    assert (totals.num_examples, totals.num_train_samples) == (28, 56)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("samples", -1), ("batch_size", 0), ("num_processes", 0), ("num_workers", -1), ("kind", "DataLoader")],
@@ -359,11 +233,3 @@ def test_a_bad_prepared_fact_is_refused_by_name(name: str, value: object) -> Non
     }
     with pytest.raises(ValueError, match=rf"^{name} must be .*got {value!r}$"):
         PreparedFacts(**(given | {name: value}))  # type: ignore[arg-type]
-
-
-def test_a_process_or_a_carry_outside_its_domain_is_refused() -> None:
-    facts = PreparedFacts("BatchSamplerShard", samples=10, batch_size=4, num_processes=2, drop_last=False)
-    with pytest.raises(ValueError, match="process_index must be below 2, got 2"):
-        prepared_pass(facts, process_index=2)
-    with pytest.raises(ValueError, match="carried must be below 4, got 4"):
-        accumulated_steps(11, gradient_accumulation_steps=4, carried=4)

@@ -8,6 +8,7 @@ import pytest
 
 from countoff.plan.curve import Curve, Ending, samples_after
 from countoff.plan.job import Job, RunPlan
+from countoff.plan.ramp import ramped_steps
 from countoff.plan.schedules import LinguaSchedule, Schedule, TorchTitanSchedule, WarmupDecay
 
 
@@ -92,7 +93,7 @@ def test_samples_are_those_of_the_batches_until_a_step(drop_last: bool) -> None:
 def test_samples_of_an_endless_stream_and_of_a_ramp_are_counted() -> None:
     plan = RunPlan.of(Job(batch_size=2, global_batch_size=32, steps=20), world_size=4)
     assert [samples_after(plan, step) for step in (0, 1, 20, 30)] == [0, 32, 640, 960]
-    ramp = plan.batches.ramp_up(start=8, increment=8, samples=100)
+    ramp = ramped_steps(plan.batches, start=8, increment=8, samples=100)
     assert ramp == [(8, 5), (16, 2), (24, 2), (32, 11)]
     assert [samples_after(plan, step, ramp=ramp) for step in (0, 3, 6, 9, 20, 21)] == [0, 24, 56, 120, 472, 504]
     assert samples_after(RunPlan.of(Job(steps=20), world_size=4), 3) is None

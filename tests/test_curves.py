@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.arithmetic.curves import UnknownRate, ending_of
+from countoff.core.counts.curves import UnknownRate, ending_of
 
 PEAK = 0.1
 

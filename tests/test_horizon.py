@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.arithmetic.curves import Ending
-from countoff.core.arithmetic.horizon import Horizon, RunLength, guessed_horizon, horizon_of, run_out, wrong_horizon
+from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, horizon_of, run_out, wrong_horizon
+from countoff.core.counts.curves import Ending
 
 
 def zero(tick, **more):

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.arithmetic.curves import Ending
-from countoff.core.arithmetic.horizon import (
+from countoff.core.checks.horizon import (
     Horizon,
     RunLength,
     guessed_horizon,
@@ -22,6 +21,7 @@ from countoff.core.arithmetic.horizon import (
     run_out,
     wrong_horizon,
 )
+from countoff.core.counts.curves import Ending
 from countoff.core.verdict import Verdict
 
 

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.plan import BatchPlan, Ramp, linear_scaled, resumed_batches, square_root_scaled
+from countoff.core.counts.samples import resumed_batches
+from countoff.core.plan import BatchPlan
 from countoff.plan.job import Job, JobError, RunPlan
+from countoff.plan.ramp import Ramp, ramped_steps
+from countoff.plan.scaling import scaled_learning_rate
 from countoff.plan.schedules import LinguaSchedule, TorchTitanSchedule, WarmupDecay, peak_factor
 
 DIMS = ("dp", "tp")
@@ -192,14 +195,15 @@ def test_a_horizon_that_is_a_fraction_has_at_least_one_step() -> None:
 
 @pytest.mark.parametrize(("batch", "linear", "root"), [(8192, 3.2, 0.566), (256, 0.1, 0.1), (64, 0.025, 0.05)])
 def test_learning_rates_are_scaled_between_batches(batch: int, linear: float, root: float) -> None:
-    assert linear_scaled(0.1, tuned_batch_size=256, global_batch_size=batch) == pytest.approx(linear)
-    assert square_root_scaled(0.1, tuned_batch_size=256, global_batch_size=batch) == pytest.approx(root, abs=5e-4)
+    sizes = {"tuned_batch_size": 256, "global_batch_size": batch}
+    assert scaled_learning_rate(0.1, **sizes, rule="linear") == pytest.approx(linear)
+    assert scaled_learning_rate(0.1, **sizes, rule="square root") == pytest.approx(root, abs=5e-4)
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
 def test_a_bad_learning_rate_is_not_scaled(rate: float) -> None:
     with pytest.raises(ValueError, match="must be a finite number above 0"):
-        linear_scaled(rate, tuned_batch_size=1, global_batch_size=1)
+        scaled_learning_rate(rate, tuned_batch_size=1, global_batch_size=1, rule="linear")
 
 
 def test_every_share_of_an_expert_mesh_is_a_data_share() -> None:
@@ -332,7 +336,7 @@ def test_a_run_with_a_ramp_matches_a_loop(
     """The plan of a run that ramps up has the batches of a loop over its steps."""
     full = (start + increment * increments) * unit
     plan = RunPlan.of(Job(batch_size=1, global_batch_size=full, steps=steps), world_size=unit).batches
-    pieces = plan.ramp_up(start=start * unit, increment=increment * unit, samples=samples)
+    pieces = ramped_steps(plan, start=start * unit, increment=increment * unit, samples=samples)
     batches: list[int] = []
     for _step in range(steps):
         seen, batch = sum(batches), full
@@ -346,7 +350,7 @@ def test_a_run_with_a_ramp_matches_a_loop(
 def test_a_ramp_over_data_that_ends_is_refused() -> None:
     plan = RunPlan.of(Job(batch_size=2, global_batch_size=32, dataset_size=100, epochs=1), world_size=4).batches
     with pytest.raises(ValueError, match="a ramp is counted in steps over data without an end"):
-        plan.ramp_up(start=8, increment=8, samples=100)
+        ramped_steps(plan, start=8, increment=8, samples=100)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 3), st.booleans(), st.data())
@@ -389,18 +393,11 @@ def test_a_position_beyond_the_epoch_is_refused() -> None:
         plan.resumed_batches(31)
 
 
-def test_a_plan_scales_a_learning_rate_to_its_own_batch() -> None:
-    plan = RunPlan.of(Job(batch_size=32), world_size=256).batches
-    assert plan.scaled_learning_rate(0.1, tuned_batch_size=256, rule="linear") == pytest.approx(3.2)
-    assert plan.scaled_learning_rate(0.1, tuned_batch_size=256, rule="square root") == pytest.approx(0.566, abs=5e-4)
-
-
 @pytest.mark.parametrize(
     "ask",
     [
         lambda plan: plan.resumed_batches(8),
-        lambda plan: plan.ramp_up(start=1, increment=1, samples=1),
-        lambda plan: plan.scaled_learning_rate(0.1, tuned_batch_size=8, rule="linear"),
+        lambda plan: ramped_steps(plan, start=1, increment=1, samples=1),
     ],
 )
 def test_without_a_batch_size_there_is_no_guess(ask: Callable[[BatchPlan], object]) -> None:

@@ -18,7 +18,8 @@ CORE_LADDER = [
     {"verdict"},
     {"levels"},
     {"settings"},
-    {"arithmetic"},
+    {"counts"},
+    {"checks"},
     {"plan", "ranks"},
     {"totals"},
 ]
@@ -27,7 +28,8 @@ PROTOCOL_LADDER = [
     {"verdict"},
     {"levels"},
     {"settings"},
-    {"arithmetic"},
+    {"counts"},
+    {"checks"},
     {"protocol"},
     {"data"},
     {"part"},
@@ -44,14 +46,14 @@ OWNERS = {
     "_lightning": {"lightning", "pytorch_lightning"},
     "_fabric": {"fabric"},
     "_composer": {"composer"},
-    "_accelerate": {"accelerate"},
+    "_accelerate": {"accelerate", "transformers", "_transformers"},  # the Trainer stands on Accelerate
     "_transformers": {"transformers"},
 }
 """The private package of each framework, and the public modules that may import it."""
 
 TOOLS = {
     "cli": {"plan", "report", "demo"},
-    "plan": set[str](),
+    "plan": {"_accelerate"},  # how Accelerate shards, as pure arithmetic
     "report": set[str](),
     "demo": {"report", "lightning"},
     "__main__": {"cli"},

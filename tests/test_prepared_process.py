@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from countoff._adapter import prepared_process
+from countoff._accelerate import process as prepared_process
 
 ALONE = SimpleNamespace(num_processes=1)
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")

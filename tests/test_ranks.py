@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
+from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.ranks import ORDERS, RankMap, check_dp_ranks, dp_rank_faults
 from countoff.core.verdict import DivergenceError, error_for
 

@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 from countoff._adapter.object_copies import NotCopied, copied
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch
 from countoff._adapter.scheduler_curves import curve_of
-from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.checks.horizon import RunLength
 
 EPOCHS, PER_EPOCH = 40, 50
 STEPS = EPOCHS * PER_EPOCH

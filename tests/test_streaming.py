@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff.core.plan import BatchPlan, LoaderFacts, LoaderPass, StreamFacts, StreamingFacts, streaming_pass
+from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
+from countoff._composer.streaming_pass import streaming_pass
+from countoff.core.plan import BatchPlan, LoaderFacts, LoaderPass
 from countoff.core.totals import Totals
 
 Row = dict[str, str]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from countoff.core import LoaderFacts
-from countoff.core.arithmetic.facts import LoaderPass
+from countoff.core.counts.facts import LoaderPass
 from countoff.core.totals import Totals
 
 PER_EPOCH = ("batches_per_epoch", "steps_per_epoch", "total_steps", "samples_per_epoch", "samples_repeated")

@@ -13,15 +13,15 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accelerate]'"):
+    from countoff._accelerate.loader_facts import evaluation_facts
+    from countoff._accelerate.loaders import is_prepared, source_length
     from countoff._adapter.evaluation_totals import EvaluationTotals
-    from countoff._adapter.prepared_facts import evaluation_facts
-    from countoff._adapter.prepared_loaders import is_prepared, source_length
 from countoff._accelerate import facts as reading
 from countoff._accelerate.observation import observe
+from countoff._accelerate.process import not_distributed
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
 from countoff._adapter.options import own_arguments
-from countoff._adapter.prepared_process import not_distributed
 from countoff._adapter.torch_facts import reported_length, versions
 from countoff._adapter.weights import Wrappers
 from countoff.core import Settings

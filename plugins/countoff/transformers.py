@@ -17,12 +17,12 @@ with needs("transformers", facade="countoff.transformers", install="'countoff[tr
     from accelerate import PartialState
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
+from countoff._accelerate.loader_facts import evaluation_facts
+from countoff._accelerate.process import not_distributed, unwrapped
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.options import Options
-from countoff._adapter.prepared_facts import evaluation_facts
-from countoff._adapter.prepared_process import not_distributed, unwrapped
 from countoff._adapter.torch_facts import versions
 from countoff._adapter.weights import Wrappers
 from countoff._transformers.resume import first_epoch, loaded_record, restore, state_of

@@ -8,61 +8,20 @@ reason. All numbers assume that every dp_rank has a loader like this one; the ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
-from countoff.core.arithmetic.accelerate import PreparedFacts, accumulated_steps, prepared_pass
-from countoff.core.arithmetic.batches import (
-    batches_of_samples,
-    check_count,
-    distributed_samples_per_rank,
-    iterable_batches,
-    limited_batches,
-    size_for_length,
-    strided_share,
-)
-from countoff.core.arithmetic.facts import LoaderFacts, LoaderPass
-from countoff.core.arithmetic.lr_scaling import linear_scaled, square_root_scaled
-from countoff.core.arithmetic.ramp import Ramp, resumed_batches
-from countoff.core.arithmetic.samples import (
+from countoff.core.counts.batches import batches_of_samples, check_count, limited_batches, size_for_length
+from countoff.core.counts.facts import LoaderFacts, LoaderPass
+from countoff.core.counts.samples import (
     product,
+    resumed_batches,
     samples_of_epoch,
     samples_per_rank,
     samples_until_batch,
-    strided_pass,
     total_samples,
 )
-from countoff.core.arithmetic.steps import batches_until_step, estimated_stepping_batches, steps_in_epoch
-from countoff.core.arithmetic.streaming import streaming_pass
-from countoff.core.arithmetic.streaming_facts import StreamFacts, StreamingFacts
-from countoff.core.arithmetic.transformers import TrainerTotals, trainer_totals
+from countoff.core.counts.steps import batches_until_step, steps_in_epoch
 
-__all__ = [
-    "BatchPlan",
-    "LoaderFacts",
-    "LoaderPass",
-    "PreparedFacts",
-    "Ramp",
-    "StreamFacts",
-    "StreamingFacts",
-    "TrainerTotals",
-    "accumulated_steps",
-    "batches_of_samples",
-    "batches_until_step",
-    "distributed_samples_per_rank",
-    "estimated_stepping_batches",
-    "iterable_batches",
-    "limited_batches",
-    "linear_scaled",
-    "prepared_pass",
-    "resumed_batches",
-    "size_for_length",
-    "square_root_scaled",
-    "steps_in_epoch",
-    "streaming_pass",
-    "strided_pass",
-    "strided_share",
-    "trainer_totals",
-]
+__all__ = ["BatchPlan", "LoaderFacts", "LoaderPass"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +82,7 @@ class BatchPlan:
             dp_degree: Shares into which the data is cut, at least 1.
 
         Raises:
-            ValueError: If dp_degree is not an integer of at least 1, or the limit is a fraction that Lightning refuses.
+            ValueError: If dp_degree is not an integer of at least 1, or the limit is a fraction that is refused.
 
         Example:
             >>> facts = LoaderFacts(reported_batches=16, batch_size=4, drop_last=False, samples_per_rank=32,
@@ -241,48 +200,6 @@ class BatchPlan:
                 return self.batches_per_epoch
             raise ValueError(f"an epoch has {epoch} samples, got {samples}: count samples from its start")
         return resumed_batches(samples, batch_size=self.facts.batch_size, dp_degree=self.dp_degree)
-
-    def ramp_up(self, *, start: int, increment: int, samples: int) -> list[tuple[int, int]]:
-        """Returns the run with a global batch that grows: each global batch with its number of optimizer steps.
-
-        Args:
-            start: Samples of the first global batch, at least 1.
-            increment: Samples by which the global batch grows each time until it is global_batch_size, at least 1.
-            samples: Samples over which it grows, at least 1.
-
-        Returns:
-            Pairs of global batch and optimizer steps, in order, up to total_steps; without total_steps up to, but not
-            including, the full global batch.
-
-        Raises:
-            ValueError: If a number is outside its domain, a global batch of the ramp does not divide by batch_size ×
-                dp_degree, the batch size is not known, or epochs end: a ramp counts samples, not epochs.
-        """
-        total, divisor = self.global_batch_size, product(self.facts.batch_size, self.dp_degree)
-        if total is None or divisor is None:
-            raise ValueError("a ramp cannot be counted without the batch size")
-        if self.batches_per_epoch is not None:
-            raise ValueError("a ramp is counted in steps over data without an end: give the steps, not the dataset")
-        ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
-        return ramp.pieces(divisor=divisor, total_steps=self.total_steps)
-
-    def scaled_learning_rate(
-        self, learning_rate: float, *, tuned_batch_size: int, rule: Literal["linear", "square root"]
-    ) -> float:
-        """Returns a learning rate for this global batch, from one that was tuned for another.
-
-        Args:
-            learning_rate: The rate that was tuned, above 0.
-            tuned_batch_size: The global batch size for which it was tuned, at least 1.
-            rule: ``linear`` for SGD (Goyal et al. 2017), ``square root`` for Adam (Malladi et al. 2022).
-
-        Raises:
-            ValueError: If a number is outside its domain, or the global batch size is not known.
-        """
-        if self.global_batch_size is None:
-            raise ValueError("a learning rate cannot be scaled without the batch size")
-        scaled = linear_scaled if rule == "linear" else square_root_scaled
-        return scaled(learning_rate, tuned_batch_size=tuned_batch_size, global_batch_size=self.global_batch_size)
 
     def metrics(self) -> dict[str, int]:
         """Returns the known numbers of the plan under the names with which every adapter logs them.

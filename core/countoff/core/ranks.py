@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from countoff.core.arithmetic.dim_orders import ORDERS, Order, order_of_text
-from countoff.core.arithmetic.dp_ranks import DpRankFaults, check_dp_ranks, dp_rank_faults
+from countoff.core.checks.rank_map import DpRankFaults, check_dp_ranks, dp_rank_faults
+from countoff.core.counts.dim_orders import ORDERS, Order, order_of_text
 from countoff.core.verdict import Verdict
 
 __all__ = ["ORDERS", "DpRankFaults", "Order", "RankMap", "check_dp_ranks", "dp_rank_faults"]

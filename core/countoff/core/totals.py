@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from countoff.core.arithmetic.batches import check_count
+from countoff.core.counts.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.verdict import Verdict, count_of
 

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from countoff._accelerate.loader_facts import loader_facts
+from countoff._accelerate.loaders import source_length
+from countoff._accelerate.process import process_remedies, unwrapped
 from countoff._adapter.mesh_position import data_position
-from countoff._adapter.prepared_facts import loader_facts
-from countoff._adapter.prepared_loaders import source_length
-from countoff._adapter.prepared_process import process_remedies, unwrapped
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length

@@ -10,10 +10,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 
-from countoff._accelerate.resume import watch_checkpoints
-from countoff._adapter.handle import Attached
-from countoff._adapter.prepared_backward import count_backward_passes
-from countoff._adapter.prepared_loaders import (
+from countoff._accelerate.backward import count_backward_passes
+from countoff._accelerate.loaders import (
     Follower,
     even_prepared,
     follow,
@@ -21,7 +19,9 @@ from countoff._adapter.prepared_loaders import (
     skipped_batches,
     watch_local_sgd,
 )
-from countoff._adapter.prepared_streams import watch_stream
+from countoff._accelerate.resume import watch_checkpoints
+from countoff._accelerate.streams import watch_stream
+from countoff._adapter.handle import Attached
 from countoff._adapter.watched_methods import WatchedMethods
 
 __all__ = ["observe"]

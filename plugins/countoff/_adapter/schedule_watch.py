@@ -14,8 +14,7 @@ from typing import Any
 
 from countoff._adapter.scheduler_curves import curve_of, ticks_of, undisturbed
 from countoff.core import BatchPlan, Verdict
-from countoff.core.arithmetic.curves import Curve
-from countoff.core.arithmetic.horizon import (
+from countoff.core.checks.horizon import (
     Horizon,
     RunLength,
     Stepping,
@@ -24,6 +23,7 @@ from countoff.core.arithmetic.horizon import (
     run_out,
     wrong_horizon,
 )
+from countoff.core.counts.curves import Curve
 from countoff.core.protocol.schedule_plans import SchedulePlan
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]

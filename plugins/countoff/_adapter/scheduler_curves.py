@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from countoff._adapter.object_copies import NotCopied, copied
-from countoff.core.arithmetic.curves import UnknownRate
+from countoff.core.counts.curves import UnknownRate
 
 __all__ = ["SchedulerCurve", "curve_of", "ticks_of", "undisturbed"]
 

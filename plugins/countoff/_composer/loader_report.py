@@ -16,8 +16,10 @@ from countoff._composer.messages import (
     with_correction,
 )
 from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
+from countoff._composer.streaming_facts import StreamingFacts
+from countoff._composer.streaming_pass import streaming_pass
 from countoff.core import LoaderFacts, Verdict
-from countoff.core.plan import LoaderPass, StreamingFacts, streaming_pass
+from countoff.core.plan import LoaderPass
 from countoff.core.protocol.truncation import UnusedBatches
 from countoff.core.totals import Totals
 

@@ -12,7 +12,7 @@ from composer.core import Timestamp
 from countoff._adapter.object_copies import NotCopied, copied
 from countoff._adapter.schedule_watch import Schedule
 from countoff._composer.state import made_with, own_schedulers, times_of
-from countoff.core.arithmetic.curves import Curve, UnknownRate
+from countoff.core.counts.curves import Curve, UnknownRate
 
 __all__ = ["schedules"]
 

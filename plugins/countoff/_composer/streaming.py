@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from countoff.core.plan import StreamFacts, StreamingFacts
+from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
 
 _DIVIDES_SAMPLES = ("__iter__", "_each_sample_id", "_get_work", "_resume", "_resume_incr_epoch", "resample_streams")
 _KNOWN_LOADERS = {"torch.utils.data": "DataLoader", "streaming.base.dataloader": "StreamingDataLoader"}

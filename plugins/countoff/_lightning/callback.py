@@ -44,7 +44,7 @@ from countoff._lightning.trainer import (
     with_remedy,
 )
 from countoff.core import FitPlan, Guard, Verdict
-from countoff.core.arithmetic.horizon import RunLength
+from countoff.core.checks.horizon import RunLength
 from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.totals import Totals
 

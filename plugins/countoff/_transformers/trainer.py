@@ -11,11 +11,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from countoff._adapter import torch_facts
-from countoff._adapter.handle import Attached
-from countoff._adapter.prepared_backward import count_backward_passes
-from countoff._adapter.prepared_facts import loader_facts
-from countoff._adapter.prepared_loaders import (
+from countoff._accelerate.backward import count_backward_passes
+from countoff._accelerate.loader_facts import loader_facts
+from countoff._accelerate.loaders import (
     even_prepared,
     follow,
     holds_prepared,
@@ -23,12 +21,14 @@ from countoff._adapter.prepared_loaders import (
     same_source,
     skipped_batches,
 )
-from countoff._adapter.prepared_process import process_remedies
-from countoff._adapter.prepared_streams import watch_stream
+from countoff._accelerate.process import process_remedies
+from countoff._accelerate.streams import watch_stream
+from countoff._adapter import torch_facts
+from countoff._adapter.handle import Attached
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
-from countoff.core.arithmetic.horizon import Stepping
+from countoff.core.checks.horizon import Stepping
 from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 

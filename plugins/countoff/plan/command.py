@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from countoff.core._nearest import nearest
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.core.ranks import INFERRED
 from countoff.plan import curve_plot, table
 from countoff.plan.checks import check_job, check_length

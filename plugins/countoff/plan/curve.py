@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from countoff.core.arithmetic.steps import batches_until_step
+from countoff.core.counts.steps import batches_until_step
 from countoff.plan.job import RunPlan
 from countoff.plan.schedules import Schedule
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.arithmetic.samples import product
+from countoff.core.counts.samples import product
 from countoff.core.verdict import number_of
 from countoff.plan import table
 from countoff.plan.curve import Curve, Ending, samples_after
 from countoff.plan.job import RunPlan
+from countoff.plan.ramp import ramped_steps
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -294,7 +295,7 @@ def _tokens(plan: RunPlan, options: table.Options) -> Callable[[int], int | None
     ramp = None
     if options.ramp is not None:
         start, increment, samples = options.ramp
-        ramp = plan.batches.ramp_up(start=start, increment=increment, samples=samples)
+        ramp = ramped_steps(plan.batches, start=start, increment=increment, samples=samples)
     return lambda step: product(samples_after(plan, step, ramp=ramp), plan.batches.facts.sequence_length)
 
 

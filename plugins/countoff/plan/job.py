@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from countoff.core.arithmetic.accelerate import PreparedFacts, prepared_pass
-from countoff.core.arithmetic.batches import check_count, distributed_samples_per_rank
-from countoff.core.arithmetic.samples import strided_pass
+from countoff._accelerate.batches import PreparedFacts, prepared_pass
+from countoff.core.counts.batches import check_count, distributed_samples_per_rank
+from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
 from countoff.plan.issues import ConfigIssue

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from countoff.core.ranks import INFERRED
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import RunPlan
+from countoff.plan.ramp import ramped_steps
+from countoff.plan.scaling import scaled_learning_rate
 
 __all__ = ["Options", "as_json", "explain", "issues_as_json", "rows", "table"]
 
@@ -194,8 +196,9 @@ def _learning_rates(plan: RunPlan, options: Options) -> dict[str, object]:
     if options.learning_rate is None or plan.batches.global_batch_size is None or in_tokens:
         return {}
     rate, tuned = options.learning_rate
-    linear = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="linear")
-    root = plan.batches.scaled_learning_rate(rate, tuned_batch_size=tuned, rule="square root")
+    sizes = {"tuned_batch_size": tuned, "global_batch_size": plan.batches.global_batch_size}
+    linear = scaled_learning_rate(rate, **sizes, rule="linear")
+    root = scaled_learning_rate(rate, **sizes, rule="square root")
     return {"learning rate, linear (SGD)": linear, "learning rate, square root (Adam)": root}
 
 
@@ -209,7 +212,7 @@ def _batch_changes(plan: RunPlan, options: Options) -> dict[str, object]:
     batches = plan.batches
     if options.ramp is not None:
         start, increment, samples = options.ramp
-        pieces = batches.ramp_up(start=start, increment=increment, samples=samples)
+        pieces = ramped_steps(batches, start=start, increment=increment, samples=samples)
         below = [(size, steps) for size, steps in pieces if size != batches.global_batch_size]
         found[_RAMP_STEPS] = sum(steps for _, steps in below)
         found[_RAMP_SAMPLES] = sum(size * steps for size, steps in below)

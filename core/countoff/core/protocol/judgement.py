@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from countoff.core.arithmetic.dp_ranks import FORMULA_REMEDY
+from countoff.core.checks.rank_map import FORMULA_REMEDY
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.micro_batches import MICRO_BATCHES, sentence_of
 from countoff.core.protocol.rates import rate_mismatch

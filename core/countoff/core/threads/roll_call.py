@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.arithmetic.dp_ranks import judge_dp_ranks
+from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.ending import shutdown
 from countoff.core.liveness.heartbeats import begin_fit
 from countoff.core.protocol.counters import SpanCounters

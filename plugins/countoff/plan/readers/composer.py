@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job, Origin
 from countoff.plan.readers._fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.readers._references import with_references

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import Fields, note_unknown_fields
 from countoff.plan.schedules import LinguaSchedule

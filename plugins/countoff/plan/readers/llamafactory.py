@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import Fields
 from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import ConfigError, Fields
 from countoff.plan.readers.torchtitan_toml import schedule_of

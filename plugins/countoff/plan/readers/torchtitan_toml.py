@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import Fields, note_unknown_fields
 from countoff.plan.schedules import TorchTitanSchedule

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from countoff.core.arithmetic.dim_orders import ORDERS
+from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.job import Job, Origin
 from countoff.plan.readers._fields import ConfigError, Fields, misspelt
 from countoff.plan.readers._references import with_references

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from countoff.core.arithmetic.batches import batches_of_samples, check_count, strided_share
-from countoff.core.arithmetic.facts import LoaderPass
+from countoff.core.counts.batches import batches_of_samples, check_count, strided_share
+from countoff.core.counts.facts import LoaderPass
 
-__all__ = ["PreparedFacts", "PreparedKind", "accumulated_steps", "prepared_pass"]
+__all__ = ["PreparedFacts", "PreparedKind", "prepared_pass"]
 
 PreparedKind = Literal["BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"]
 
@@ -144,40 +144,6 @@ def prepared_pass(facts: PreparedFacts, *, process_index: int) -> LoaderPass:
         samples=samples,
         unique=unique if facts.all_different else None,
     )
-
-
-def accumulated_steps(
-    batches: int, *, gradient_accumulation_steps: int, carried: int = 0, at_end: bool = True
-) -> tuple[int, int]:
-    """Returns the optimizer steps of one pass under ``accelerator.accumulate``, and the batches carried into the next.
-
-    Source, accelerate 1.15.0: ``accelerator.py:1230`` (``_do_sync``). After the last batch of a loader there is always
-    a step, and the accumulation starts again. After any other batch there is a step if it completes the accumulation,
-    which may have started in an earlier pass.
-
-    Args:
-        batches: Batches of this pass on this process, at least 0.
-        gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        carried: Batches of earlier passes that no step has used yet, at least 0 and below gradient_accumulation_steps.
-        at_end: Whether the pass reaches the end of its loader and ``sync_with_dataloader`` is on; False for a loop that
-            breaks before.
-
-    Raises:
-        ValueError: If a number is outside its domain.
-
-    Example:
-        >>> accumulated_steps(11, gradient_accumulation_steps=4)
-        (3, 0)
-        >>> accumulated_steps(11, gradient_accumulation_steps=4, carried=3, at_end=False)
-        (3, 2)
-    """
-    check_count("batches", batches, minimum=0)
-    check_count("gradient_accumulation_steps", gradient_accumulation_steps, minimum=1)
-    if check_count("carried", carried, minimum=0) >= gradient_accumulation_steps:
-        raise ValueError(f"carried must be below {gradient_accumulation_steps}, got {carried}")
-    if at_end and batches:
-        return (carried + batches - 1) // gradient_accumulation_steps + 1, 0
-    return divmod(carried + batches, gradient_accumulation_steps)
 
 
 def _missing_number(facts: PreparedFacts) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from countoff.core.arithmetic.batches import check_count, checked_limit
+from countoff.core.counts.batches import check_count, checked_limit
 
 __all__ = ["LoaderFacts", "LoaderPass"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from countoff.core.arithmetic.batches import check_count
-from countoff.core.arithmetic.curves import Curve, Ending, ending_of
+from countoff.core.counts.batches import check_count
+from countoff.core.counts.curves import Curve, Ending, ending_of
 from countoff.core.verdict import Verdict, number_of
 
 __all__ = ["Horizon", "RunLength", "Stepping", "guessed_horizon", "horizon_of", "run_out", "wrong_horizon"]

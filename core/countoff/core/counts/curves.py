@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from countoff.core.arithmetic.batches import check_count
+from countoff.core.counts.batches import check_count
 
 __all__ = ["Curve", "Ending", "UnknownRate", "ending_of"]
 

@@ -1,15 +1,14 @@
-"""Runs whose global batch changes: a batch that is ramped up, and a run that resumes with another batch size.
-
-Both are counted in samples over all dp_ranks, the only number that does not depend on the batch.
-"""
+"""A global batch that grows with the samples seen: they are the only number that does not depend on the batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from countoff.core.arithmetic.batches import check_count
+from countoff.core.counts.batches import check_count
+from countoff.core.counts.samples import product
+from countoff.core.plan import BatchPlan
 
-__all__ = ["Ramp", "resumed_batches"]
+__all__ = ["Ramp", "ramped_steps"]
 
 
 @dataclass(frozen=True)
@@ -92,30 +91,27 @@ class Ramp:
         return found
 
 
-def resumed_batches(samples: int, *, batch_size: int, dp_degree: int) -> int:
-    """Returns the batches that each dp_rank has done when a run resumes after the given number of samples.
-
-    A position in batches is valid only for the dp_degree and batch size with which it was saved. A position in samples
-    is valid for any, as long as it lies between two batches.
+def ramped_steps(plan: BatchPlan, *, start: int, increment: int, samples: int) -> list[tuple[int, int]]:
+    """Returns a run with a global batch that grows: each global batch with its number of optimizer steps.
 
     Args:
-        samples: Samples that the run has seen over all dp_ranks, at least 0.
-        batch_size: Samples per dp_rank and batch after the resume, at least 1.
-        dp_degree: Number of dp_ranks after the resume, at least 1.
+        plan: The run with its full global batch.
+        start: Samples of the first global batch, at least 1.
+        increment: Samples by which the global batch grows each time until it is global_batch_size, at least 1.
+        samples: Samples over which it grows, at least 1.
+
+    Returns:
+        Pairs of global batch and optimizer steps, in order, up to total_steps; without total_steps up to, but not
+        including, the full global batch.
 
     Raises:
-        ValueError: If a number is outside its domain, or the position lies in the middle of a batch.
-
-    Example:
-        >>> resumed_batches(1024, batch_size=4, dp_degree=32)
-        8
+        ValueError: If a number is outside its domain, a global batch of the ramp does not divide by batch_size ×
+            dp_degree, the batch size is not known, or epochs end: a ramp counts samples, not epochs.
     """
-    check_count("samples", samples, minimum=0)
-    per_batch = check_count("batch_size", batch_size, minimum=1) * check_count("dp_degree", dp_degree, minimum=1)
-    batches, rest = divmod(samples, per_batch)
-    if rest:
-        raise ValueError(
-            f"{samples} samples are {batches} batches of {batch_size} on {dp_degree} data ranks, and {rest} over: "
-            f"resume after {batches * per_batch} or {(batches + 1) * per_batch}"
-        )
-    return batches
+    total, divisor = plan.global_batch_size, product(plan.facts.batch_size, plan.dp_degree)
+    if total is None or divisor is None:
+        raise ValueError("a ramp cannot be counted without the batch size")
+    if plan.batches_per_epoch is not None:
+        raise ValueError("a ramp is counted in steps over data without an end: give the steps, not the dataset")
+    ramp = Ramp(start=start, increment=increment, samples=samples, global_batch_size=total)
+    return ramp.pieces(divisor=divisor, total_steps=plan.total_steps)

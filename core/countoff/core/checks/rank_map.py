@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from countoff.core.arithmetic.batches import check_count
+from countoff.core.counts.batches import check_count
 from countoff.core.verdict import Verdict, count_of, names_of
 
 __all__ = ["FORMULA_REMEDY", "DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]

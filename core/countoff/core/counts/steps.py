@@ -6,11 +6,9 @@ caller passes it. Lightning's own estimate, which trusts the reported length, is
 
 from __future__ import annotations
 
-import math
+from countoff.core.counts.batches import batches_of_samples, check_count
 
-from countoff.core.arithmetic.batches import batches_of_samples, check_count
-
-__all__ = ["batches_until_step", "estimated_stepping_batches", "steps_in_epoch"]
+__all__ = ["batches_until_step", "steps_in_epoch"]
 
 
 def steps_in_epoch(batches: int, *, gradient_accumulation_steps: int, partial_applied: bool) -> int:
@@ -64,39 +62,3 @@ def batches_until_step(
         return 0
     epochs, earlier = divmod(step - 1, steps_per_epoch)
     return epochs * batches_per_epoch + min((earlier + 1) * gradient_accumulation_steps, batches_per_epoch)
-
-
-def estimated_stepping_batches(
-    reported_batches: int | None, *, gradient_accumulation_steps: int, max_epochs: int, max_steps: int
-) -> int | float:
-    """Returns Lightning's estimate of the length of the run in optimizer steps, for use in ``configure_optimizers``.
-
-    Source: ``Trainer.estimated_stepping_batches``, which trusts the reported length. A learning-rate schedule made from
-    the estimate is wrong if that length is.
-
-    Args:
-        reported_batches: ``num_training_batches``, limit included, at least 0; None where Lightning has infinity.
-        gradient_accumulation_steps: Batches per optimizer step, at least 1.
-        max_epochs: Epochs, at least 0; -1 for no limit. 0 counts as 1, as in Lightning.
-        max_steps: Optimizer steps, at least 0; -1 for no limit.
-
-    Returns:
-        Steps; infinity or -1, as in Lightning, if nothing limits the run.
-
-    Raises:
-        ValueError: If a count is not an integer in its domain.
-
-    Example:
-        >>> estimated_stepping_batches(11, gradient_accumulation_steps=4, max_epochs=2, max_steps=-1)
-        6
-    """
-    check_count("max_epochs", max_epochs, minimum=-1)
-    check_count("max_steps", max_steps, minimum=-1)
-    if max_epochs == -1:
-        return math.inf if max_steps == -1 else max_steps
-    if reported_batches is None:
-        return max_steps
-    steps = max(max_epochs, 1) * steps_in_epoch(
-        reported_batches, gradient_accumulation_steps=gradient_accumulation_steps, partial_applied=True
-    )
-    return steps if max_steps == -1 else min(steps, max_steps)

@@ -6,14 +6,11 @@ compared with what that code does when it runs. Numbers are rounded only where t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 __all__ = [
     "batches_of_samples",
     "check_count",
     "checked_limit",
     "distributed_samples_per_rank",
-    "iterable_batches",
     "limited_batches",
     "size_for_length",
     "strided_share",
@@ -107,28 +104,6 @@ def strided_share(samples: int, *, parts: int, part: int) -> int:
     if check_count("part", part, minimum=0) >= parts:
         raise ValueError(f"part must be below parts, got part {part} of {parts}")
     return len(range(part, samples, parts))
-
-
-def iterable_batches(worker_samples: Iterable[int], *, batch_size: int, drop_last: bool) -> int:
-    """Returns the batches of a loader over an iterable dataset: every worker batches its own samples.
-
-    Each worker may end with a batch that is not full. ``len(loader)`` divides the dataset's length, so it can be too
-    small or too large. Source: ``_IterableDatasetFetcher``, one per worker of a ``DataLoader``.
-
-    Args:
-        worker_samples: Samples that each worker of this rank yields in one pass; one number if num_workers is 0. A
-            dataset that ignores its workers yields all of its samples in each of them.
-        batch_size: Samples per batch, at least 1.
-        drop_last: Whether each worker drops a last batch that is not full.
-
-    Raises:
-        ValueError: If a count is not an integer in its domain.
-
-    Example:
-        >>> iterable_batches([5, 5], batch_size=2, drop_last=False)
-        6
-    """
-    return sum(batches_of_samples(samples, batch_size=batch_size, drop_last=drop_last) for samples in worker_samples)
 
 
 def checked_limit(limit: object) -> int | float | None:

@@ -14,8 +14,8 @@ from typing import Any
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from torch.utils.data import get_worker_info
 
+from countoff._accelerate.loaders import source_of
 from countoff._adapter.dealt_streams import indices_seen
-from countoff._adapter.prepared_loaders import source_of
 from countoff._adapter.watched_methods import WatchedMethods
 from countoff.core.data.identity import DataIdentity
 

@@ -5,10 +5,18 @@ Samples can be counted only if it is certain which batches are full; every funct
 
 from __future__ import annotations
 
-from countoff.core.arithmetic.batches import batches_of_samples, strided_share
-from countoff.core.arithmetic.facts import LoaderFacts, LoaderPass
+from countoff.core.counts.batches import batches_of_samples, check_count, strided_share
+from countoff.core.counts.facts import LoaderFacts, LoaderPass
 
-__all__ = ["product", "samples_of_epoch", "samples_per_rank", "samples_until_batch", "strided_pass", "total_samples"]
+__all__ = [
+    "product",
+    "resumed_batches",
+    "samples_of_epoch",
+    "samples_per_rank",
+    "samples_until_batch",
+    "strided_pass",
+    "total_samples",
+]
 
 
 def product(first: int | None, *others: int | None) -> int | None:
@@ -170,3 +178,32 @@ def _unique(facts: LoaderFacts, used: int | None, dp_degree: int) -> int | None:
     if facts.sampling == "replicated" and (dp_degree == 1 or used >= facts.dataset_size):
         return min(used, facts.dataset_size)
     return None
+
+
+def resumed_batches(samples: int, *, batch_size: int, dp_degree: int) -> int:
+    """Returns the batches that each dp_rank has done when a run resumes after the given number of samples.
+
+    A position in batches is valid only for the dp_degree and batch size with which it was saved. A position in samples
+    is valid for any, as long as it lies between two batches.
+
+    Args:
+        samples: Samples that the run has seen over all dp_ranks, at least 0.
+        batch_size: Samples per dp_rank and batch after the resume, at least 1.
+        dp_degree: Number of dp_ranks after the resume, at least 1.
+
+    Raises:
+        ValueError: If a number is outside its domain, or the position lies in the middle of a batch.
+
+    Example:
+        >>> resumed_batches(1024, batch_size=4, dp_degree=32)
+        8
+    """
+    check_count("samples", samples, minimum=0)
+    per_batch = check_count("batch_size", batch_size, minimum=1) * check_count("dp_degree", dp_degree, minimum=1)
+    batches, rest = divmod(samples, per_batch)
+    if rest:
+        raise ValueError(
+            f"{samples} samples are {batches} batches of {batch_size} on {dp_degree} data ranks, and {rest} over: "
+            f"resume after {batches * per_batch} or {(batches + 1) * per_batch}"
+        )
+    return batches

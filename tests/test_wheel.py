@@ -178,4 +178,4 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
 def test_every_adapter_has_its_case() -> None:
     """Every public module of the plugins is an adapter above, but for those that belong to no framework."""
     modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
-    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo", "report"} == set(ADAPTERS)
+    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo", "plan", "report", "cli"} == set(ADAPTERS)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from countoff.core.verdict import Verdict, count_of, listed, number_of, plain, runs_of
 from countoff.report.facts import duration
-from countoff.report.live import Live, Row
+from countoff.report.live import LiveRanks, Row
 from countoff.report.model import Run, Trace
 from countoff.report.reader import Reader
 from countoff.report.screen import whole_terminal
@@ -123,7 +123,7 @@ class _Job:
         self._table_seconds = 0.0 if once else _TABLE_SECONDS
         self._over: int | None = None
         self._reader: Reader | None = None
-        self._live = Live()
+        self._live = LiveRanks()
         self._verdict_since: float | None = None
 
     @property

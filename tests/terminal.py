@@ -47,17 +47,16 @@ class Terminal:
         columns: int = 120,
         environment: dict[str, str] | None = None,
     ) -> None:
-        self._end, inner = os.openpty()
-        fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self._inner = inner
+        self._end, self._inner = os.openpty()
+        self.resize(lines, columns)
         self.output = ""
-        self.before = termios.tcgetattr(inner)
+        self.before = termios.tcgetattr(self._inner)
         variables = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _SCRIPT, *arguments],
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
+            stdin=self._inner,
+            stdout=self._inner,
+            stderr=self._inner,
             start_new_session=True,
             env={**variables, "TERM": "xterm-256color", **(environment or {})},
         )
@@ -100,6 +99,10 @@ class Terminal:
     def press(self, keys: str) -> None:
         """Presses keys."""
         os.write(self._end, keys.encode())
+
+    def resize(self, lines: int, columns: int) -> None:
+        """Gives the terminal another size."""
+        fcntl.ioctl(self._inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the command."""

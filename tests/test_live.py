@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.report.live import Live, Row
+from countoff.report.live import LiveRanks, Row
 from countoff.report.reader import Reader
 from tests.example_traces import BEGAN, RankWriter, verdict
 
@@ -36,7 +36,7 @@ def train(
 def rows(directory: Path, after: float) -> list[Row]:
     """One look, so many seconds after the beginning of the job."""
     (run,) = Reader([str(directory)]).read().runs
-    return Live().rows(run, BEGAN + after)
+    return LiveRanks().rows(run, BEGAN + after)
 
 
 def test_ranks_that_do_the_same_share_a_row(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_ranks_without_a_trace_have_a_row(tmp_path: Path) -> None:
 
 def test_an_evaluation_inside_of_an_epoch_has_a_rate_of_its_own(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path)
-    live, reader = Live(), Reader([str(tmp_path)])
+    live, reader = LiveRanks(), Reader([str(tmp_path)])
 
     def look() -> tuple[str, tuple[int, int] | None, float | None]:
         writer.save()
@@ -200,7 +200,7 @@ def test_batches_before_a_resume_are_not_this_runs(tmp_path: Path) -> None:
 def test_a_rate_is_that_of_the_last_half_minute(tmp_path: Path) -> None:
     """From look to look as well as at the first look at an old trace."""
     writer = RankWriter(tmp_path)
-    live, reader = Live(), Reader([str(tmp_path)])
+    live, reader = LiveRanks(), Reader([str(tmp_path)])
     writer.open("train epoch 0")
     found: list[float | None] = []
     for index in range(30):
@@ -227,7 +227,7 @@ def test_slow_batches_have_a_longer_window(tmp_path: Path) -> None:
 def test_ages_do_not_depend_on_the_viewers_clock(tmp_path: Path) -> None:
     """Once a line has come in, its age is known, whatever the time is here."""
     writer = RankWriter(tmp_path)
-    live, reader = Live(), Reader([str(tmp_path)])
+    live, reader = LiveRanks(), Reader([str(tmp_path)])
     writer.open("train epoch 0")
     for ahead in (-3_600.0, 3_600.0):
         for _ in range(2):
@@ -240,7 +240,7 @@ def test_ages_do_not_depend_on_the_viewers_clock(tmp_path: Path) -> None:
 
 def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path)
-    live, reader = Live(), Reader([str(tmp_path)])
+    live, reader = LiveRanks(), Reader([str(tmp_path)])
     writer.open("train epoch 0")
     writer.tick(5, 100)
     writer.save()
@@ -263,7 +263,7 @@ def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
 def test_rows_of_4096_ranks_take_a_fraction_of_a_second(tmp_path: Path) -> None:
     train(tmp_path, ranks=4_096, ticks=2, loader={7: 4.0})
     (run,) = Reader([str(tmp_path)]).read().runs
-    live = Live()
+    live = LiveRanks()
     live.rows(run, BEGAN + 15)
     begin = time.process_time()
     first, others = live.rows(run, BEGAN + 15)

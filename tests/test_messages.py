@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from countoff._adapter.checks import CHECKS
-from countoff.cli.explain import TEXTS
 from countoff.core.verdict import VERDICTS
 from tests.situations import ALL, SITUATIONS, Situation
 
@@ -107,13 +106,7 @@ def test_the_page_shows_real_messages(capsys: pytest.CaptureFixture[str]) -> Non
         found.append(section)
     if WRITES:
         PAGE.write_text("".join(found))
-        TEXTS.write_text("".join(found))
     assert "".join(found) == PAGE.read_text()
-
-
-def test_the_command_line_ships_the_page() -> None:
-    """`countoff explain` prints the page; its copy in the package is the page."""
-    assert TEXTS.read_text() == PAGE.read_text()
 
 
 def test_the_page_has_a_section_for_each_kind() -> None:
@@ -150,7 +143,6 @@ def test_the_table_of_checks_is_what_adapters_declare() -> None:
     if WRITES:
         page = re.sub(r"^\| \|.*?\n(?=\n)", lambda _: f"{table}\n", page, count=1, flags=re.MULTILINE | re.DOTALL)
         PAGE.write_text(page)
-        TEXTS.write_text(page)
     assert table in page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -380,6 +381,48 @@ def test_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
         terminal.read_until("q leaves")
         assert "… and 21 rows more, of 21 ranks" in terminal.screen
         assert terminal.screen.count("train epoch") == 9
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (120, ["ranks", "host", "span", "batch", "batches/s", "loader", "learning rate", "age", "note"]),
+        (80, ["ranks", "host", "span", "batch", "batches/s", "loader", "age", "note"]),
+        (60, ["ranks", "span", "batch", "batches/s", "note"]),
+        (40, ["ranks", "span", "note"]),
+    ],
+)
+def test_a_narrow_terminal_leaves_out_the_least_useful_columns(tmp_path: Path, columns: int, shown: list[str]) -> None:
+    running(tmp_path, ranks=8)
+    with Terminal(["top", *FAST, str(tmp_path)], columns=columns) as terminal:
+        terminal.read_until("q leaves")
+        _, _, header, slow, others, *_ = (line.rstrip() for line in terminal.screen.splitlines())
+    assert re.split(r" {2,}", header) == shown
+    assert re.fullmatch(r"2 .* train epoch 0 .*slow loader", slow)
+    assert re.match(r"0, 1, 3–7 .*train epoch 0", others)
+
+
+def test_which_ranks_and_where_they_are_is_told_on_several_lines_rather_than_cut(tmp_path: Path) -> None:
+    """A row takes as many lines then; a long exception is cut."""
+    writers = running(tmp_path, ranks=8)
+    end(writers[:1], "failed", what="ValueError: " + 9 * "no ")
+    with Terminal(["top", *FAST, str(tmp_path)], columns=30, lines=11) as terminal:
+        terminal.read_until("q leaves")
+        _, _, *lines = (line.rstrip() for line in terminal.screen.splitlines())
+    assert [line.split("  ")[0] for line in lines[:5]] == ["ranks", "0", "2", "", "… and 1 row more, of 6 ranks"]
+    assert [line[7:14].rstrip() for line in lines[1:4]] == ["failed", "train", "epoch 0"]
+    assert lines[1].endswith("ValueError:…")
+
+
+def test_another_size_of_the_terminal_is_painted_at_once(tmp_path: Path) -> None:
+    running(tmp_path)
+    with Terminal(["top", "--every", "60", str(tmp_path)]) as terminal:
+        terminal.read_until("learning rate")
+        terminal.read_until("q leaves")
+        terminal.output = ""
+        terminal.resize(24, 60)
+        terminal.read_until("q leaves")
+        assert ("batches/s" in terminal.screen, "learning rate" in terminal.screen) == (True, False)
 
 
 def test_one_look_on_a_terminal_is_a_table(tmp_path: Path) -> None:

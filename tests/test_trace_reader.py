@@ -125,7 +125,7 @@ def test_times_are_on_the_clock_of_rank_0(tmp_path: Path) -> None:
     assert (fit.clock_ahead, fit.clock_error) == (3.0, 0.0004)
     assert fit.begin == near(BEGAN)
     assert fit.spans[0].ticks[0].time == fit.pauses[0].begin == fit.last - 2 == near(BEGAN + 5)
-    assert trace.runs[0].hosts == {"node0": [0], "node1": [1]}
+    assert trace.runs[0].hosts == {"node0": (0,), "node1": (1,)}
 
 
 def test_the_last_estimate_of_the_clock_holds_for_the_whole_process_and_no_other(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ ADAPTERS = {
     "transformers": "pip install 'countoff[transformers]'",
 }
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+PAGE = "countoff/cli/verdicts.md"
+"""Where the wheel has docs/verdicts.md, which `countoff explain` prints."""
 
 
 class Installed:
@@ -93,7 +95,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 
 
 def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
-    """It has every file below core/countoff and plugins/countoff: no test, no data, no `__init__` of the namespace."""
+    """It has the files below core/countoff and plugins/countoff, and one page: no test, no `__init__` of `countoff`."""
     files = {
         path.relative_to(root).as_posix()
         for root in (ROOT / "core", ROOT / "plugins")
@@ -101,9 +103,11 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert {"countoff/py.typed", "countoff/core/py.typed"} <= files
-    packed = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    packed = set(archive.namelist())
     dist_info = {name for name in packed if name.partition("/")[0].endswith(".dist-info")}
-    assert packed - dist_info == files
+    assert packed - dist_info == files | {PAGE}
+    assert archive.read(PAGE) == (ROOT / "docs" / "verdicts.md").read_bytes()
     assert {name.partition("/")[2] for name in dist_info} == METADATA
 
 
@@ -135,6 +139,15 @@ def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed)
     assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
     version = installed.run("python", "-c", "import countoff.core; print(countoff.core.__version__)")
     assert f"countoff {version.stdout}" == installed.run("countoff", "version").stdout
+
+
+def test_an_editable_install_explains_verdicts_too(tmp_path: Path) -> None:
+    build = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
+    call([sys.executable, "-c", build, str(tmp_path)])
+    [wheel] = tmp_path.glob("*.whl")
+    explained = Installed(tmp_path, wheel).run("countoff", "explain", "LostRank")
+    assert explained.stderr == ""
+    assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
 
 
 def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None:
@@ -178,4 +191,5 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
 def test_every_adapter_has_its_case() -> None:
     """Every public module of the plugins is an adapter above, but for those that belong to no framework."""
     modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
-    assert {name for name in modules if not name.startswith("_")} - {"mesh", "demo", "plan", "report", "cli"} == set(ADAPTERS)
+    others = {"mesh", "cli", "plan", "demo", "report"}
+    assert {name for name in modules if not name.startswith("_")} - others == set(ADAPTERS)

@@ -1,1 +1,1 @@
-"""The command line: `countoff plan`, `check`, `explain`, `top` and `demo`. Starts without torch."""
+"""The command line: the arguments of all commands, and `countoff explain`. Starts without torch."""

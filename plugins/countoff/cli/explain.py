@@ -9,10 +9,12 @@ from pathlib import Path
 from countoff.core._nearest import nearest
 from countoff.core.verdict import VERDICTS
 
-__all__ = ["TEXTS", "explain"]
+__all__ = ["explain"]
 
-TEXTS = Path(__file__).with_name("verdicts.md")
-"""A copy of docs/verdicts.md, which a test compares with the page."""
+_PACKAGED = Path(__file__).with_name("verdicts.md")
+"""Where the wheel has docs/verdicts.md."""
+_OF_CHECKOUT = Path(__file__).parents[3] / "docs" / "verdicts.md"
+"""The page itself, where countoff runs from its sources."""
 
 
 def explain(chosen: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def _known(name: str) -> str:
 
 def _section(kind: str) -> str:
     """Returns the text about a kind, without the targets of links, which lead nowhere in a terminal."""
-    text = TEXTS.read_text(encoding="utf-8")
+    text = (_PACKAGED if _PACKAGED.exists() else _OF_CHECKOUT).read_text(encoding="utf-8")
     _, _, rest = text.partition(f"\n## {kind}\n")
     section = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", rest.partition("\n## ")[0])
     return f"{kind}\n{section.rstrip()}"

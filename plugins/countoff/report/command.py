@@ -183,7 +183,9 @@ def _run_facts(run: Run) -> Iterator[Any]:
         ],
     )
     yield from _counts(run)
-    rates = [tick.learning_rates[0] for tick in _ticks(run) if tick.learning_rates]
+    rated = next((fit for fit in run.fits.values() if fit.learning_rates), None)
+    points = [point for span in (rated.spans if rated else ()) for point in span.points]
+    rates = [point.learning_rates[0] for point in points if point.learning_rates]
     if rates:
         yield f"\nlearning rate: {rates[0]:.4g} at first, {max(rates):.4g} at most, {rates[-1]:.4g} at last"
     for horizon in {fit.horizon for fit in run.fits.values() if fit.horizon}:
@@ -232,8 +234,3 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     yield table
     if len(rows) > _FOLDED:
         yield f"… and {len(rows) - _FOLDED} more"
-
-
-def _ticks(run: Run) -> Iterator[Any]:
-    fit = next((fit for fit in run.fits.values() if fit.learning_rates), None)
-    return (tick for span in (fit.spans if fit else []) for tick in (span.start, *span.ticks) if tick)

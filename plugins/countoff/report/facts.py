@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS, SILENT_SECONDS
-from countoff.core.verdict import count_of, listed, names_of
+from countoff.core.verdict import count_of, names_of
 from countoff.report.model import Fit, Run, Span, Trace, Value
+from countoff.report.ranks import odd_ranks, ranks_by
 
 _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
 """Different failures that a headline tells, and characters of each."""
@@ -236,12 +237,9 @@ def is_healthy(trace: Trace) -> bool:
 
 def _unfinished(run: Run) -> Iterator[str]:
     """Which ranks have failed, left, were ended by a signal, or have no end."""
-    failed: dict[str, list[int]] = {}
-    ends: dict[str | None, list[int]] = {}
-    for rank, fit in run.fits.items():
-        ends.setdefault(fit.ending and fit.ending.how, []).append(rank)
-        if fit.ending and fit.ending.how == "failed":
-            failed.setdefault(fit.ending.what, []).append(rank)
+    endings = {rank: fit.ending for rank, fit in run.fits.items()}
+    ends = ranks_by({rank: ending and ending.how for rank, ending in endings.items()})
+    failed = ranks_by({rank: end.what for rank, end in endings.items() if end and end.how == "failed"})
     for what, ranks in list(failed.items())[:_TOLD_FAILURES]:
         cut = what if len(what) <= _TOLD_CHARACTERS else f"{what[:_TOLD_CHARACTERS]}…"
         yield f"{names_of(ranks)} failed{f': {cut}' if cut else ''}"
@@ -250,7 +248,7 @@ def _unfinished(run: Run) -> Iterator[str]:
     if left := ends.get("closed"):
         yield f"{names_of(left)} left before the end"
     if signalled := ends.get("signal"):
-        signals = " and ".join(sorted({ending.what for rank in signalled if (ending := run.fits[rank].ending)}))
+        signals = " and ".join(sorted({ending.what for rank in signalled if (ending := endings[rank])}))
         yield f"{names_of(signalled)} {'was' if len(signalled) == 1 else 'were'} ended by {signals or 'a signal'}"
     if endless := ends.get(None):
         have = "has" if len(endless) == 1 else "have"
@@ -299,7 +297,7 @@ def title_of(trace: Trace) -> str:
 def _loader_share(fit: Fit) -> float:
     """The share of the time in train epochs that a rank waited for its loader."""
     spans = [span for span in fit.spans if not span.is_evaluation]
-    seconds = sum(_end_of(span) - span.begin for span in spans)
+    seconds = sum(span.last - span.begin for span in spans)
     return min(1.0, sum(span.loader_seconds for span in spans) / seconds) if seconds > 0 else 0.0
 
 
@@ -337,13 +335,14 @@ def classes_of(run: Run) -> list[RankClass]:
     Those that are slow or named by the verdict are apart. Ranks that have left no trace are a class.
     """
     reasons = _reasons(run)
-    groups: dict[Hashable, list[int]] = {}
-    for rank, fit in run.fits.items():
-        counted = tuple((span.name, _closed_counts(span)) for span in fit.spans)
-        groups.setdefault((reasons.get(rank), counted), []).append(rank)
+    groups = ranks_by(
+        {
+            rank: (reasons.get(rank), *((span.name, _closed_counts(span)) for span in fit.spans))
+            for rank, fit in run.fits.items()
+        }
+    )
     found = [
-        RankClass(tuple(ranks), reasons.get(ranks[0], ()), run.fits[ranks[0]], _hosts(run, ranks))
-        for ranks in groups.values()
+        RankClass(ranks, reasons.get(ranks[0], ()), run.fits[ranks[0]], _hosts(run, ranks)) for ranks in groups.values()
     ]
     if missing := run.missing:
         found.append(RankClass(tuple(missing), ("no trace",), None, ()))
@@ -353,28 +352,28 @@ def classes_of(run: Run) -> list[RankClass]:
 
 def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     """Why ranks are not like most others."""
-    found: dict[int, list[str]] = {}
-    verdict = run.verdict
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    verdict, end = run.verdict, run.end
     for rank in verdict.ranks if verdict and len(verdict.ranks) < run.world_size else ():
-        found.setdefault(rank, []).append("named by the verdict")
-    for rank in _odd({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
+        found[rank].append("named by the verdict")
+    for rank in odd_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
         ending = run.fits[rank].ending
-        found.setdefault(rank, []).append(f"end: {ending.how}" if ending else "no end")
+        found[rank].append(f"end: {ending.how}" if ending else "no end")
     for rank, fit in run.fits.items():
         # A rank outside of spans writes nothing, whatever the others do.
-        if fit.ending is None and fit.open and run.end - fit.last > SILENT_SECONDS:
-            found.setdefault(rank, []).append("silent before the others")
+        if fit.ending is None and fit.open and end - fit.last > SILENT_SECONDS:
+            found[rank].append("silent before the others")
     spans = spans_of(run)
     for rank in sorted({rank for table in spans.values() for rank in _odd_counts(table)}):
-        found.setdefault(rank, []).append("other counts")
-    for rank in _odd({rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks}):
-        found.setdefault(rank, []).append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
-    slow: dict[int, list[Key]] = {}
+        found[rank].append("other counts")
+    for rank in odd_ranks({rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks}):
+        found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
+    slow: defaultdict[int, list[Key]] = defaultdict(list)
     for key, table in spans.items():
         for rank in slow_loaders(table):
-            slow.setdefault(rank, []).append(key)
+            slow[rank].append(key)
     for rank, keys in slow.items():
-        found.setdefault(rank, []).append(f"slow loader in {keys[0]}" if len(keys) == 1 else "slow loader")
+        found[rank].append(f"slow loader in {keys[0]}" if len(keys) == 1 else "slow loader")
     return {rank: tuple(reasons) for rank, reasons in found.items()}
 
 
@@ -393,7 +392,7 @@ def slow_loaders(spans: Mapping[int, Span]) -> tuple[int, ...]:
 def _clearly_longer(spans: Mapping[int, Span], seconds: Sequence[float]) -> float:
     """The seconds above which a rank's are clearly longer than those of most ranks in a span."""
     usual = median(seconds)
-    length = median(_end_of(span) - span.begin for span in spans.values())
+    length = median(span.last - span.begin for span in spans.values())
     return max(usual + _SLOW_SECONDS, usual + _SLOW_SHARE * length, _SLOW_TIMES * usual)
 
 
@@ -415,7 +414,7 @@ def paces_of(run: Run) -> list[Pace]:
                 bool(ends),
                 max(ends.values()) - min(ends.values()) if len(ends) > 1 else None,
                 _last(run, ends),
-                not _any(spans).is_evaluation or spans[waited].loader_seconds > 0,
+                spans[waited].is_measured,
                 waited,
                 spans[waited].loader_seconds,
                 median(others) if others else 0.0,
@@ -468,10 +467,10 @@ def hosts_of(run: Run, paces: Iterable[Pace]) -> list[HostPace]:
     for host, ranks in run.hosts.items():
         fits = [run.fits[rank] for rank in ranks]
         loader = sum(span.loader_seconds for fit in fits for span in fit.spans)
-        inside = sum(_end_of(span) - span.begin for fit in fits for span in fit.spans if not span.depth)
+        inside = sum(span.last - span.begin for fit in fits for span in fit.spans if not span.depth)
         pauses = sum(fit.pause_seconds for fit in fits)
         share = loader / inside if inside else 0.0
-        found.append(HostPace(host, tuple(ranks), loader / len(fits), share, lasts[host], pauses / len(fits)))
+        found.append(HostPace(host, ranks, loader / len(fits), share, lasts[host], pauses / len(fits)))
     return sorted(found, key=lambda each: (-each.loader_seconds, each.host))
 
 
@@ -481,10 +480,12 @@ def counts_of(run: Run) -> CountsTable:
     The counts of a span that was not closed are a few seconds old, so ranks that differ in them alone share one, too.
     """
     spans = spans_of(run)
-    groups: dict[Hashable, list[int]] = {}
-    for rank in run.fits:
-        column = tuple(_closed_counts(table[rank]) if rank in table else None for table in spans.values())
-        groups.setdefault((column, tuple(rank in table for table in spans.values())), []).append(rank)
+    groups = ranks_by(
+        {
+            rank: tuple(_closed_counts(table[rank]) if rank in table else "no such span" for table in spans.values())
+            for rank in run.fits
+        }
+    )
     odd = {key: _odd_counts(table) for key, table in spans.items()}
     odd_cells = Counter(rank for ranks in odd.values() for rank in ranks)
     classes = sorted(groups.values(), key=lambda ranks: (-odd_cells[ranks[0]], ranks))
@@ -493,7 +494,7 @@ def counts_of(run: Run) -> CountsTable:
         firsts = [ranks[0] for ranks in classes]
         cells = tuple(_counts(table[rank]) if rank in table else None for rank in firsts)
         rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
-    return CountsTable(tuple(map(tuple, classes)), tuple(rows))
+    return CountsTable(tuple(classes), tuple(rows))
 
 
 def partings_of(run: Run) -> list[Parting]:
@@ -510,8 +511,8 @@ def partings_of(run: Run) -> list[Parting]:
         if all(span.why == "exited" for span in known.values()):
             continue
         ends = [span.end for span in known.values() if span.end is not None]
-        batches = _groups({rank: _read(spans, span) for rank, span in known.items()})
-        steps = _groups({rank: span.steps for rank, span in known.items() if span.end is not None})
+        batches = _by_number({rank: _read(spans, span) for rank, span in known.items()})
+        steps = _by_number({rank: span.steps for rank, span in known.items() if span.end is not None})
         if len(batches) > 1:
             found.append(Parting(min(ends), key, "batch", batches))
         elif len(steps) > 1 and any(span.why not in ("", "exited") for span in known.values()):
@@ -535,7 +536,7 @@ def _parting_of_verdict(run: Run) -> Parting | None:
         if row.get("where") == where and isinstance(row.get("fetched"), int)
         for rank in _ranks_in(row.get("rank"), run)
     }
-    groups = _groups(fetched)
+    groups = _by_number(fetched)
     if not keys or len(groups) < 2:
         return None
     return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups)
@@ -552,12 +553,9 @@ def _ranks_in(cell: object, run: Run) -> list[int]:
     return [rank for rank in run.fits if any(first <= rank <= last for first, last in bounds)]
 
 
-def _groups(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Ranks by their number, the smallest number first."""
-    groups: dict[int, list[int]] = {}
-    for rank, number in numbers.items():
-        groups.setdefault(number, []).append(rank)
-    return tuple((number, tuple(ranks)) for number, ranks in sorted(groups.items()))
+    return tuple(sorted(ranks_by(numbers).items()))
 
 
 def plan_differences_of(run: Run) -> list[PlanRow]:
@@ -582,56 +580,33 @@ def _may_differ(fit: Fit, name: str) -> bool:
 
 def _plan_row(name: str, values: Mapping[int, Value], absent: str) -> Iterator[PlanRow]:
     """What there is to say of a value: nothing where all ranks have the same one."""
-    groups: dict[Value, list[int]] = {}
-    for rank, value in values.items():
-        groups.setdefault(value, []).append(rank)
+    groups = ranks_by(values)
     if len(groups) > 1:
-        texts = [(absent if value is None else str(value), tuple(ranks)) for value, ranks in groups.items()]
+        texts = [(absent if value is None else str(value), ranks) for value, ranks in groups.items()]
         yield PlanRow(name, tuple(sorted(texts, key=lambda group: (len(group[1]), group[1]))))
 
 
 def totals_of(run: Run) -> list[Totals]:
     """The totals that ranks have told, for each class of ranks with equal ones; those of the fewest ranks first."""
-    groups: dict[Hashable, list[int]] = {}
-    for rank, fit in run.fits.items():
-        if fit.true_totals or fit.reported_totals:
-            groups.setdefault((*fit.true_totals.items(), None, *fit.reported_totals.items()), []).append(rank)
+    groups = ranks_by(
+        {
+            rank: (*fit.true_totals.items(), None, *fit.reported_totals.items())
+            for rank, fit in run.fits.items()
+            if fit.true_totals or fit.reported_totals
+        }
+    )
     found = [
-        Totals(tuple(ranks), run.fits[ranks[0]].true_totals, run.fits[ranks[0]].reported_totals)
-        for ranks in groups.values()
+        Totals(ranks, run.fits[ranks[0]].true_totals, run.fits[ranks[0]].reported_totals) for ranks in groups.values()
     ]
     return sorted(found, key=lambda each: (len(each.ranks), each.ranks))
 
 
 def stacks_of(run: Run) -> list[tuple[tuple[int, ...], str, tuple[str, ...]]]:
     """The last stacks of all ranks, equal ones together: the ranks, their state, the frames; fewest ranks first."""
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for rank, fit in run.fits.items():
-        if fit.stacks:
-            groups.setdefault((fit.stacks[-1].state, fit.stacks[-1].frames), []).append(rank)
-    found = [(tuple(ranks), state, frames) for (state, frames), ranks in groups.items()]
+    last = {rank: fit.stacks[-1] for rank, fit in run.fits.items() if fit.stacks}
+    groups = ranks_by({rank: (stack.state, stack.frames) for rank, stack in last.items()})
+    found = [(ranks, state, frames) for (state, frames), ranks in groups.items()]
     return sorted(found, key=lambda group: (len(group[0]), group[0]))
-
-
-def label_of(ranks: Sequence[int], most: int = 3) -> str:
-    """Ranks as a short label.
-
-    >>> label_of([4]), label_of(range(8)), label_of([0, 2, 4, 6, 8, 10])
-    ('rank 4', 'ranks 0–7', 'ranks 0, 2, 4, … (6)')
-    """
-    items = listed(ranks).split(", ")
-    if len(items) <= most:
-        return names_of(ranks)
-    return f"ranks {', '.join(items[:most])}, … ({len(ranks)})"
-
-
-def _odd(values: Mapping[int, Hashable]) -> set[int]:
-    """The ranks that have another value than most; all ranks where no value is the most common one."""
-    common = Counter(values.values()).most_common(2)
-    if len(common) < 2:
-        return set()
-    usual = common[0][0] if common[0][1] > common[1][1] else _odd
-    return {rank for rank, value in values.items() if value != usual}
 
 
 def _odd_counts(spans: Mapping[int, Span]) -> set[int]:
@@ -639,14 +614,14 @@ def _odd_counts(spans: Mapping[int, Span]) -> set[int]:
     closed = {rank: span for rank, span in spans.items() if span.end is not None}
     whole = {_counts(span) for span in closed.values() if span.why != "exited"}
     # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
-    odd = _odd({rank: found if (found := _counts(span)) in whole else None for rank, span in closed.items()})
+    odd = odd_ranks({rank: found if (found := _counts(span)) in whole else None for rank, span in closed.items()})
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
     whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
     compared = {
         rank: _read(spans, span) > least and (whole_least or span.why != "exited") for rank, span in known.items()
     }
-    return odd | _odd(compared)
+    return odd | odd_ranks(compared)
 
 
 def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:
@@ -674,12 +649,6 @@ def _closed_counts(span: Span) -> Counts | None:
 def _counts(span: Span) -> Counts:
     fetched = span.fetched if span.end is None and (span.fetched or 0) > span.batches else None
     return Counts(span.batches, span.steps, span.unused, span.repeated, span.end is not None, fetched)
-
-
-def _end_of(span: Span) -> float:
-    """When a span ended, or the last that is known of it."""
-    last = span.ticks[-1].time if span.ticks else span.begin
-    return last if span.end is None else span.end
 
 
 def _any(spans: Mapping[int, Span]) -> Span:

@@ -301,7 +301,7 @@ def _rate_points(run: Run) -> dict[int, tuple[float, ...]]:
     """The learning rates by step, from the lowest rank that knows them."""
     for fit in run.fits.values():
         spans = [span for span in fit.spans if not span.is_evaluation]
-        ticks = [tick for span in spans for tick in (span.start, *span.ticks) if tick and tick.learning_rates]
+        ticks = [point for span in spans for point in span.points if point.learning_rates]
         if ticks:
             every = 1 + len(ticks) // _MOST_POINTS
             return {tick.steps: tick.learning_rates for tick in [*ticks[::every], ticks[-1]]}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from countoff.core.verdict import count_of
-from countoff.report.facts import RankClass, classes_of, duration, label_of
+from countoff.report.facts import RankClass, classes_of, duration
 from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
+from countoff.report.ranks import label_of
 
 MOST_LANES = 256
 _MOST_BLOCKS = 40_000
@@ -190,10 +191,9 @@ def rests_of(lanes: Sequence[Lane], *, certain: bool, evaluations: bool) -> list
                 if span.is_evaluation != evaluations:
                     continue
                 said = f"{span.name}, not closed: at least {count_of(span.batches, 'batch')}"
-                left = span.ticks[-1].time if span.ticks else span.begin
-                inner = [each for each in fit.spans if each.depth == span.depth + 1 and each.begin >= span.begin]
                 if certain:
-                    found += (NotedBlock(index, *piece, said) for piece in _pieces(left, fit.last, inner))
+                    pieces = _pieces(span.last, fit.last, _inner(fit, span))
+                    found += (NotedBlock(index, *piece, said) for piece in pieces)
                 elif span is fit.open[-1] and fit.last < end:
                     found.append(NotedBlock(index, fit.last, end, f"{said}; no line of this rank from here on"))
     return found
@@ -206,9 +206,8 @@ def _note(pause: Pause) -> str:
 
 def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
     """The blocks of a span; not where other spans were open within it."""
-    inner = [other for other in fit.spans if other.depth == span.depth + 1 and other.begin >= span.begin]
-    measured = not span.is_evaluation or span.loader_seconds > 0
-    before = Tick(span.begin, span.before, 0, 0.0, ())
+    inner = _inner(fit, span)
+    before = span.points[0]
     for tick in _thinned(span, every):
         pieces = list(_pieces(before.time, tick.time, inner))
         seconds = sum(right - left for left, right in pieces)
@@ -217,8 +216,13 @@ def _blocks(lane: int, fit: Fit, span: Span, every: int) -> Iterator[Block]:
         rate = max(0.0, (tick.batches - before.batches) / seconds)
         share = min(1.0, max(0.0, (tick.loader_seconds - before.loader_seconds) / seconds))
         for left, right in pieces:
-            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share, measured)
+            yield Block(lane, left, right, span.name, tick.batches, tick.steps, rate, share, span.is_measured)
         before = tick
+
+
+def _inner(fit: Fit, span: Span) -> list[Span]:
+    """The spans that were opened within a span."""
+    return [each for each in fit.spans if each.depth == span.depth + 1 and each.begin >= span.begin]
 
 
 def _pieces(left: float, right: float, inner: Sequence[Span]) -> Iterator[tuple[float, float]]:

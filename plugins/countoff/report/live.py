@@ -6,13 +6,14 @@ differ by more than that explains, or once nobody moves any more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
 from countoff.core.trace.format import SILENT_SECONDS
 from countoff.report.model import Fit, Run, Span
+from countoff.report.ranks import ranks_by
 
 _WINDOW_SECONDS, _LONGEST_WINDOW_SECONDS, _WINDOW_BATCHES = 30.0, 300.0, 3
 """Rates are those of the last 30 s, or of the last three batches where these take longer."""
@@ -103,7 +104,7 @@ class _Followed:
         return newest.batches - first.batches, newest.loader_seconds - first.loader_seconds, end - first.time
 
 
-class _Now(NamedTuple):
+class _State(NamedTuple):
     """What one rank is doing, and how fast, if it is in a span."""
 
     fit: Fit
@@ -120,7 +121,7 @@ class _Now(NamedTuple):
         return self.read / self.seconds if self.ticked and self.seconds > 0 else None
 
 
-class Live:
+class LiveRanks:
     """Follows the ranks of a run from look to look."""
 
     def __init__(self) -> None:
@@ -138,18 +139,18 @@ class Live:
         now = self._now(run, time)
         verdict = run.verdict
         lost = verdict.ranks if verdict and verdict.kind == "LostRank" else ()
-        places: dict[tuple[int, str, str], list[_Now]] = {}
+        states: dict[int, _State] = {}
         for rank, fit in run.fits.items():
             followed = self._ranks.setdefault(rank, _Followed(fit))
             followed.follow(fit)
-            each = _look(followed, now)
+            state = _state(followed, now)
             if rank in lost and fit.ending is None:
-                each = each._replace(place=(*each.place[:2], "lost"))
-            places.setdefault(each.place, []).append(each)
+                state = state._replace(place=(*state.place[:2], "lost"))
+            states[rank] = state
         found: list[tuple[tuple[int, int, float, int], Row]] = []
-        for (opened, where, what), ranks in places.items():
-            for (note, batches), group in _classes(ranks).items():
-                row = _row(where, what or note, group)
+        for (opened, where, what), ranks in ranks_by({rank: state.place for rank, state in states.items()}).items():
+            for (note, batches), alike in _classes({rank: states[rank] for rank in ranks}).items():
+                row = _row(where, what or note, [states[rank] for rank in alike])
                 found.append(((_severity(row), opened, row.batches_per_second or 0.0, batches), row))
         rows = [row for _, row in sorted(found, key=lambda pair: (pair[0], pair[1].ranks))]
         missing = run.missing
@@ -165,47 +166,47 @@ class Live:
         return time - self._ahead
 
 
-def _look(followed: _Followed, now: float) -> _Now:
+def _state(followed: _Followed, now: float) -> _State:
     """What a rank is doing."""
     fit, span = followed.fit, followed.span
     opened = fit.dropped_spans + len(fit.spans)
     age = max(0.0, now - fit.last)
     if fit.ending is not None:
-        return _Now(fit, (opened, _WORDS[fit.ending.how], fit.ending.what), None, 0, 0.0, None, age)
+        return _State(fit, (opened, _WORDS[fit.ending.how], fit.ending.what), None, 0, 0.0, None, age)
     if span is None:
         where = "between spans" if fit.spans else "before the first span"
-        return _Now(fit, (opened, where, ""), None, 0, 0.0, None, age)
+        return _State(fit, (opened, where, ""), None, 0, 0.0, None, age)
     read, waited, seconds = followed.since(now)
     ticked = len(followed.samples) > 1
     share = min(1.0, max(0.0, waited / seconds)) if ticked and seconds > 0 else None
-    return _Now(fit, (opened, span.name, ""), span.batches or span.before, max(0, read), seconds, share, age, ticked)
+    return _State(fit, (opened, span.name, ""), span.batches or span.before, max(0, read), seconds, share, age, ticked)
 
 
-def _classes(ranks: Sequence[_Now]) -> dict[tuple[str, int], list[_Now]]:
+def _classes(states: Mapping[int, _State]) -> dict[tuple[str, int], tuple[int, ...]]:
     """Ranks at one place by what is odd about them, and by their batches once nobody moves any more."""
-    batches = median(each.batches or 0 for each in ranks)
-    rate = median(each.rate or 0.0 for each in ranks)
-    share = median(each.loader_share or 0.0 for each in ranks)
-    stands = rate == 0 and all(each.seconds >= _WINDOW_SECONDS for each in ranks)
+    batches = median(each.batches or 0 for each in states.values())
+    rate = median(each.rate or 0.0 for each in states.values())
+    share = median(each.loader_share or 0.0 for each in states.values())
+    stands = rate == 0 and all(each.seconds >= _WINDOW_SECONDS for each in states.values())
     apart = 0.0 if stands else max(_APART_BATCHES, _APART_SECONDS * rate)
-    found: dict[tuple[str, int], list[_Now]] = {}
-    for each in ranks:
-        note = ""
+
+    def note(each: _State) -> str:
         if each.batches is None:
-            pass
-        elif each.age > SILENT_SECONDS:
-            note = "silent"
-        elif each.batches < batches - apart:
-            note = "behind"
-        elif each.seconds > 0 and (each.read + _APART_BATCHES) / each.seconds < _SLOW_TIMES * rate:
-            note = "slow"
-        elif (each.loader_share or 0.0) > max(share + _SLOW_SHARE, _LOADER_TIMES * share):
-            note = "slow loader"
-        found.setdefault((note, each.batches or 0 if stands else 0), []).append(each)
-    return found
+            return ""
+        if each.age > SILENT_SECONDS:
+            return "silent"
+        if each.batches < batches - apart:
+            return "behind"
+        if each.seconds > 0 and (each.read + _APART_BATCHES) / each.seconds < _SLOW_TIMES * rate:
+            return "slow"
+        if (each.loader_share or 0.0) > max(share + _SLOW_SHARE, _LOADER_TIMES * share):
+            return "slow loader"
+        return ""
+
+    return ranks_by({rank: (note(each), each.batches or 0 if stands else 0) for rank, each in states.items()})
 
 
-def _row(where: str, note: str, ranks: Sequence[_Now]) -> Row:
+def _row(where: str, note: str, ranks: Sequence[_State]) -> Row:
     batches = [each.batches for each in ranks if each.batches or (each.ticked and each.batches == 0)]
     with_rates = [each.fit.tick for each in ranks if each.fit.tick is not None and each.fit.tick.learning_rates]
     latest = max(with_rates, key=lambda tick: tick.time, default=None)

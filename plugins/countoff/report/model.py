@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import mode
 from typing import NamedTuple
 
 from countoff.core.verdict import Verdict
+from countoff.report.ranks import ranks_by
 
 Value = str | int | float | bool | None
 
@@ -70,6 +72,23 @@ class Span:
     repeated: int | None = None
     start: Tick | None = None
     ticks: list[Tick] = field(default_factory=list)
+
+    @property
+    def last(self) -> float:
+        """When it ended, or the last that is known of it."""
+        if self.end is not None:
+            return self.end
+        return self.ticks[-1].time if self.ticks else self.begin
+
+    @property
+    def points(self) -> list[Tick]:
+        """How far the rank was, from the begin on."""
+        return [self.start or Tick(self.begin, self.before, 0, 0.0, ()), *self.ticks]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the waits for the loader are known; some frameworks do not tell them of evaluations."""
+        return not self.is_evaluation or self.loader_seconds > 0
 
 
 class Pause(NamedTuple):
@@ -258,7 +277,7 @@ class Run:
         if part := self._part:
             return len(part)
         said = [fit.world_size for fit in self.fits.values() if fit.world_size]
-        return max(max(self.fits, default=-1) + 1, max(set(said), key=said.count) if said else 0)
+        return max(max(self.fits, default=-1) + 1, mode(said) if said else 0)
 
     @property
     def missing(self) -> list[int]:
@@ -270,13 +289,9 @@ class Run:
         return next((fit.part for fit in self.fits.values()), ())
 
     @property
-    def hosts(self) -> dict[str, list[int]]:
+    def hosts(self) -> dict[str, tuple[int, ...]]:
         """Ranks by host, as far as hosts are known."""
-        found: dict[str, list[int]] = {}
-        for rank, fit in self.fits.items():
-            if fit.host:
-                found.setdefault(fit.host, []).append(rank)
-        return found
+        return ranks_by({rank: fit.host for rank, fit in self.fits.items() if fit.host})
 
     @property
     def verdict(self) -> Verdict | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import IO
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import IO, NamedTuple
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from countoff.core.verdict import Verdict, plain
-from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
+from countoff.report.model import Fit, Pause, Run, Span, Trace, Value
 
 __all__ = ["write_perfetto"]
 
@@ -33,8 +34,6 @@ _LAST = (1 << 63) - 1
 _LEAST_SHARE = 0.001
 """A shorter wait for the loader, as a share of the time from tick to tick, has no slice."""
 _PLACES = {"loader": "waits for the loader", "collective": "waits in a collective", "code": "no batch: other code"}
-
-Value = str | int | float | bool | None
 
 
 def write_perfetto(trace: Trace, path: str) -> None:
@@ -221,8 +220,14 @@ def _write_fit(writer: _Writer, fit: Fit, track: int) -> None:
     _write_counters(writer, fit, track)
 
 
-Slice = tuple[float, float, str, str, dict[str, Value]]
-"""When it begins; when it ends, negated, so that outer ones sort first; its name, its category, its facts."""
+class Slice(NamedTuple):
+    """A part of a track, with what Perfetto shows of it."""
+
+    begin: float
+    end: float
+    name: str
+    category: str
+    facts: dict[str, Value]
 
 
 def _of_span(fit: Fit, span: Span) -> Slice:
@@ -236,72 +241,58 @@ def _of_span(fit: Fit, span: Span) -> Slice:
         "repeated samples": span.repeated,
         "closed": span.why or "no",
     }
-    return span.begin, -end, span.name, "evaluation" if span.is_evaluation else "train", facts
+    return Slice(span.begin, end, span.name, "evaluation" if span.is_evaluation else "train", facts)
 
 
 def _of_pause(pause: Pause) -> Slice:
     end = pause.begin + pause.seconds
-    return pause.begin, -end, _PLACES[pause.where], "pause", {"frames": "\n".join(pause.frames)}
+    return Slice(pause.begin, end, _PLACES[pause.where], "pause", {"frames": "\n".join(pause.frames)})
 
 
 def _waits(fit: Fit) -> Iterator[Slice]:
     """How long the rank waited for its loader from each tick to the next. When in this time is not known."""
     for span in fit.spans:
-        for before, now in pairwise(_ticks(span)):
+        for before, now in pairwise(span.points):
             waited, seconds = now.loader_seconds - before.loader_seconds, now.time - before.time
             if waited > _LEAST_SHARE * seconds > 0:
                 end = before.time + min(waited, seconds)
-                yield before.time, -end, "waits for the loader", "loader", {"seconds": waited, "of": seconds}
+                yield Slice(before.time, end, "waits for the loader", "loader", {"seconds": waited, "of": seconds})
 
 
 def _write_slices(writer: _Writer, track: int, slices: Iterable[Slice]) -> None:
     """Writes slices of one track. One that would outlast the slice around it ends with that one."""
     ends: list[float] = []
-    for begin, end, name, category, facts in sorted(slices, key=lambda each: each[:2]):
-        while ends and ends[-1] <= begin:
+    for each in sorted(slices, key=lambda each: (each.begin, -each.end)):
+        while ends and ends[-1] <= each.begin:
             writer.end(track, ends.pop())
-        ends.append(min([max(begin, -end), *ends[-1:]]))
-        writer.begin(track, begin, name, category, facts)
+        ends.append(min([max(each.begin, each.end), *ends[-1:]]))
+        writer.begin(track, each.begin, each.name, each.category, each.facts)
     for end in reversed(ends):
         writer.end(track, end)
 
 
-def _ticks(span: Span) -> Sequence[Tick]:
-    return [Tick(span.begin, span.before, 0, 0.0, ()), *span.ticks]
-
-
 def _write_counters(writer: _Writer, fit: Fit, track: int) -> None:
     """Writes how fast a rank was, and its learning rates."""
-    points: list[tuple[float, float]] = []
+    speeds: list[tuple[float, float]] = []
     for span in fit.spans:
-        ticks = _ticks(span)
-        points += [
+        speeds += [
             (before.time, max(0, now.batches - before.batches) / (now.time - before.time))
-            for before, now in pairwise(ticks)
+            for before, now in pairwise(span.points)
             if now.time > before.time
         ]
-        points.append((ticks[-1].time, 0.0))
-    _write_counter(writer, track, "batches per second", "batches/s", points)
-    ticks = [tick for span in fit.spans for tick in (span.start, *span.ticks) if tick]
-    ticks.sort(key=lambda tick: tick.time)
-    groups = min(_RATES, max((len(tick.learning_rates) for tick in ticks), default=0))
+        speeds.append((span.points[-1].time, 0.0))
+    _write_counter(writer, track, "batches per second", "batches/s", speeds)
+    points = [point for span in fit.spans for point in span.points]
+    groups = min(_RATES, max((len(point.learning_rates) for point in points), default=0))
     for group in range(groups):
         name = f"learning rate {group}" if groups > 1 else "learning rate"
-        rates = [(tick.time, tick.learning_rates[group]) for tick in ticks if len(tick.learning_rates) > group]
+        rates = [(point.time, point.learning_rates[group]) for point in points if len(point.learning_rates) > group]
         _write_counter(writer, track, name, "", rates)
 
 
 def _write_counter(writer: _Writer, parent: int, name: str, unit: str, points: Sequence[tuple[float, float]]) -> None:
     if points:
         track = writer.counter(name, unit, parent)
-        for time, value in _changes(sorted(points)):
+        for value, equal in groupby(sorted(points), key=itemgetter(1)):
+            time, _ = next(equal)
             writer.count(track, time, value)
-
-
-def _changes(points: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Leaves out values that are those before them."""
-    last: float | None = None
-    for time, value in points:
-        if value != last:
-            yield time, value
-        last = value

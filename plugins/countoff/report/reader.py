@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
@@ -521,10 +522,10 @@ _KINDS: dict[str, Callable[[Fit, float, dict[str, Any]], bool]] = {
 
 def _share_clocks(processes: list[_Process]) -> None:
     """Moves the times of ranks that have not compared clocks: one rank of each host does so for all of them."""
-    hosts: dict[str, list[_Process]] = {}
+    hosts: defaultdict[str, list[_Process]] = defaultdict(list)
     for process in processes:
         if process.host:
-            hosts.setdefault(process.host, []).append(process)
+            hosts[process.host].append(process)
     for ranks in hosts.values():
         compared = [process for process in ranks if process.compared]
         first = [process for process in ranks if process.is_rank_0]  # with its clock, the others are compared

@@ -1,4 +1,4 @@
-"""A terminal that one command has for itself, and gets back as it was however the command ends."""
+"""What rich's `Live` leaves open: keys as they are pressed, and a terminal that is as before at every end."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import sys
 import termios
 import tty
 from collections.abc import Iterator
-from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console, ConsoleRenderable
 from rich.live import Live
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_ALL = (*_ENDING, signal.SIGINT, signal.SIGTSTP)
+_HELD_BACK = (*_ENDING, signal.SIGINT, signal.SIGTSTP)
 
 
-class Screen:
-    """The whole terminal, from the start of the block to its end. Keys are read as they are pressed, and not echoed.
+@contextlib.contextmanager
+def whole_terminal(console: Console) -> Iterator[Screen]:
+    """Takes the terminal for the block; keys are not echoed there.
 
     Ctrl-C raises `KeyboardInterrupt`; SIGTERM, SIGHUP and SIGQUIT raise `SystemExit` with 128 and the signal's number.
     Ctrl-Z gives the terminal back until the process goes on.
@@ -29,51 +29,60 @@ class Screen:
     Args:
         console: Where to; a terminal.
     """
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    wakeup = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    screen = Screen(console, woken)
+    handlers = {
+        **dict.fromkeys(_ENDING, _end),
+        signal.SIGTSTP: screen.ask_to_stop,
+        signal.SIGWINCH: lambda *_: None,  # it only wakes `wait`, so that the next picture has the new size
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with _undisturbed():
+            screen.take()
+        yield screen
+    finally:
+        with _undisturbed():
+            screen.give_back()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
+            os.close(woken)
+            os.close(waker)
 
-    def __init__(self, console: Console) -> None:
+
+class Screen:
+    """The terminal, and what it shows.
+
+    Args:
+        console: Where to; a terminal.
+        woken: What has bytes to read once a signal has come.
+    """
+
+    def __init__(self, console: Console, woken: int) -> None:
         self._live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
+        self._woken = woken
         self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._before: list[Any] = []
-        self._handlers: dict[signal.Signals, Any] = {}
         self._stop_asked = False
-
-    def __enter__(self) -> Screen:
-        with _undisturbed():
-            self._awake = os.pipe()
-            for end in self._awake:
-                os.set_blocking(end, False)
-            self._wakeup = signal.set_wakeup_fd(self._awake[1], warn_on_full_buffer=False)
-            self._handlers = {each: signal.signal(each, _end) for each in _ENDING}
-            self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._ask_to_stop)
-            self._take()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        with _undisturbed():
-            self._give_back()
-            for each, handler in self._handlers.items():
-                signal.signal(each, handler)
-            signal.set_wakeup_fd(self._wakeup)
-            for end in self._awake:
-                os.close(end)
 
     def show(self, content: ConsoleRenderable) -> None:
         """Shows this in place of what was there; no string, in which rich would look for markup."""
         self._live.update(content, refresh=True)
 
     def wait(self, seconds: float) -> str:
-        """Waits so long, or until a key is pressed.
+        """Waits so long, or until a key is pressed or the terminal has another size.
 
         Returns:
             The keys that were pressed; empty if none was.
         """
-        watched = [self._awake[0], *([] if self._keys is None else [self._keys])]
+        watched = [self._woken, *([] if self._keys is None else [self._keys])]
         ready, _, _ = select.select(watched, [], [], seconds)
-        if self._awake[0] in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._awake[0], 512)
+        if self._woken in ready:
+            os.read(self._woken, 512)
         if self._stop_asked:
             self._stop()
         if self._keys is None or self._keys not in ready:
@@ -85,38 +94,41 @@ class Screen:
             self._keys = None
         return pressed.decode("utf-8", "replace")
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """Takes the terminal."""
         if self._keys is not None:
             self._before = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys)
         self._live.start(refresh=True)
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Leaves the terminal as it was."""
         with contextlib.suppress(OSError):  # the terminal is gone
             self._live.stop()
         if self._before:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, self._before)
 
-    def _ask_to_stop(self, _: int, __: FrameType | None) -> None:
-        self._stop_asked = True  # `wait` does it: what is printed at this moment must not be cut in two
+    def ask_to_stop(self, *_: object) -> None:
+        """Lets `wait` stop the process: a picture that is painted at this moment must not be cut in two."""
+        self._stop_asked = True
 
     def _stop(self) -> None:
         self._stop_asked = False
         with _undisturbed():
-            self._give_back()
+            self.give_back()
             os.kill(os.getpid(), signal.SIGSTOP)
-            self._take()
+            self.take()
 
 
-def _end(number: int, _: FrameType | None) -> None:
+def _end(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Holds signals back that would leave the terminal half taken or half given back."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:
         yield
     finally:

@@ -9,19 +9,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
-from rich.console import Console, ConsoleRenderable, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from countoff.core.verdict import Verdict, count_of, listed, number_of, plain, runs_of
 from countoff.report.facts import duration
-from countoff.report.live import Live, Row
+from countoff.report.live import LiveRanks, Row
 from countoff.report.model import Run, Trace
 from countoff.report.reader import Reader
-from countoff.report.screen import Screen
+from countoff.report.screen import whole_terminal
 
 __all__ = ["COLUMNS", "top"]
 
@@ -51,6 +52,15 @@ _OVER_SECONDS = 10.0
 _RECORDS = 20_000
 """Ticks that are kept: rates need the last few."""
 _RATES, _WARNING_LINES = 3, 4
+_NAMES: tuple[str, ...] = ("ranks", "host", "span", "batch", "batches/s", "loader", "learning rate", "age", "note")
+"""The columns of the table on a terminal."""
+_NUMBERS = {"batch", "batches/s", "loader", "age"}
+_LEFT_OUT = ("learning rate", "host", "age", "loader", "batches/s", "batch")
+"""The columns that a narrow terminal leaves out, the least useful first. Ranks and what they are doing always stay."""
+_NOTE = len("slow loader")
+"""Cells that are kept free for a note, so that no column comes and goes with it. An exception may be longer."""
+_ENDLESS = 10_000
+"""Cells of a line on which everything has room."""
 
 
 class Look(NamedTuple):
@@ -113,7 +123,7 @@ class _Job:
         self._table_seconds = 0.0 if once else _TABLE_SECONDS
         self._over: int | None = None
         self._reader: Reader | None = None
-        self._live = Live()
+        self._live = LiveRanks()
         self._verdict_since: float | None = None
 
     @property
@@ -189,18 +199,18 @@ def _once(job: _Job, console: Console | None) -> int:
     if console is None:
         _Lines().print(look)
     else:
-        console.print(_picture(look, console.width))
+        console.print(_Picture(look))
         if look.farewell:
             print(look.farewell)
     return int(look.failed)
 
 
 def _on_screen(job: _Job, console: Console, every: float) -> int:
-    with Screen(console) as screen:
+    with whole_terminal(console) as screen:
         screen.show(Text(f"reading {job.name}…"))
         look, seconds = _timed(job)
         while not look.farewell:
-            screen.show(_picture(look, console.width, console.height))
+            screen.show(_Picture(look, is_whole=True))
             if "q" in screen.wait(max(every, _REST * seconds)).lower():
                 return 0
             look, seconds = _timed(job)
@@ -275,46 +285,84 @@ def _digits(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value < 1_000 else f"{value:.0f}"
 
 
-def _picture(look: Look, width: int, height: int | None = None) -> ConsoleRenderable:
-    """A look as a table.
+@dataclass(frozen=True)
+class _Picture:
+    """A look as a table, in the size that the terminal has when it is painted.
 
-    Args:
+    Attributes:
         look: The look.
-        width: Columns of the terminal.
-        height: Its lines, if the table has to fit in and keys are read.
+        is_whole: Whether it has the whole terminal, and must fit in; then keys are read.
     """
-    below: list[Text] = []
-    if look.warning is not None:
-        text = f"{_clock(look.warning.time)}{look.warning.headline}"
-        below.append(Text(_cut(text, _WARNING_LINES * width), style="yellow"))
-    if look.problem:
-        below.append(Text(_cut(f"cannot be read: {look.problem}", width), style="yellow"))
-    if height is not None:
-        below.append(Text("q leaves", style="dim"))
-    parts: list[ConsoleRenderable] = [Text(_cut(look.heading, width), style="bold")]
-    if look.rows:
-        room = len(look.rows)
-        if height is not None:
-            room = max(1, height - 6 - sum(1 + len(text) // width for text in below))
-        parts += [Text(), _table(look.rows[:room])]
-        if folded := look.rows[room:]:
-            ranks = sum(len(row.ranks) for row in folded)
-            parts.append(Text(f"… and {count_of(len(folded), 'row')} more, of {count_of(ranks, 'rank')}"))
-    return Group(*parts, Text(), *below)
+
+    look: Look
+    is_whole: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        look, width = self.look, options.max_width
+        below: list[Text] = []
+        if look.warning is not None:
+            text = f"{_clock(look.warning.time)}{look.warning.headline}"
+            below.append(_cut(text, _WARNING_LINES * width, "yellow"))
+        if look.problem:
+            below.append(_cut(f"cannot be read: {look.problem}", width, "yellow"))
+        if self.is_whole:
+            below.append(Text("q leaves", style="dim"))
+        yield _cut(look.heading, width, "bold")
+        yield Text()
+        if look.rows:
+            rows = look.rows
+            if self.is_whole:
+                lines = options.size.height - 5 - sum(len(text.wrap(console, width)) for text in below)
+                rows = _rows_in(lines, rows, console, options)
+            yield _table(rows, console, options)
+            if folded := look.rows[len(rows) :]:
+                ranks = sum(len(row.ranks) for row in folded)
+                yield Text(f"… and {count_of(len(folded), 'row')} more, of {count_of(ranks, 'rank')}")
+            yield Text()
+        yield from below
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _cut(text: str, cells: int, style: str) -> Text:
+    line = Text(text, style=style)
+    line.truncate(cells, overflow="ellipsis")
+    return line
+
+
+def _rows_in(lines: int, rows: Sequence[Row], console: Console, options: ConsoleOptions) -> Sequence[Row]:
+    """The first rows, as many as a table of so many lines has; one at least."""
+    rows = rows[: max(1, lines - 1)]
+    while len(rows) > 1 and len(console.render_lines(_table(rows, console, options), options)) > lines:
+        rows = rows[:-1]
+    return rows
+
+
+def _table(rows: Sequence[Row], console: Console, options: ConsoleOptions) -> Table:
+    """Rows with as many columns as fit. What is left has the whole text of its cells, but for a long note."""
+    endless = options.update(max_width=_ENDLESS)
+    for left_out in range(len(_LEFT_OUT) + 1):
+        names = [name for name in _NAMES if name not in _LEFT_OUT[:left_out]]
+        least = console.measure(_columns(names, rows, _NOTE), options=endless).maximum
+        if least <= options.max_width:
+            return _columns(names, rows, _NOTE + options.max_width - least)
+    return _columns([name for name in _NAMES if name not in _LEFT_OUT], rows, _NOTE)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row], note: int) -> Table:
+    """These columns of rows; ranks and span have several lines where they must, and a note as many cells at most."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("ranks", "host", "span", "batch", "batches/s", "loader", "learning rate", "age", "note"):
-        number = name in ("batch", "batches/s", "loader", "age")
-        table.add_column(name, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
+    for name in names:
+        table.add_column(
+            name,
+            justify="right" if name in _NUMBERS else "left",
+            no_wrap=name not in ("ranks", "span"),
+            overflow="ellipsis" if name == "note" else "fold",
+            min_width=_NOTE if name == "note" else None,
+            max_width=note if name == "note" else None,
+        )
     for row in rows:
-        table.add_row(*map(Text, _cells(row)), style="bold" if row.note else None)
+        cells = dict(zip(_NAMES, _cells(row), strict=True))
+        table.add_row(*(Text(cells[name]) for name in names), style="bold" if row.note else None)
     return table
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
 - ``shared``: on GPU 0, which all ranks share, with gloo. NCCL refuses two ranks on one GPU.
 """
 
+import argparse
 import os
 import warnings
 from collections.abc import Iterable
@@ -17,6 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 Placement = Literal["cpu", "cuda", "shared"]
 BACKENDS: Final[dict[Placement, Literal["gloo", "nccl"]]] = {"cpu": "gloo", "cuda": "nccl", "shared": "gloo"}
 VARIABLE: Final = "TEST_PLACEMENT"
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Gives a command the option ``--device``, for `countoff.demo.devices.choose_device`."""
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="cpu",
+        help="where the ranks train: cpu, with gloo (the default); cuda, on a GPU each, with NCCL; or auto, which is "
+        "cuda where there are enough GPUs. cuda has not been tried on GPUs yet",
+    )
 
 
 def placement() -> Placement:

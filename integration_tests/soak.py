@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from countoff.core.verdict import count_of
-from countoff.demo.devices import DEVICE_HELP, DEVICES, DeviceError, device_here
+from countoff.demo.devices import DeviceError, choose_device
 from integration_tests import accelerate_jobs, composer_jobs, devices, jobs
 from integration_tests.harness import RankResult, RanksFailed, run_ranks
 from integration_tests.hosts import run_hosts, why_impossible
@@ -346,7 +346,7 @@ class Where:
     def run(self, ranks: int, *args: Any, directory: Path) -> list[RankResult]:
         """Runs `fit_twice` on fresh ranks."""
         if self.hosts == 1:
-            device = device_here(self.device, ranks)
+            device = choose_device(self.device, ranks)
             return run_ranks(
                 fit_twice, ranks, *args, directory=directory, deadline_seconds=420, finalise=True, device=device
             )
@@ -401,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=1, help="hosts that share the ranks evenly (default: 1)")
     parser.add_argument("--delay-seconds", type=float, help="how late the store answers to all hosts but the first")
     parser.add_argument("--stall-seconds", type=float, default=0, help="how late it does so now and then (default: 0)")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help=DEVICE_HELP)
+    devices.add_device_option(parser)
     given = parser.parse_args(arguments)
     if given.hosts > 1 and (reason := why_impossible()):
         parser.error(reason)
@@ -410,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.hosts > 1 and given.device != "cpu":
         parser.error(f"--device {given.device} needs --hosts 1")
     try:
-        device_here(given.device, given.ranks)
+        choose_device(given.device, given.ranks)
     except DeviceError as error:
         parser.error(f"--{error}")
     delay_seconds = given.delay_seconds or (0.0 if given.stall_seconds else None)

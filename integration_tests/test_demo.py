@@ -16,10 +16,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from countoff.demo.all_reduces import AllReduce, excerpt
-from countoff.demo.comm_hook import AllReduceRecorder
+from countoff.demo.recorder import AllReduceRecorder
+from countoff.demo.records import AllReduce, excerpt, innermost
 from countoff.demo.show import Show
-from countoff.demo.stacks import innermost
 from countoff.demo.traces import TraceDirError, show_trace, trace_directory
 from integration_tests.harness import NAME_LOOKUPS, python_path
 from tests import example_traces
@@ -38,6 +37,7 @@ def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
+        start_new_session=True,
         preexec_fn=accept_interrupts,
     ) as process:
         try:
@@ -65,12 +65,11 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
-def assert_nothing_left(directory: Path) -> None:
+def assert_no_process(directory: Path) -> None:
     patience = time.monotonic() + 5
     while processes_of(directory) and time.monotonic() < patience:
         time.sleep(0.05)
     assert processes_of(directory) == []
-    assert list(directory.iterdir()) == []
 
 
 def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_factory):
@@ -94,7 +93,8 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_
     finished = re.search(r"finished, with 6 of 26 batches left on every other rank, and ([\d.]+)% correct", output)
     assert finished is not None, output
     assert float(finished[1]) >= 90
-    assert_nothing_left(tmp_path)
+    assert_no_process(tmp_path)
+    assert list(tmp_path.iterdir()) == []
     assert {"rank-00000.jsonl", "rank-00001.jsonl", "incident", "report.html"} == {
         each.name for each in traces.iterdir()
     }
@@ -143,27 +143,44 @@ def test_without_bokeh_the_demo_says_how_to_draw_its_trace(tmp_path, monkeypatch
     assert not (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_leaves_nothing(tmp_path, number, exit_code):
-    """An interrupted demo ends its processes and removes its files."""
+IMPORTING, TRAINING = "*/server.pid", "*/without/rank0.all_reduces"
+"""Files in the demo's temporary files which appear when it begins to."""
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "exit_code"),
+    [
+        (IMPORTING, signal.SIGINT, 130),
+        (IMPORTING, signal.SIGTERM, 143),
+        pytest.param(TRAINING, signal.SIGINT, 130, marks=pytest.mark.nightly),
+        (TRAINING, signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_demo_that_is_interrupted_or_killed_leaves_no_process(tmp_path, moment, number, exit_code):
+    """An interrupted demo ends its processes and removes its files; the processes end with a killed one, too."""
     with running(tmp_path) as demo:
-        patience = time.monotonic() + 30
-        while len(processes_of(tmp_path)) < 2 and time.monotonic() < patience:
+        patience = time.monotonic() + DEADLINE_SECONDS
+        while not list(tmp_path.glob(moment)) and time.monotonic() < patience:
             time.sleep(0.05)
-        assert len(processes_of(tmp_path)) >= 2
-        demo.send_signal(number)
+        assert len(processes_of(tmp_path)) >= (6 if moment == TRAINING else 2)
+        if number == signal.SIGINT:
+            os.killpg(demo.pid, number)  # as a terminal does
+        else:
+            demo.send_signal(number)
         output, _ = demo.communicate(timeout=60)
     assert demo.returncode == exit_code, output
     assert "Traceback" not in output
-    assert_nothing_left(tmp_path)
+    assert_no_process(tmp_path)
+    if number != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_all_reduce_that_was_cut_off_is_not_recorded(tmp_path):
-    """Where a rank's 1 is missing from what came back, its position is too."""
+    """Where the batch of a rank is 0 in what came back, its gradients are missing, too."""
     recorder = AllReduceRecorder(tmp_path)
     ddp = SimpleNamespace(register_comm_hook=lambda state, hook: None)
     recorder.on_train_start(SimpleNamespace(global_rank=0, strategy=SimpleNamespace(model=ddp)), None)
-    for returned in ([0, 7, 1, 0, 0, 0], [0, 8, 1, 1, 2, 1]):
+    for returned in ([0, 7, 0, 0], [0, 8, 1, 2]):
         recorder.on_train_batch_start(SimpleNamespace(current_epoch=0), None, None, returned[1] - 1)
         recorder.record(torch.tensor(returned, dtype=torch.float32))
     recorder._file.close()

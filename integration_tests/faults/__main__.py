@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from countoff.demo.devices import DEVICE_HELP, DEVICES, DeviceError, device_here
+from countoff.demo.devices import DeviceError, choose_device
+from integration_tests.devices import add_device_option
 from integration_tests.faults.cases import CANNOT, CASES, Case
 
 _RANKS = (2, 4, 8)
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     devices: dict[int, Literal["cpu", "cuda"]] = {}
     for ranks in chosen.ranks or _RANKS:
         try:
-            devices[ranks] = device_here(chosen.device, ranks)
+            devices[ranks] = choose_device(chosen.device, ranks)
         except DeviceError as error:
             if chosen.ranks or not devices:
                 parser.error(f"--{error}")
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     some = " ".join(case.name for case in CASES.values() if case.positional)
     counts = f"with so many ranks; default: 2, and {some} with 4 and 8 too"
     parser.add_argument("--ranks", nargs="+", type=int, metavar="COUNT", help=counts)
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help=DEVICE_HELP)
+    add_device_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row there too, as soon as it is known")
     return parser
 

@@ -4,7 +4,7 @@ Importing this package imports neither torch nor Lightning; only the process fro
 """
 
 from countoff.demo.devices import DeviceError
-from countoff.demo.launcher import DemoFailed
+from countoff.demo.ranks import DemoFailed
 from countoff.demo.runner import run_demo
 from countoff.demo.traces import TraceDirError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from countoff.demo.comm_hook import AllReduceRecorder
 from countoff.demo.data import Data
+from countoff.demo.recorder import AllReduceRecorder
 from countoff.lightning import Countoff
 
 EPOCHS = 6
@@ -77,26 +77,15 @@ class Classifier(pl.LightningModule):
             return (self.layers(images).argmax(dim=1) == labels).double().mean().item()
 
 
-def train(
-    data: Data,
-    directory: Path,
-    *,
-    even: bool,
-    with_countoff: bool,
-    stops: bool,
-    on_gpu: bool = False,
-    trace_dir: Path | None = None,
-) -> None:
+def train(data: Data, directory: Path, *, even: bool, callback: Mapping[str, Any] | None, on_gpu: bool) -> None:
     """Trains on this rank and writes the results to files.
 
     Args:
         data: What to train on.
         directory: Where the files go: the logger's, the checkpoints, and the results of each rank.
         even: Whether every rank gets the same number of samples.
-        with_countoff: Whether the Trainer has countoff's callback.
-        stops: Whether the callback ends every epoch on all ranks with the shortest one.
+        callback: The options of countoff's callback; None: the Trainer has none.
         on_gpu: Whether each rank trains on a GPU of its own, with NCCL.
-        trace_dir: Where the callback writes a trace; None: nowhere.
 
     Raises:
         DivergenceError: If countoff's callback finds a divergence.
@@ -116,7 +105,7 @@ def train(
         callbacks=[
             ModelCheckpoint(directory / "checkpoints", every_n_epochs=CHECKPOINT_EPOCHS),
             AllReduceRecorder(directory),
-            *([Countoff(uneven_train="stop" if stops else None, trace_dir=trace_dir)] if with_countoff else []),
+            *([Countoff(**callback)] if callback is not None else []),
         ],
         enable_progress_bar=False,
         enable_model_summary=False,

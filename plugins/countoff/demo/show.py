@@ -1,4 +1,4 @@
-"""Prints the demo: headings, paragraphs, tables, and a status line."""
+"""Prints the demo to a terminal, or into a pipe."""
 
 from __future__ import annotations
 
@@ -6,37 +6,29 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 _MIN_WIDTH = 100
 
 
-class Show:
-    """Prints to a terminal or into a pipe. Only a terminal gets a status line that changes."""
+class Show(Console):
+    """A console that prints text as it is, and lines of at least 100 characters into a pipe."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, markup=False, emoji=False)
-        if not self._console.is_terminal:
-            self._console.width = max(_MIN_WIDTH, self._console.width)
+        super().__init__(highlight=False, markup=False, emoji=False)
+        if not self.is_terminal:
+            self.width = max(_MIN_WIDTH, self.width)
 
     def part(self, heading: str, text: str) -> None:
         """Prints the heading and the first paragraph of a part."""
-        self._console.print()
-        self._console.print(Text(heading, style="bold"))
-        self.paragraph(text)
-
-    def paragraph(self, text: str, style: str = "") -> None:
-        """Prints a paragraph."""
-        self._console.print(Text(text, style=style))
-
-    def line(self, text: str) -> None:
-        """Prints a line that is never broken, such as a path to copy."""
-        self._console.print(Text(text), soft_wrap=True)
+        self.print()
+        self.print(heading, style="bold")
+        self.print(text)
 
     def verbatim(self, text: str) -> None:
-        """Prints the output of another process, unchanged."""
-        self._console.print(Text(text, style="yellow"), soft_wrap=True)
+        """Prints what rank 0 has printed, unchanged."""
+        self.print("\n".join(f"[rank 0] {line}" for line in text.splitlines()), style="yellow", soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Prints a small table."""
@@ -45,14 +37,16 @@ class Show:
             table.add_column(column, overflow="fold")
         for row in rows:
             table.add_row(*row)
-        self._console.print(table)
+        self.print(table)
 
     @contextlib.contextmanager
-    def status(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Shows a status line while the block runs; yields a function that changes its text on a terminal."""
-        if not self._console.is_terminal:
-            self.paragraph(f"… {text}")
+    def waiting(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Says what is awaited while the block runs; yields a function that changes the text on a terminal."""
+        if not self.is_terminal:
+            self.print(f"… {text}")
             yield lambda _: None
             return
-        with self._console.status(text) as status:
-            yield status.update
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        with Progress(*columns, console=self, transient=True) as progress:
+            task = progress.add_task(text, total=None)
+            yield lambda text: progress.update(task, description=text)

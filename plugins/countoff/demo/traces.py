@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from countoff.demo.launcher import DemoFailed
+from countoff.demo.ranks import DemoFailed
 from countoff.demo.show import Show
 from countoff.report import facts
 from countoff.report.reader import read
@@ -75,8 +75,8 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
         if str(error.name).partition(".")[0] not in _DRAWN_WITH:
             raise
         show.part("The trace of part 2", shows)
-        show.line(str(directory))
-        show.line(f"To draw it: pip install 'countoff[report]', then countoff report {directory}")
+        show.print(str(directory), soft_wrap=True)
+        show.print(f"To draw it: pip install 'countoff[report]', then countoff report {directory}", soft_wrap=True)
         return
     page = directory / _PAGE
     try:
@@ -84,4 +84,4 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
     except OSError as error:
         raise DemoFailed(f"{page} cannot be written: {error.strerror}") from None
     show.part("The trace of part 2, drawn as a page: open it in a browser", shows)
-    show.line(str(page))
+    show.print(str(page), soft_wrap=True)

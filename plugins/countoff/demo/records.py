@@ -1,14 +1,20 @@
-"""Reads what the recorder has written: which batches each all-reduce of gradients averaged."""
+"""Reads what the ranks of a run have left: which gradients were averaged, what they printed, and where they stopped."""
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from countoff.core.verdict import names_of
-from countoff.demo.launcher import DemoFailed, Run
+from countoff.demo.ranks import Run
+
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
+_JOB = "countoff/demo/job.py"
+# Lightning's loops and callbacks show what it was doing; the layers between them and torch do not.
+_LIGHTNING = ("/lightning/pytorch/loops/", "/lightning/pytorch/callbacks/")
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def all_reduces(run: Run) -> list[AllReduce]:
     Raises:
         DemoFailed: If two ranks have different records, or a rank did not get its own position back.
     """
-    records = [list(_of_rank(run.file(rank, "all_reduces"), rank)) for rank in range(run.spec.data.ranks)]
+    records = [list(_of_rank(run, rank)) for rank in range(run.data.ranks)]
     longest = max(records, key=len)
     if any(record != longest[: len(record)] for record in records):
         raise run.failure("the ranks have different records of which gradients were averaged")
@@ -58,10 +64,7 @@ def all_reduces(run: Run) -> list[AllReduce]:
 
 def count_so_far(run: Run) -> int:
     """Returns how many all-reduces rank 0 has recorded, without reading them."""
-    try:
-        return run.file(0, "all_reduces").read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0
+    return run.read(0, "all_reduces").count("\n")
 
 
 def excerpt(recorded: Sequence[AllReduce]) -> list[AllReduce]:
@@ -73,11 +76,45 @@ def excerpt(recorded: Sequence[AllReduce]) -> list[AllReduce]:
     return [*before, *mixed[:3], *mixed[3:][-1:]]
 
 
-def _of_rank(path: Path, rank: int) -> Iterator[AllReduce]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+def printed(run: Run, rank: int) -> str:
+    """Returns what countoff printed on this rank, without the rank at the start of each line."""
+    prefix = f"[rank {rank}] "
+    lines = run.read(rank, "log").splitlines()
+    return "\n".join(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
+
+
+def innermost(stacks: str) -> tuple[str, str]:
+    """Returns the training thread's innermost frame, and its innermost frame in a loop or callback of Lightning.
+
+    Args:
+        stacks: The output of `faulthandler`, with one or more threads.
+
+    Returns:
+        Two frames, such as ``distributed_c10d.py:4627 in barrier``; "" where there is none.
+    """
+    threads = [block for block in stacks.split("\n\n") if _JOB in block]
+    frames = [match.groupdict() for match in _FRAME.finditer(threads[-1])] if threads else []
+    of_lightning = [frame for frame in frames if any(part in frame["file"] for part in _LIGHTNING)]
+    return _first(frames), _first(of_lightning)
+
+
+def logged(run: Run) -> dict[str, str]:
+    """Returns the last value of each metric that Lightning's CSVLogger wrote."""
+    with (run.directory / "log" / "metrics.csv").open(newline="") as file:
+        return {name: value for line in csv.DictReader(file) for name, value in line.items() if value}
+
+
+def _first(frames: list[dict[str, str]]) -> str:
+    if not frames:
+        return ""
+    file = frames[0]["file"].rsplit("/", 1)[-1]
+    return f"{file}:{frames[0]['line']} in {frames[0]['name']}"
+
+
+def _of_rank(run: Run, rank: int) -> Iterator[AllReduce]:
+    for number, line in enumerate(run.read(rank, "all_reduces").splitlines(), start=1):
         record = json.loads(line)
         positions = tuple((epoch, batch) for epoch, batch in record["averaged"])
         if positions[rank] != tuple(record["own"]):
-            raise DemoFailed(f"all-reduce {number} returned to rank {rank} a position that it did not send")
+            raise run.failure(f"all-reduce {number} returned to rank {rank} a position that it did not send")
         yield AllReduce(number, positions)

@@ -15,9 +15,10 @@ from lightning.pytorch.callbacks import Callback
 class AllReduceRecorder(Callback):
     """Records, for each all-reduce of gradients, from which epoch and batch each rank's gradients came.
 
-    It replaces DDP's all-reduce by an all-reduce of a longer message: the gradients, then three numbers for each rank:
-    its epoch, its batch, and 1. Each rank fills in its own. So the result shows which gradients were really averaged
-    together. An all-reduce on GPUs that was cut off returns, too; a 1 is missing from its result, and it is no record.
+    It replaces DDP's all-reduce by an all-reduce of a longer message: the gradients, then two numbers for each rank:
+    its epoch, from 0, and its batch, from 1. Each rank fills in its own. So the result shows which gradients were
+    really averaged together. An all-reduce on GPUs that was cut off returns, too. A batch of its result is then 0, and
+    it is no record.
 
     Args:
         directory: Where ``rank<n>.all_reduces`` is written, one line of JSON for each all-reduce.
@@ -35,20 +36,19 @@ class AllReduceRecorder(Callback):
         trainer.strategy.model.register_comm_hook(self, average_with_positions)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keeps this rank's epoch, from 0, and batch, from 1: as verdicts number them."""
+        """Keeps this rank's epoch and batch, numbered as verdicts do."""
         self._position = (trainer.current_epoch, batch_idx + 1)
 
     def positions(self, like: torch.Tensor) -> torch.Tensor:
-        """Returns one (epoch, batch, 1) for each rank, flat; all are zero but this rank's own."""
-        positions = like.new_zeros(dist.get_world_size(), 3)
-        positions[dist.get_rank()] = like.new_tensor((*self._position, 1))
+        """Returns one (epoch, batch) for each rank, flat; all are zero but this rank's own."""
+        positions = like.new_zeros(dist.get_world_size(), 2)
+        positions[dist.get_rank()] = like.new_tensor(self._position)
         return positions.flatten()
 
     def record(self, positions: torch.Tensor) -> None:
         """Writes down this rank's position and the positions that came back, if the all-reduce was completed."""
-        returned = positions.view(-1, 3).int().tolist()  # on a GPU, this waits for the all-reduce
-        if all(there == 1 for _, _, there in returned):
-            averaged = [(epoch, batch) for epoch, batch, _ in returned]
+        averaged = positions.view(-1, 2).int().tolist()  # on a GPU, this waits for the all-reduce
+        if all(batch for _, batch in averaged):
             self._file.write(json.dumps({"own": self._position, "averaged": averaged}) + "\n")
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from countoff.core.checks.data import DataIdentity, Sampling, judge_data
 from countoff.core.data.fingerprint import fingerprint
-from countoff.core.data.identity import DataIdentity, Sampling, judge_data
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, verdict_to_json
-from countoff.core.protocol.state import State
 from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.verdict import Verdict
 from tests.fake_gpu import tensors_on_a_gpu
 

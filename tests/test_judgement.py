@@ -4,19 +4,15 @@ import dataclasses
 from typing import Any, Literal
 
 import pytest
+from countoff.core.protocol.judgement import WHO_EVALUATES
 
-from countoff.core.protocol.judgement import (
-    EVALUATION,
-    WHO_EVALUATES,
-    judge,
-    lost_rank,
-    odd_ranks,
-    ranks_behind,
-    remedy_for,
-)
+from countoff.core.checks import judge
+from countoff.core.checks.lost import lost_rank
+from countoff.core.checks.uneven import EVALUATION
 from countoff.core.protocol.records import Mark, verdict_from_json, verdict_to_json
+from countoff.core.protocol.rows import odd_ranks, ranks_behind
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Kind, Remedies, Verdict
+from countoff.core.verdict import Kind, Remedies, Verdict, remedy_for
 
 EPOCH = "train epoch 0"
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from countoff.core.checks import judge
+from countoff.core.checks.micro_batches import sentence_of
+from countoff.core.checks.steps import Tick
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import judge
 from countoff.core.protocol.log import LogView
-from countoff.core.protocol.micro_batches import MicroBatchLog, sentence_of
-from countoff.core.protocol.records import Mark, MicroCounts, mark_entry, verdict_entry
+from countoff.core.protocol.micro_batches import MicroBatchLog
+from countoff.core.protocol.records import RECORD_BYTES, Mark, MicroCounts, mark_entry, verdict_entry
 from countoff.core.protocol.rule import compare_marks
-from countoff.core.protocol.ticks import Tick
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.store.channel import encode
 
 EPOCH = "train epoch 0"
 

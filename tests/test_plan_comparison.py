@@ -4,19 +4,12 @@ from typing import Any
 
 import pytest
 
-from countoff.core.protocol.plan_comparison import (
-    PROOF_FIELDS,
-    agreed_fields,
-    even_record,
-    first_difference,
-    group_ranks_by_value,
-    judge_even_settings,
-    judge_lengths,
-    judge_plans,
-    judge_tick_batches,
-    judge_versions,
-)
+from countoff.core.checks.even import even_record, judge_lengths
+from countoff.core.checks.plan import PROOF_FIELDS, agreed_fields, first_difference, judge_even_settings, judge_plans
+from countoff.core.checks.settings import judge_tick_batches
+from countoff.core.checks.versions import judge_versions
 from countoff.core.settings import Settings
+from countoff.core.words import group_ranks_by_value
 
 
 def test_the_smallest_group_comes_first() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from countoff.core.checks import judge
+from countoff.core.checks.learning_rates import StepRates, odd_rates, with_rates
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.protocol.judgement import judge
-from countoff.core.protocol.rates import RateLog, odd_rates, parse_rates, with_rates
+from countoff.core.protocol.rates import RateLog, parse_rates
 from countoff.core.protocol.records import Mark, MarkKind, MicroCounts, mark_entry, verdict_from_json, verdict_to_json
 from countoff.core.protocol.rule import compare_marks
-from countoff.core.protocol.ticks import StepRates
 from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from tests.fake_store import FakeStore

@@ -15,9 +15,8 @@ import pytest
 from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.liveness import collectives
 from countoff.core.liveness.processes import Process
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.state import State
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
+from countoff.core.state import State
 from countoff.core.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
 from countoff.core.trace import recorder as module

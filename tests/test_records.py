@@ -8,16 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core.checks import judge
+from countoff.core.checks.plan import judge_plans
+from countoff.core.checks.steps import Tick
 from countoff.core.ending import shutdown
 from countoff.core.guard import Guard
-from countoff.core.protocol.judgement import judge, row
-from countoff.core.protocol.plan_comparison import judge_plans
-from countoff.core.protocol.records import Mark, mark_entry, verdict_entry, verdict_from_json, verdict_to_json
+from countoff.core.protocol.records import (
+    RECORD_BYTES,
+    Mark,
+    mark_entry,
+    verdict_entry,
+    verdict_from_json,
+    verdict_to_json,
+)
+from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
-from countoff.core.protocol.state import State
-from countoff.core.protocol.ticks import Tick
 from countoff.core.settings import Settings
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.state import State
+from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from tests.outbox import written
 

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from countoff.core import FitPlan, Settings, Verdict
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.state import State
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.state import State
 from countoff.core.threads.roll_call import RollCall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import written

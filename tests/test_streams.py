@@ -12,8 +12,8 @@ import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.remedies import data_remedies
-from countoff.core.data.identity import DataIdentity
-from countoff.core.data.streams import (
+from countoff.core.checks.data import DataIdentity
+from countoff.core.checks.streams import (
     ELEMENTS,
     FirstElements,
     StreamFacts,
@@ -22,11 +22,11 @@ from countoff.core.data.streams import (
     parse_stream,
 )
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import remedy_for
-from countoff.core.protocol.records import FitPlan, verdict_to_json
-from countoff.core.protocol.state import State
+from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
 from countoff.core.settings import Settings
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.state import State
+from countoff.core.store.channel import encode
+from countoff.core.verdict import remedy_for
 
 
 def digests(*numbers: int) -> str:

@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy
 import pytest
 
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.ticks import Tick, tick_keys
+from countoff.core.checks.steps import Tick
+from countoff.core.protocol.counters import SpanCounters, tick_keys
 
 EPOCH = "train epoch 0"
 

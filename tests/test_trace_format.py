@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.protocol import plan_comparison
+from countoff.core.checks import plan as plan_comparison
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
 from countoff.core.trace.format import (

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from countoff.core.threads.weights import WeightExchange
 
 from countoff.core import Settings
-from countoff.core.data.weights import (
+from countoff.core.checks.weights import (
     Question,
     Replicas,
     WeightCheck,
@@ -19,10 +20,9 @@ from countoff.core.data.weights import (
     narrowed,
 )
 from countoff.core.protocol.actions import WriteEntry
-from countoff.core.protocol.records import verdict_to_json
-from countoff.core.protocol.state import State
-from countoff.core.store.channel import RECORD_BYTES, ChannelError, encode
-from countoff.core.threads.weights import WeightExchange
+from countoff.core.protocol.records import RECORD_BYTES, verdict_to_json
+from countoff.core.state import State
+from countoff.core.store.channel import ChannelError, encode
 from tests.fake_store import FakeSpeaker, FakeStore
 
 MANY = 5_000

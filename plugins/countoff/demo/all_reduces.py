@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from countoff.core.verdict import names_of
+from countoff.core.words import names_of
 from countoff.demo.launcher import DemoFailed, Run
 
 

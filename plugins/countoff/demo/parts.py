@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.demo.all_reduces import AllReduce, all_reduces, count_so_far, excerpt
 from countoff.demo.launcher import Run
 from countoff.demo.show import Show

@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS, SILENT_SECONDS
-from countoff.core.verdict import count_of, listed, names_of
+from countoff.core.words import count_of, listed, names_of
 from countoff.report.model import Fit, Run, Span, Trace, Value
 
 _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200

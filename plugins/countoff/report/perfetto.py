@@ -15,7 +15,8 @@ from typing import IO
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from countoff.core.verdict import Verdict, plain
+from countoff.core.verdict import Verdict
+from countoff.core.words import plain
 from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
 
 __all__ = ["write_perfetto"]

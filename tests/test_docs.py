@@ -118,7 +118,7 @@ def test_readme_has_the_table_of_verdicts() -> None:
     """README's table of verdicts is that of the code, cell by cell and in its order."""
     rows = ROW.findall(section(ROOT / "README.md", "What it checks"))
     assert [(kind.strip("`"), meaning, default) for kind, meaning, default in rows] == [
-        (kind, *info) for kind, info in KINDS.items()
+        (kind.name, kind.meaning, kind.default) for kind in KINDS.values()
     ]
 
 

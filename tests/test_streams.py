@@ -12,6 +12,7 @@ import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.remedies import data_remedies
+from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
     ELEMENTS,
@@ -27,6 +28,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.store.channel import encode
 from countoff.core.verdict import remedy_for
+from tests.other_ranks import OthersThatKeep
 
 
 def digests(*numbers: int) -> str:
@@ -148,8 +150,8 @@ def test_the_longest_record_fits_into_the_store() -> None:
     """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
     sent: list[dict[str, Any]] = []
     data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
-    data.begin(FitPlan(dp_rank=99_999, dp_degree=100_000), lambda name, record, done: sent.append(dict(record)))
-    data.open(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
+    data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), OthersThatKeep(sent))
+    data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
     for number in range(32):
         data.read(torch.arange(64) * number, stream=lambda: WORST)
     (record,) = sent

@@ -117,7 +117,7 @@ class EvenCheck(Check):
             read = min(report["read"] for report in reports.values())  # entries that every rank has read, at least
             self._others.speaker.forget_entries([index for index in credits.left_entries() if index < read])
         yield repeated(span.name, span.started, {rank: each.get("repeated", 0) for rank, each in reports.items()})
-        yield self._cut(span, reports) or span.notice
+        yield self._judge_rest(span, reports)
 
     def metrics(self, span: SpanCounters, reports: Records) -> Mapping[str, float]:  # noqa: D102
         policy = "raise" if span.evaluation else self._settings.uneven_train
@@ -131,14 +131,18 @@ class EvenCheck(Check):
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
         return () if span.closed_credits is None else span.closed_credits.left_keys(self._ranks)
 
-    def _cut(self, span: SpanCounters, reports: Records) -> Verdict | None:
+    def _judge_rest(self, span: SpanCounters, reports: Records) -> Verdict | None:
+        """What is said of a span that was cut short on some ranks; the adapter's own notice if none was."""
         policy = self._settings.uneven_eval if span.evaluation else self._settings.uneven_train
         unused = {rank: UnusedBatches(*report["unused"]) for rank, report in reports.items() if report["unused"]}
-        if len(unused) < len(reports) or (span.evaluation and policy == "allow"):
-            return None
-        cut = truncated(span.name, span.started, unused, by_countoff=policy == "stop")
-        ends = cut is not None and span.evaluation and policy == "raise"
-        return replace(cut, kind="UnevenBatches") if cut is not None and ends else cut
+        cut = None
+        if len(unused) == len(reports):
+            cut = truncated(span.name, span.started, unused, by_countoff=policy == "stop")
+        if cut is None:
+            return span.notice
+        if not span.evaluation:
+            return cut
+        return {"allow": None, "raise": replace(cut, kind="UnevenBatches")}.get(policy, cut)
 
 
 def judge_lengths(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:

@@ -1,6 +1,7 @@
 """Ticks: the steps and learning rates that ranks compare in the middle of a span."""
 
 import json
+import threading
 from typing import Any, cast
 
 import numpy
@@ -26,7 +27,66 @@ def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
     checks = Checks.of(
         state, learning_rates_in_force=lambda: own["rates"], schedule=lambda: ((), ()), hash_weights=None
     )
-    state.evidence.has_stepped = lambda thread: True
+    state.evidence.steps(threading.get_ident())
     span = SpanCounters(EPOCH, opened=1, started=64)
     parts = [part for check in checks if (part := check.tick(span)) is not None]
     return next((found for part in parts if (found := part.compare(standing, (0, 1))) is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("difference", "kind"),
+    [
+        ({}, None),
+        ({"steps": 7}, "StepMismatch"),
+        ({"step_hash": 6}, "StepMismatch"),
+        ({"rates": [0.1, 0.3]}, "LearningRateMismatch"),
+        ({"rates": [0.1]}, None),
+        ({"rates": []}, None),
+        ({"rates": [0.1, 0.3], "steps": 7}, "StepMismatch"),
+    ],
+)
+def test_ticks_are_compared_steps_first(difference: dict[str, Any], kind: str | None) -> None:
+    found = compared(TICK, {**TICK, **difference})
+    assert (found and found.kind) == kind
+    assert found is None or found.ranks == (0, 1)
+
+
+def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
+    found = compared(TICK, {**TICK, "step_hash": 6})
+    steps = "rank 0 had applied 8 optimizer steps and rank 1 8, but after other batches"
+    assert found is not None
+    assert found.sentence == f"at {WHERE}, {steps}."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([0.1], [0.2], "with learning rate 0.1 and rank 1 with 0.2"),
+        ([0.00031711500169576796] * 2, [0.0003] * 2, "with learning rate 3.17e-4 and rank 1 with 3e-4"),
+        ([0.000300001], [0.0003], "with learning rate 3.00001e-4 and rank 1 with 3e-4"),
+        ([0.1, 0.2], [0.1, 0.3], "with learning rate 0.1, 0.2 and rank 1 with 0.1, 0.3"),
+        ([0.1, 0.2], [0.2, 0.1], "with learning rate 0.1, 0.2 and rank 1 with 0.2, 0.1"),
+        ([0.1, 0.1, 0.2], [0.1, 0.2, 0.2], "with the learning rates 0.1, 0.1, 0.2 and rank 1 with 0.1, 0.2, 0.2"),
+        ([0.1], [float("nan")], "with learning rate 0.1 and rank 1 with nan"),
+    ],
+)
+def test_learning_rates_are_written_as_people_write_them(first: list[float], second: list[float], words: str) -> None:
+    """A message has as few digits as tell the rates apart, and equal rates of one rank once."""
+    found = compared({**TICK, "rates": first}, {**TICK, "rates": second})
+    assert found is not None
+    assert found.sentence == f"at {WHERE}, rank 0 trains {words}."
+
+
+def test_numpy_rates_equal_rates_of_python() -> None:
+    """A learning rate that is a number of numpy equals the same number of Python on another rank."""
+    standing = json.loads(json.dumps({**TICK, "rates": compared_rates([0.5])}))
+    assert compared(standing, {**TICK, "rates": cast(Any, [numpy.float32(0.5)])}) is None
+    json.dumps(compared_rates(cast(Any, [numpy.float32(0.5)])))
+
+
+def test_a_span_has_a_key_for_each_tick() -> None:
+    """A closed span has one key for each multiple of `tick_batches` that it started."""
+    every_three = StepCheck(State(0, 2, Settings(tick_batches=3), {}))
+    assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=7))) == ["tick/3/3", "tick/3/6"]
+    assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=2))) == []
+    assert tick_key(SpanCounters(EPOCH, opened=3, started=7)) == "tick/3/7"

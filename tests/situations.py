@@ -7,7 +7,6 @@ adapter, and its table from what rank 0 would publish.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from countoff._adapter.checks import CHECKS
+from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict
-from countoff.core.checks.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.counts.curves import Ending
 from countoff.core.data import identity, resume, weights
@@ -58,33 +57,18 @@ from countoff.core.threads.stall import judge_stall
 from countoff.core.totals import Totals
 from countoff.core.verdict import ENDED, Kind, Remedies
 from countoff.plan.readers import torchtitan_toml
+from tests.adapters import WORDS
 from tests.fake_store import FakeSpeaker, FakeStore
 
 EPOCH = "train epoch 0"
-ALL = tuple(CHECKS)
+ALL = tuple(WORDS)
 _COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
-_REMEDIES = {
-    "accelerate": "countoff._accelerate.facts",
-    "transformers": "countoff._transformers.trainer",
-    "lightning": "countoff._lightning.trainer",
-    "composer": "countoff._composer.messages",
-}
 _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
 
 
 def module_of(adapter: str) -> ModuleType:
-    """The module with the adapter's remedies. TorchTitan is on no machine that runs these tests."""
-    if adapter != "torchtitan":
-        return import_module(_REMEDIES.get(adapter, f"countoff.{adapter}"))
-    names = ("torchtitan", "torchtitan.components", "torchtitan.components.dataloader")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setitem(sys.modules, name, ModuleType(name))
-        setattr(sys.modules[names[-1]], "DataloaderExhaustedError", type("Ended", (Exception,), {}))  # noqa: B010
-        patch.delitem(sys.modules, "countoff.torchtitan", raising=False)
-        module = import_module("countoff.torchtitan")
-        patch.delitem(sys.modules, "countoff.torchtitan")
-        return module
+    """The module with the adapter's words."""
+    return import_module(f"countoff._{adapter}.words")
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class Situation:
         make: Makes the verdict, for an adapter.
         rows: What each rank has counted by then; none for what is printed without a table.
         adapters: The adapters in which it can happen.
-        remedies: The name of the remedies in the adapter's module.
+        words: The name of the words in the adapter's module.
     """
 
     kind: Kind
@@ -105,11 +89,11 @@ class Situation:
     make: Callable[[str], Verdict | None]
     rows: Sequence[Mapping[str, Any]] = ()
     adapters: Sequence[str] = ALL
-    remedies: str = "REMEDIES"
+    words: str = "WORDS"
 
     def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
         """The message as rank 0 prints it, without the rank."""
-        remedies: Remedies = getattr(module_of(adapter), self.remedies)
+        remedies: Remedies = getattr(module_of(adapter), self.words).remedies
         made = self.make(adapter)
         if made is None:  # it prints by itself
             return _plain(capsys)
@@ -241,7 +225,7 @@ def steps() -> Iterator[Situation]:
     title = "a rank has run an extra micro-batch, found at a tick"
     yield Situation("StepMismatch", title, lambda _: extra.compare(of_rank_0), adapters=_COUNT_MICRO_BATCHES)
     rates = Tick(*where, {**record, "rank": 1, "rates": [0.0003] * 2})
-    able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "LearningRateMismatch" in WORDS[adapter].kinds]
     of_both = [{**rows[0], "rates": record["rates"]}, {**rows[1], "rates": [0.0003] * 2}]
     yield Situation(
         "LearningRateMismatch",
@@ -264,7 +248,7 @@ def steps() -> Iterator[Situation]:
 
 
 def rank_maps() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "RankMapError" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "RankMapError" in WORDS[adapter].kinds]
     wrong = [rank // 4 * 2 + rank % 4 for rank in range(8)]
     made = judge_dp_ranks({rank: {"dp_rank": share, "dp_degree": 8} for rank, share in enumerate(wrong)})
     rows = [row(rank, None, 0, "between spans") for rank in range(8)]
@@ -363,7 +347,7 @@ def stalls() -> Iterator[Situation]:
 
 
 def lengths() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "WrongLength" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "WrongLength" in WORDS[adapter].kinds]
 
     def wrong(adapter: str, reported: int = 16, fixes: bool = False, length: int | None = None) -> Verdict:
         facts = LoaderFacts(
@@ -426,7 +410,7 @@ def lengths() -> Iterator[Situation]:
 
 def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
-    able = [adapter for adapter in ALL if "Repeated" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "Repeated" in WORDS[adapter].kinds]
 
     def situation(kind: Kind, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)
@@ -465,7 +449,7 @@ def evens() -> Iterator[Situation]:
 
 def data() -> Iterator[Situation]:
     def able(kind: Kind) -> list[str]:
-        return [adapter for adapter in ALL if kind in CHECKS[adapter]]
+        return [adapter for adapter in ALL if kind in WORDS[adapter].kinds]
 
     read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
     other = {**read, "prints": ["0b", "c4"]}
@@ -535,7 +519,7 @@ def dealt() -> Iterator[Situation]:
             "DoubleSharded",
             "rows of each rank's own",
             rows,
-            [adapter for adapter in ALL if "DoubleSharded" in CHECKS[adapter]],
+            [adapter for adapter in ALL if "DoubleSharded" in WORDS[adapter].kinds],
         ),
         ("StreamsDiffer", "a shuffle with other seeds", seeds, prepared),
         ("StreamsDiffer", "another order", overlapping, prepared),
@@ -544,7 +528,7 @@ def dealt() -> Iterator[Situation]:
             "StreamsDiffer",
             "rows in another order",
             shuffled,
-            [adapter for adapter in ALL if "StreamsDiffer" in CHECKS[adapter]],
+            [adapter for adapter in ALL if "StreamsDiffer" in WORDS[adapter].kinds],
         ),
     ]
     for kind, title, facts, adapters in cases:
@@ -580,7 +564,7 @@ RESUME_RECORD = resume.ResumeRecord(
 
 
 def resumes() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "ResumeMismatch" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "ResumeMismatch" in WORDS[adapter].kinds]
     record = RESUME_RECORD
     plan = FitPlan(batch_size=8, dp_degree=2)
     exact = resume.Restored(exact=True)
@@ -600,15 +584,6 @@ def resumes() -> Iterator[Situation]:
     }
     for title, verdict in found.items():
         yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
-
-
-def stepping_of(adapter: str) -> Stepping:
-    homes = {
-        "lightning": "countoff._lightning.trainer",
-        "composer": "countoff._composer.messages",
-        "transformers": "countoff._transformers.trainer",
-    }
-    return import_module(homes[adapter]).STEPPING if adapter in homes else Stepping()
 
 
 def schedules() -> Iterator[Situation]:
@@ -660,19 +635,19 @@ def schedules() -> Iterator[Situation]:
             accumulated,
         ),
     }
-    able = [adapter for adapter in ALL if "WrongHorizon" in CHECKS[adapter] and adapter != "torchtitan"]
+    able = [adapter for adapter in ALL if "WrongHorizon" in WORDS[adapter].kinds and adapter != "torchtitan"]
     for title, (horizon, run) in found.items():
         yield Situation(
             "WrongHorizon",
             title,
-            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=stepping_of(adapter)),
+            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=WORDS[adapter].stepping),
             adapters=able,
         )
     job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
     yield Situation(
         "WrongHorizon",
         "a schedule that is shorter than the run",
-        lambda adapter: module_of(adapter)._horizon(job, 4)[0],
+        lambda _: wrong_horizons(job, 4)[0],
         adapters=["torchtitan"],
     )
 
@@ -686,7 +661,7 @@ def processes() -> Iterator[Situation]:
             patch.setattr(process, "_warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 
-    able = [adapter for adapter in ALL if "NotDistributed" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "NotDistributed" in WORDS[adapter].kinds]
     yield Situation("NotDistributed", "torchrun on CPUs without a flag", not_distributed, adapters=able)
     args = SimpleNamespace(
         per_device_train_batch_size=4,
@@ -696,7 +671,7 @@ def processes() -> Iterator[Situation]:
     yield Situation(
         "WrongTotal",
         "split_batches on 2 processes",
-        lambda adapter: module_of(adapter).total_warning(args, 2),
+        lambda _: import_module("countoff._transformers.trainer").total_warning(args, 2),
         adapters=["transformers"],
     )
 
@@ -704,15 +679,15 @@ def processes() -> Iterator[Situation]:
 def others() -> Iterator[Situation]:
     def unseen(adapter: str) -> Verdict:
         if adapter == "fabric":
-            return import_module("countoff._fabric.loaders").unseen_loader()
+            return module_of("fabric").unseen_loader(64)
         return _unseen(has_loader=True)
 
     def late(adapter: str) -> None:
-        state = State(0, 2, Settings(), module_of(adapter).REMEDIES)
+        state = State(0, 2, Settings(), WORDS[adapter].remedies)
         call = RollCall(state, FakeSpeaker(state, FakeStore()))
         call._warn_of_missing([1], "training goes on without comparing with it")
 
-    able = [adapter for adapter in ALL if "UnseenLoader" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "UnseenLoader" in WORDS[adapter].kinds]
     yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
     watched = [adapter for adapter in able if adapter != "fabric"]
     later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
@@ -732,13 +707,13 @@ def without_loaders() -> Iterator[Situation]:
     }
     for each in [*unevens(), *data()]:
         if each.title in with_loader:
-            yield replace(each, title=with_loader[each.title], adapters=["torch"], remedies="WITHOUT_LOADER")
+            yield replace(each, title=with_loader[each.title], adapters=["torch"], words="WITHOUT_LOADER")
     yield Situation(
         "UnseenLoader",
         "a loop without a loader counts nothing",
         lambda _: _unseen(has_loader=False),
         adapters=["torch"],
-        remedies="WITHOUT_LOADER",
+        words="WITHOUT_LOADER",
     )
 
 

@@ -1,21 +1,49 @@
-"""What to do about each kind of verdict: the sentences that several adapters share.
+"""The words of an adapter: what it tells its users in the terms of their framework, and what it cannot tell them.
 
-What is the same in every framework is in the core (`judgement.GENERAL_REMEDIES`). An adapter has what only the words of
-its framework can say. The remedy that most often fits comes first.
+What is the same in every framework is in the core (`judgement.GENERAL_REMEDIES`). The modules `words` of the adapters
+import no framework. In a remedy, what most often fits comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from countoff.core.checks.horizon import Stepping
 from countoff.core.data.streams import LENGTHS
-from countoff.core.verdict import Kind
+from countoff.core.verdict import VERDICTS, Kind, Remedies
 
-__all__ = ["data_remedies", "uneven_remedies"]
-
+__all__ = ["Words", "data_remedies", "uneven_remedies"]
 
 _STOP = "uneven_train='stop'"
 _STOP_EVAL = "uneven_eval='stop'"
+_NO_SAMPLES = "fingerprint_batches=0"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What one adapter says, and which kinds of verdict it cannot report.
+
+    Attributes:
+        framework: The framework's name, for the trace.
+        option: How an option is set, with ``{}`` in its place: ``attach({})``.
+        remedies: What to do about each kind of verdict.
+        stepping: How a scheduler is stepped.
+        only: By kind of verdict, when the adapter can report it, if that is not always.
+        cannot: By kind of verdict, why the adapter cannot report it.
+    """
+
+    framework: str
+    option: str
+    remedies: Remedies
+    stepping: Stepping = field(default_factory=Stepping)
+    only: Mapping[Kind, str] = field(default_factory=dict[Kind, str])
+    cannot: Mapping[Kind, str] = field(default_factory=dict[Kind, str])
+
+    @property
+    def kinds(self) -> Collection[Kind]:
+        """The kinds of verdict that the adapter can report."""
+        return VERDICTS.keys() - self.cannot.keys()
 
 
 def uneven_remedies(
@@ -50,17 +78,18 @@ def uneven_remedies(
 
 
 def data_remedies(
-    *, shares: str, order: str, off: str, dealer: str = "", undo: str = ""
+    *, shares: str, option: str, order: str = "", dealer: str = "", undo: str = ""
 ) -> dict[Kind, str | Mapping[str, str]]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:
         shares: How each rank gets a share of its own, in the framework's terms.
-        order: How each epoch gets an order of its own.
-        off: How the check is turned off.
+        option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
+        order: How each epoch gets an order of its own; empty where countoff does not see the order.
         dealer: What shards the data, where the framework does so by itself.
         undo: How the framework is kept from sharding it.
     """
+    off = option.format(_NO_SAMPLES)
     dealt: dict[Kind, str | Mapping[str, str]] = {
         "DoubleSharded": (
             f"shard the data once, by {dealer}: give it all of the data on every rank, without "
@@ -80,8 +109,11 @@ def data_remedies(
             ),
         },
     }
+    same_order = f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False)."
+    ordered: dict[Kind, str | Mapping[str, str]] = {"SameOrder": same_order} if order else {}
     return {
         **(dealt if dealer else {}),
+        **ordered,
         "DuplicateData": (
             f"{shares} Where each rank draws samples at random without a sampler, seed these draws by rank "
             "(seed + rank); the seeds of a DistributedSampler and of the model stay equal on all ranks. If equal data "
@@ -91,5 +123,4 @@ def data_remedies(
             "shard and seed by dp_rank, not by rank: ranks that work on one batch together must read the same samples "
             f"in the same order, with the same random transforms. If they are to differ: {off}."
         ),
-        "SameOrder": f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False).",
     }

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from countoff.core import DivergenceError, Settings, Verdict
 from countoff.core.ending import shutdown
@@ -69,6 +70,27 @@ def test_a_stderr_of_another_encoding_gets_the_verdict_too(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii"))
     shutdown.print_to_stderr(Verdict("LostRank", "ranks 8–15 are gone."), 0)
     assert written.getvalue().decode("ascii").strip() == r"[rank 0] countoff: LostRank: ranks 8\u201315 are gone."
+
+
+def test_torchs_buffer_for_an_exception_does_not_hold_a_verdict_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A signal that ends the process in that moment would lose it."""
+    seen: list[str] = []
+
+    def print_both(*_: object) -> None:
+        print("RuntimeError: torn", file=sys.stderr)
+        shutdown.print_to_stderr(VERDICT, 7)
+        seen.append(capsys.readouterr().err)
+
+    monkeypatch.setattr(sys, "excepthook", print_both)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sys.excepthook(RuntimeError, RuntimeError("torn"), None)
+    finally:
+        dist.destroy_process_group()
+    assert seen[0].splitlines()[1] == "[rank 7] countoff: LostRank: rank 2 is gone."
+    assert capsys.readouterr().err == "[rank0]: RuntimeError: torn\n"
 
 
 def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

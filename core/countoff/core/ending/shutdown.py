@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import json
 import logging
 import multiprocessing.util
@@ -20,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TextIO
 
 from countoff.core.ending import sigterm, verdict_file
 from countoff.core.levels import effect
@@ -89,11 +91,28 @@ def print_line(rank: int, sentence: str) -> None:
 def _write_to_stderr(text: str) -> None:
     # A closed stderr, or a daemon without one, must not hide the verdict from the exit code.
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        stderr = _own_stderr()
         try:
-            sys.stderr.write(text)
+            stderr.write(text)
         except UnicodeEncodeError:
-            sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
-        sys.stderr.flush()
+            stderr.write(text.encode("ascii", "backslashreplace").decode())
+        stderr.flush()
+
+
+def _own_stderr() -> TextIO:
+    """This process's stderr, also while torch prints an exception that nobody has caught.
+
+    torch prints it into a buffer first, to put the rank before its lines (`_distributed_excepthook`,
+    torch/distributed/distributed_c10d.py:1741 in 2.7). A signal in that moment ends the process, and with it the
+    buffer.
+    """
+    found, main = sys.stderr, threading.main_thread().ident
+    frame = sys._current_frames().get(main or 0) if isinstance(found, io.StringIO) else None
+    while frame is not None:
+        if frame.f_code.co_name == "_distributed_excepthook":
+            found = frame.f_locals.get("old_stderr", found)
+        frame = frame.f_back
+    return found
 
 
 def write_error_file(verdict: Verdict, reporter: int | None = None) -> None:

@@ -85,6 +85,7 @@ def resume_wrongly(behavior: RankBehavior) -> None:
         "F22": {"spoils": lightning_resumes.skip_epoch},
         "F23": {"spoils": lightning_resumes.forget_schedule, "step": 10},
     }[behavior.fault]
-    runs = [lightning_resumes.Resume(ranks=world_size(), **how)]
+    # A schedule without an end: the runs are shorter than any that has one.
+    runs = [lightning_resumes.Resume(ranks=world_size(), schedule="steps", **how)]
     lightning_resumes.write(runs, "saved")
     lightning_resumes.resume(runs, "saved")

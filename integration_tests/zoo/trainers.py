@@ -1,5 +1,7 @@
 """Training with the Trainer of transformers: odd arguments, datasets and callbacks."""
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -92,7 +94,9 @@ def _train(options, *callbacks, **given):
 @healthy()
 def grouped_by_length(options):
     """Samples of like length are grouped."""
-    return _train(options, group_by_length=True)
+    known = {each.name for each in fields(TrainingArguments)}
+    by_length = {"train_sampling_strategy": "group_by_length"}  # as newer versions of transformers call it
+    return _train(options, **(by_length if by_length.keys() <= known else {"group_by_length": True}))
 
 
 @healthy(even=True)

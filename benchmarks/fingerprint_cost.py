@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
 from countoff.core import Guard, Settings
+from countoff.core.checks.streams import ELEMENTS, FirstElements
 from countoff.core.data.fingerprint import distinct_bytes, fingerprint
-from countoff.core.data.streams import ELEMENTS, FirstElements
 
 SMALL = "4×64 float32 and 4 labels"
 DISTINCT = "counting distinct bytes, once per epoch"

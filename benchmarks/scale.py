@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import simulated
 from benchmarks.results import Table, progress, quartiles
+from countoff.core.checks.plan import agreed_fields, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.protocol.plan_comparison import agreed_fields, judge_plans
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from countoff.core.liveness import lifelines
-from countoff.core.verdict import names_of
+from countoff.core.words import names_of
 from countoff.torch import attach
 from integration_tests import loops
 from integration_tests.harness import RankResult, RanksTimedOut, tell

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.channel import Channel, decode, encode
 from countoff.core.store.gathering import Pollable
 from countoff.core.threads.speaker import Job, Speaker

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.length import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
+from countoff.core.guard import OtherRanks
 from countoff.core.threads.even_pass import EvenPass
 from countoff.core.threads.member import Monitor
 from countoff.core.threads.roll_call import RollCall
@@ -274,9 +277,11 @@ class Rank:
         yield "train_end"
 
     def _count_off(self) -> Iterator[str]:
-        self.guard._roll_call = RollCall(self.state, self.speaker)
-        self.guard.resumes.begin(self.program.plan)
-        answered = self.guard._roll_call.count_off(self.program.plan, {"torch": "2"})
+        guard, start = self.guard, FitStart(self.program.plan, {"torch": "2"})
+        guard._roll_call = call = RollCall(self.state, self.speaker, guard._checks)
+        others = OtherRanks(self.state, self.speaker, call)
+        guard._tell(lambda each: each.fit_started(start, others))
+        answered = call.count_off(start)
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):
             yield WAITS
@@ -297,7 +302,7 @@ class Rank:
     def _warn(self) -> Iterator[str]:
         self._trained += 1
         if self._trained in self.program.warns:
-            self.guard.warn(Verdict("WrongLength", "it is too long.", subject=f"loader {self._trained}"))
+            self.guard.warn(WRONG_LENGTH.found("it is too long.", subject=f"loader {self._trained}"))
             yield "warning"
 
     def _evaluate(self, loaders: tuple[int, ...], train_exhausted: bool = False) -> Iterator[str]:

@@ -19,46 +19,34 @@ import pytest
 
 from countoff._adapter.checks import CHECKS
 from countoff.core import LoaderFacts, Settings, Verdict
+from countoff.core.checks import data as identity
+from countoff.core.checks import judge, late, resume, weights
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
+from countoff.core.checks.lost import DIED, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
+from countoff.core.checks.micro_batches import compare_micro_batches
+from countoff.core.checks.plan import judge_even_settings, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
+from countoff.core.checks.settings import judge_tick_batches
+from countoff.core.checks.stalled import ENDED, judge_stall
+from countoff.core.checks.steps import compare_steps
+from countoff.core.checks.streams import StreamFacts, judge_streams
+from countoff.core.checks.uneven import nothing_to_repeat
+from countoff.core.checks.versions import judge_versions
 from countoff.core.counts.curves import Ending
-from countoff.core.data import identity, resume, weights
-from countoff.core.data.streams import StreamFacts, judge_streams
-from countoff.core.ending.shutdown import print_to_stderr
+from countoff.core.ending.shutdown import print_to_stderr, print_warning
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import (
-    DIED,
-    STOPPED,
-    judge,
-    lost_host,
-    lost_rank,
-    lost_store,
-    nothing_to_repeat,
-    row,
-    unprotected,
-    victim,
-)
-from countoff.core.protocol.plan_comparison import (
-    even_record,
-    judge_even_settings,
-    judge_lengths,
-    judge_plans,
-    judge_tick_batches,
-    judge_versions,
-)
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.records import FitPlan, Mark, MicroCounts, verdict_entry
+from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
-from countoff.core.protocol.schedule_plans import SchedulePlan, judge_schedules
-from countoff.core.protocol.state import State
-from countoff.core.protocol.ticks import Tick
-from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
-from countoff.core.threads.roll_call import RollCall
-from countoff.core.threads.stall import judge_stall
+from countoff.core.state import State
 from countoff.core.totals import Totals
-from countoff.core.verdict import ENDED, Kind, Remedies
+from countoff.core.verdict import Remedies
 from countoff.plan.readers import torchtitan_toml
-from tests.fake_store import FakeSpeaker, FakeStore
+from tests.fake_store import FakeStore
 
 EPOCH = "train epoch 0"
 ALL = tuple(CHECKS)
@@ -100,7 +88,7 @@ class Situation:
         remedies: The name of the remedies in the adapter's module.
     """
 
-    kind: Kind
+    kind: str
     title: str
     make: Callable[[str], Verdict | None]
     rows: Sequence[Mapping[str, Any]] = ()
@@ -231,22 +219,24 @@ def steps() -> Iterator[Situation]:
         lambda _: judge(Divergence("StepMismatch", standing, 9, closing(1, 10, "exhausted"), mark_index=1), 1),
         rows,
     )
-    record = {"rank": 0, "steps": 32, "step_hash": 5, "rates": [0.00031711500169576796] * 2}
-    where = "tick/1/64", "batch 64 of train epoch 0"
+    record = {"rank": 0, "steps": 32, "step_hash": 5}
+    where = "batch 64 of train epoch 0"
     rows = [counted(rank, 64, 64, "in batch 64", steps=32) for rank in range(2)]
-    other = Tick(*where, {**record, "rank": 1, "step_hash": 6})
-    yield Situation("StepMismatch", "steps after other batches, found at a tick", lambda _: other.compare(record), rows)
-    extra = Tick(*where, {**record, "rank": 1}, MicroCounts(8, 30, (5, 4), ((61, 62), (63, 64)), EPOCH))
-    of_rank_0 = {**record, **MicroCounts(7, 30, (4, 4)).to_json()}
+    other = compare_steps({**record, "rank": 1, "step_hash": 6}, where)(record, (0, 1))
+    yield Situation("StepMismatch", "steps after other batches, found at a tick", lambda _: other, rows)
+    mine = MicroCounts(8, 30, (5, 4), ((61, 62), (63, 64)), EPOCH)
+    of_rank_0 = MicroCounts(7, 30, (4, 4)).to_json()
+    extra = compare_micro_batches(mine, f"at {where}", 32)(of_rank_0, (0, 1))
     title = "a rank has run an extra micro-batch, found at a tick"
-    yield Situation("StepMismatch", title, lambda _: extra.compare(of_rank_0), adapters=_COUNT_MICRO_BATCHES)
-    rates = Tick(*where, {**record, "rank": 1, "rates": [0.0003] * 2})
+    yield Situation("StepMismatch", title, lambda _: extra, adapters=_COUNT_MICRO_BATCHES)
+    both = [0.00031711500169576796] * 2, [0.0003] * 2
+    rates = rate_mismatch(f"at {where}", "tick/1/64", (0, 1), *both)
     able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
-    of_both = [{**rows[0], "rates": record["rates"]}, {**rows[1], "rates": [0.0003] * 2}]
+    of_both = [{**line, "rates": own} for line, own in zip(rows, both, strict=True)]
     yield Situation(
         "LearningRateMismatch",
         "schedules of different lengths",
-        lambda _: rates.compare(record),
+        lambda _: rates,
         of_both,
         able,
     )
@@ -428,7 +418,7 @@ def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
     able = [adapter for adapter in ALL if "Repeated" in CHECKS[adapter]]
 
-    def situation(kind: Kind, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
+    def situation(kind: str, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)
 
     left = {rank: UnusedBatches(4, 16, False) for rank in range(3)} | {3: UnusedBatches(0)}
@@ -456,15 +446,17 @@ def evens() -> Iterator[Situation]:
         ("uneven_eval", Settings(uneven_eval="stop"), Settings(uneven_eval="allow")),
         ("lookahead", Settings(uneven_train="stop", lookahead=8), on),
     ):
-        made = judge_even_settings({0: even_record(one, None), 1: even_record(other, None)})
+        reports = {
+            rank: EvenCheck(State(rank, 2, each, {})).report(FitStart(FitPlan(), {}), 500)
+            for rank, each in enumerate((one, other))
+        }
+        made = judge_even_settings(reports)
         yield situation("PlanMismatch", f"{name} differs, on 2 ranks", made, rows)
-    state = State(0, 2, on, {})
-    late = RollCall(state, FakeSpeaker(state, FakeStore()))._cannot_agree([1])
-    yield situation("LateRank", "with uneven_train, a rank does not come to the roll call", late, rows[:1])
+    yield situation("LateRank", "with uneven_train, a rank does not come to the roll call", late.needed([1]), rows[:1])
 
 
 def data() -> Iterator[Situation]:
-    def able(kind: Kind) -> list[str]:
+    def able(kind: str) -> list[str]:
         return [adapter for adapter in ALL if kind in CHECKS[adapter]]
 
     read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
@@ -490,7 +482,7 @@ def data() -> Iterator[Situation]:
     yield Situation(
         "SameOrder",
         "set_epoch is never called",
-        lambda _: identity._same_order("train epoch 1", 0),
+        lambda _: identity.same_order("train epoch 1", 0),
         adapters=able("SameOrder"),
     )
     held = {
@@ -526,7 +518,7 @@ def dealt() -> Iterator[Situation]:
     seeds = [{"seed": digests(seed)} for seed in (7, 7, 7, 8)]
     filtered = [{**begins[rank], "sampler": True, "order": "shuffled", "length": 96 - rank} for rank in range(2)]
     overlapping = [{"prints": digests(*range(first, first + 12))} for first in (0, 4)]
-    cases: list[tuple[Kind, str, list[dict[str, Any]], list[str]]] = [
+    cases: list[tuple[str, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
         ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
         ("DoubleSharded", "a rank in the dataset", begins, prepared),
@@ -707,10 +699,8 @@ def others() -> Iterator[Situation]:
             return import_module("countoff._fabric.loaders").unseen_loader()
         return _unseen(has_loader=True)
 
-    def late(adapter: str) -> None:
-        state = State(0, 2, Settings(), module_of(adapter).REMEDIES)
-        call = RollCall(state, FakeSpeaker(state, FakeStore()))
-        call._warn_of_missing([1], "training goes on without comparing with it")
+    def missing(adapter: str) -> None:
+        print_warning(State(0, 2, Settings(), module_of(adapter).REMEDIES), late.goes_on_without([1]))
 
     able = [adapter for adapter in ALL if "UnseenLoader" in CHECKS[adapter]]
     yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
@@ -721,7 +711,7 @@ def others() -> Iterator[Situation]:
     yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
     ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
     yield Situation("SettingsMismatch", "an environment variable on one host", lambda _: ticks)
-    yield Situation("LateRank", "a rank does not come to the roll call", late)
+    yield Situation("LateRank", "a rank does not come to the roll call", missing)
 
 
 def without_loaders() -> Iterator[Situation]:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from countoff.core import FitPlan, Settings, Verdict
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.agreement import Agreement
 from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore

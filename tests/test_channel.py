@@ -11,15 +11,8 @@ from typing import Any, cast
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from countoff.core.store.channel import (
-    RECORD_BYTES,
-    Channel,
-    ChannelError,
-    _to_port,
-    decode,
-    encode,
-    knock,
-)
+from countoff.core.protocol.records import RECORD_BYTES
+from countoff.core.store.channel import Channel, ChannelError, _to_port, decode, encode, knock
 from tests.fake_store import FakeStore
 
 Connect = Callable[[], Channel]

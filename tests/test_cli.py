@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.verdict import VERDICTS
+from countoff.core.checks import KINDS
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
@@ -78,7 +78,7 @@ def test_a_kind_of_verdict_is_explained(name: str) -> None:
 def test_all_kinds_are_listed() -> None:
     """`countoff explain` alone lists each kind with its meaning, in the order of the code."""
     lines = run(["explain"]).stdout.splitlines()[:-1]
-    assert [line.split()[0] for line in lines] == list(VERDICTS)
+    assert [line.split()[0] for line in lines] == list(KINDS)
     assert all(len(line.split()) > 4 for line in lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads import connection as module
 from countoff.core.threads.connection import Connection

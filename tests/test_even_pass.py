@@ -13,7 +13,7 @@ from countoff.core import Settings
 from countoff.core.liveness import stacks
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.threads import even_pass
 from countoff.core.threads.even_pass import EvenPass
 from countoff.core.verdict import UnevenBatches, Verdict

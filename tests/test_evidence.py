@@ -1,12 +1,12 @@
 """What the threads of a watched loop let countoff prove, and what it is compared with."""
 
 from countoff.core import Settings
+from countoff.core.checks import judge
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS, Evidence
-from countoff.core.protocol.judgement import judge
 from countoff.core.protocol.records import Mark
 from countoff.core.protocol.rule import beyond_mark, compare_marks
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 
 HOME, OTHER = 1, 2
 

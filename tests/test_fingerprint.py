@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from countoff.core.checks.data import ENOUGH_BYTES
 from countoff.core.data import device_copy
 from countoff.core.data import fingerprint as module
 from countoff.core.data.fingerprint import (
@@ -26,7 +27,6 @@ from countoff.core.data.fingerprint import (
     distinct_bytes,
     fingerprint,
 )
-from countoff.core.data.identity import ENOUGH_BYTES
 from tests.fake_gpu import FakeCopy, tensors_on_a_gpu
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

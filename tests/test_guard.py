@@ -10,10 +10,9 @@ import pytest
 
 import countoff.core
 from countoff.core import FitPlan, Guard, Settings, Verdict
-from countoff.core.protocol.counters import hash_step
+from countoff.core.protocol.counters import UnusedBatches, hash_step
 from countoff.core.protocol.records import Mark
-from countoff.core.protocol.state import NEVER
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.state import NEVER
 
 EPOCH = "train epoch 0"
 

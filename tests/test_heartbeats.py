@@ -5,7 +5,7 @@ import pytest
 from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from tests.fake_store import FakeStore
 
 

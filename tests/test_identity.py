@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 import torch
 
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.data import DataIdentity, Sampling, judge_data
 from countoff.core.data.fingerprint import fingerprint
-from countoff.core.data.identity import DataIdentity, Sampling, judge_data
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, verdict_to_json
-from countoff.core.protocol.state import State
 from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.verdict import Verdict
 from tests.fake_gpu import tensors_on_a_gpu
+from tests.other_ranks import KeptRecords
 
 
 def record(dp_rank: int, *prints: str, informative: bool = True, is_sharded: bool = False) -> dict[str, Any]:
@@ -88,11 +90,12 @@ class Epoch:
     """One train epoch of a rank whose batches are on a GPU; `reported` has what it reported."""
 
     def __init__(self) -> None:
-        self.reported: list[Any] = []
+        others = KeptRecords()
+        self.reported = others.reported
         self.span = SpanCounters("train epoch 0")
         self.data = DataIdentity(State(0, 2, Settings(), {}))
-        self.data.begin(FitPlan(), lambda name, record, judge: self.reported.append(record))
-        self.data.open(self.span, 0)
+        self.data.fit_started(FitStart(FitPlan(), {}), others)
+        self.data.span_opened(self.span, 0)
         self.batches = [torch.rand(4, 64) for _ in range(5)]
         self.expected = [found.digest for found in map(fingerprint, self.batches[:2]) if found is not None]
 
@@ -116,7 +119,7 @@ def test_fingerprints_of_a_gpu_are_complete_at_a_later_batch(last_to_arrive):
         copies[last_to_arrive].arrived = True
         epoch.give(4)
         assert not epoch.data.fingerprints_due
-        epoch.data.close(epoch.span)
+        epoch.data.span_closing(epoch.span, "exhausted", orderly=True)
     (record,) = epoch.reported
     assert record["prints"] == epoch.expected
     assert record["informative"]
@@ -130,7 +133,7 @@ def test_fingerprints_of_a_gpu_are_complete_at_the_end_of_the_epoch():
             epoch.give(number)
         for copy in copies:
             copy.arrived = True
-        epoch.data.close(epoch.span)
+        epoch.data.span_closing(epoch.span, "exhausted", orderly=True)
     assert [record["prints"] for record in epoch.reported] == [epoch.expected]
     assert not epoch.data.fingerprints_due
 
@@ -142,12 +145,12 @@ class Passes:
         self.notes = notes = list[str]()
 
         class Noting(State):
-            def note(self, verdict: Verdict) -> None:
+            def find(self, verdict: Verdict) -> None:
                 notes.append(verdict.kind)
 
         self.state = Noting(0, 2, Settings(), {})
         self.data = DataIdentity(self.state)
-        self.data.begin(FitPlan(), lambda name, record, judge: None)
+        self.data.fit_started(FitStart(FitPlan(), {}), KeptRecords())
         self.batches = [torch.rand(4, 64) for _ in range(3)]
 
     def run(
@@ -161,14 +164,14 @@ class Passes:
     ) -> list[str]:
         """Runs one pass; returns what was warned of so far."""
         span = SpanCounters("train epoch 0")
-        self.data.open(span, 0)
+        self.data.span_opened(span, 0)
         for batch in (self.batches if batches is None else batches)[: 2 if short else None]:
             span.started += 1
             if self.data.fingerprints_due:
                 self.data.read(batch, Sampling(order=("seed", 0)))
         self.state.steps += steps
         self.data.is_whole = whole
-        self.data.close(span, exhausted=exhausted)
+        self.data.span_closing(span, "exhausted" if exhausted else "stopped", orderly=True)
         return self.notes
 
 
@@ -213,10 +216,10 @@ def test_a_fingerprint_that_is_not_complete_in_time_is_left_out():
         for number in range(2):
             epoch.give(number)
         copies[0].arrived = True
-        epoch.data.close(epoch.span)
+        epoch.data.span_closing(epoch.span, "exhausted", orderly=True)
         assert [(record["prints"], record["informative"]) for record in epoch.reported] == [([], False)]
         assert not epoch.data.fingerprints_due
-        epoch.data.open(epoch.span, 0)
+        epoch.data.span_opened(epoch.span, 0)
         for number in range(2):
             epoch.give(number)
         for copy in copies:

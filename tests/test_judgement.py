@@ -5,23 +5,18 @@ from typing import Any, Literal
 
 import pytest
 
-from countoff.core.protocol.judgement import (
-    EVALUATION,
-    WHO_EVALUATES,
-    judge,
-    lost_rank,
-    odd_ranks,
-    ranks_behind,
-    remedy_for,
-)
+from countoff.core.checks import judge
+from countoff.core.checks.lost import lost_rank
+from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
 from countoff.core.protocol.records import Mark, verdict_from_json, verdict_to_json
+from countoff.core.protocol.rows import odd_ranks, ranks_behind
 from countoff.core.protocol.rule import Divergence
-from countoff.core.verdict import Kind, Remedies, Verdict
+from countoff.core.verdict import Remedies, Verdict, remedy_for
 
 EPOCH = "train epoch 0"
 
 
-REMEDIES: dict[Kind, str] = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}
+REMEDIES: dict[str, str] = {"UnevenBatches": "Give every rank the same number of batches: drop_last=True."}
 
 
 LOADERS = (
@@ -121,7 +116,7 @@ def test_another_position_names_both_and_the_checkpoint() -> None:
     first, own = (Mark("train_start", EPOCH, at=at, rank=rank) for rank, at in enumerate((5, 6)))
     found = judge(Divergence("PlanMismatch", first, 6, own, mark_index=2), 1)
     assert found.headline == "PlanMismatch: rank 0 began train epoch 0 after 5 batches of it, rank 1 after 6 batches."
-    assert found.remedy.startswith("resume every rank from the same checkpoint")
+    assert remedy_for(found, {}).startswith("resume every rank from the same checkpoint")
     assert (found.ranks, found.subject, found.mark_index) == ((0, 1), "position", 2)
 
 

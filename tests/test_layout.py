@@ -7,31 +7,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
-CORE_LADDER = [
-    {"_nearest"},
+LADDER = [
+    {"words"},
     {"verdict"},
-    {"levels"},
-    {"settings"},
     {"counts"},
-    {"checks"},
-    {"plan", "ranks"},
-    {"totals"},
-]
-PROTOCOL_LADDER = [
-    {"_nearest"},
-    {"verdict"},
-    {"levels"},
-    {"settings"},
-    {"counts"},
-    {"checks"},
+    {"plan"},
     {"protocol"},
     {"data"},
+    {"checks"},
+    {"ranks", "totals"},
+    {"levels"},
+    {"settings"},
+    {"state"},
     {"part"},
     {"store"},
     {"liveness"},
@@ -137,21 +128,20 @@ def test_no_circle_of_imports() -> None:
     list(graphlib.TopologicalSorter(graph()).static_order())
 
 
-@pytest.mark.parametrize("ladder", [CORE_LADDER, PROTOCOL_LADDER], ids=["arithmetic", "protocol"])
-def test_rooms_of_core_import_only_what_lies_below(ladder: list[set[str]]) -> None:
-    """Arithmetic knows nothing of the protocol, the protocol nothing of threads, and a verdict nothing at all."""
-    level = {name: number for number, rooms in enumerate(ladder) for name in rooms}
-    for name, targets in graph().items():
-        if room(name) not in level:
-            continue
-        for target in (target for target in targets if room(target)):
-            other = room(target)
-            assert other == room(name) or level.get(other, len(ladder)) < level[room(name)], f"{name} imports {target}"
+def test_rooms_of_core_import_only_what_lies_below() -> None:
+    """Words know nothing, a verdict no check, a check no thread, and only the guard all of them."""
+    level = {name: number for number, rooms in enumerate(LADDER) for name in rooms}
+    wrong = [
+        f"{name} imports {target}"
+        for name, targets in graph().items()
+        for target in targets
+        if room(name) and room(target) not in ("", room(name)) and level[room(target)] >= level[room(name)]
+    ]
+    assert wrong == []
 
 
-def test_every_room_of_core_stands_on_a_ladder() -> None:
-    placed = {name for ladder in (CORE_LADDER, PROTOCOL_LADDER) for rooms in ladder for name in rooms}
-    assert {room(name) for name in modules()} - {""} == placed
+def test_every_room_of_core_stands_on_the_ladder() -> None:
+    assert {room(name) for name in modules()} - {""} == {name for rooms in LADDER for name in rooms}
 
 
 def test_core_imports_no_plugin() -> None:

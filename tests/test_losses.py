@@ -3,11 +3,10 @@
 import pytest
 
 from countoff.core import Settings
+from countoff.core.checks.lost import DIED, GONE_SECONDS, STOPPED, Need, is_lost, loss_of
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import DIED, STOPPED
-from countoff.core.protocol.losses import GONE_SECONDS, Need, is_lost, loss_of
 from countoff.core.protocol.records import Absence, absence_entry, absence_from_entry
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from tests.outbox import written
 
 RAISED = Absence(1, "raised ValueError: torn", begun=4)

@@ -10,7 +10,7 @@ import pytest
 from countoff.core import Settings, Verdict
 from countoff.core.liveness.lifelines import Hub, Loss
 from countoff.core.protocol.records import verdict_entry
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads import connection

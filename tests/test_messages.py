@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from countoff._adapter.checks import CHECKS
-from countoff.core.verdict import VERDICTS
+from countoff.core.checks import KINDS
 from tests.situations import ALL, SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +98,7 @@ def test_the_page_shows_real_messages(capsys: pytest.CaptureFixture[str]) -> Non
     found = [head]
     for section in sections:
         kind = section.split()[1]
-        if kind in VERDICTS:
+        if kind in KINDS:
             shown = example(kind, capsys)
             section = re.sub(
                 r"```\n.*?```", lambda _, shown=shown: f"```\n{shown}```", section, count=1, flags=re.DOTALL
@@ -112,10 +112,10 @@ def test_the_page_shows_real_messages(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_page_has_a_section_for_each_kind() -> None:
     """In the order of the code, and each with its cause, an example and what to do."""
     sections = re.findall(r"^## (\w+)\n(.*?)(?=^## )", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    kinds = [kind for kind, _ in sections if kind in VERDICTS]
-    assert kinds == list(VERDICTS)
+    kinds = [kind for kind, _ in sections if kind in KINDS]
+    assert kinds == list(KINDS)
     for kind, text in sections:
-        if kind in VERDICTS:
+        if kind in KINDS:
             assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Cause", "Example", "Fix"], kind
 
 
@@ -135,7 +135,7 @@ def test_the_table_of_checks_is_what_adapters_declare() -> None:
     """The page's table of checks has each kind and each adapter, with the condition where there is one."""
     head = "| |" + "".join(f" {title} |" for title in COLUMNS.values())
     rows = [head, "|---" * (len(COLUMNS) + 1) + "|"]
-    for kind in VERDICTS:
+    for kind in KINDS:
         cells = "".join(f" {CHECKS[adapter].get(kind, 'no')} |" for adapter in COLUMNS)
         rows.append(f"| [`{kind}`](#{kind.lower()}) |{cells}")
     table = "\n".join(rows)

@@ -3,18 +3,23 @@
 import dataclasses
 import json
 import random
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from countoff.core.checks import Checks, judge
+from countoff.core.checks.micro_batches import compare_micro_batches
+from countoff.core.checks.resume import ScheduleState
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import judge
 from countoff.core.protocol.log import LogView
-from countoff.core.protocol.micro_batches import MicroBatchLog, sentence_of
-from countoff.core.protocol.records import Mark, MicroCounts, mark_entry, verdict_entry
+from countoff.core.protocol.micro_batches import MicroBatchLog
+from countoff.core.protocol.records import RECORD_BYTES, Mark, MicroCounts, mark_entry, verdict_entry
 from countoff.core.protocol.rule import compare_marks
-from countoff.core.protocol.ticks import Tick
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.settings import Settings
+from countoff.core.state import State
+from countoff.core.store.channel import encode
 
 EPOCH = "train epoch 0"
 
@@ -32,6 +37,14 @@ def opened(*counts: int) -> tuple[MicroBatchLog, SpanCounters]:
     log.begin(span)
     run(log, span, *counts)
     return log, span
+
+
+def checks_of(rates: Sequence[float]) -> tuple[Checks, State]:
+    """The checks of rank 1, which trains with these learning rates, and its state."""
+    state = State(1, 2, Settings(), {})
+    state.evidence.steps(threading.get_ident())
+    in_force = {"learning_rates_in_force": lambda: rates, "schedule": ScheduleState, "hash_weights": None}
+    return Checks.of(state, **in_force), state
 
 
 def test_steps_are_kept_since_the_last_comparison() -> None:
@@ -89,26 +102,27 @@ def test_a_rank_that_counts_none_is_compared_with_none() -> None:
 def test_a_verdict_names_the_first_batch_that_differs_and_both_counts() -> None:
     theirs, mine = opened(4, 4, 4, 5)[0].take(), opened(4, 4, 3, 4)[0].take()
     told = MicroCounts.from_json(json.loads(json.dumps(theirs.to_json())))
-    found = sentence_of(told, mine, (0, 1), where="at batch 4", steps=4)
-    assert found == "in batch 3 of train epoch 0, rank 0 ran 4 micro-batches, rank 1 3."
+    found = compare_micro_batches(mine, "at batch 4", 4)(told.to_json(), (0, 1))
+    assert found is not None
+    assert found.sentence == "in batch 3 of train epoch 0, rank 0 ran 4 micro-batches, rank 1 3."
     standing = Mark("train_end", EPOCH, 4, "exhausted", 4, 9, rank=0, micro=told)
     divergence = compare_marks(standing, dataclasses.replace(standing, rank=1, micro=mine))
     assert divergence is not None
     verdict = judge(divergence, 1)
-    assert (verdict.kind, verdict.sentence, verdict.ranks) == ("StepMismatch", found, (0, 1))
+    assert (verdict.kind, verdict.sentence, verdict.ranks) == ("StepMismatch", found.sentence, (0, 1))
     assert "averages gradients of different amounts" in verdict.why
 
 
 def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
     """The hash of micro-batches differs for good once it has differed, and must hide no verdict."""
-    theirs, mine = opened(4)[0].take(), opened(5)[0].take()
-    record = {"rank": 0, "steps": 1, "step_hash": 5, "rates": [0.1], **theirs.to_json()}
-    own = Tick("tick/1/1", "batch 1 of train epoch 0", {**record, "rank": 1, "rates": [0.2]}, mine)
-    found = [each.compare(record) for each in (own, dataclasses.replace(own, record={**own.record, "rates": [0.1]}))]
-    assert [(each.kind, each.subject) for each in found if each] == [
-        ("LearningRateMismatch", ""),
-        ("StepMismatch", "micro-batches"),
-    ]
+    theirs = {"rank": 0, "steps": 1, "step_hash": 5, **opened(4)[0].take().to_json()}
+    for rates, expected in (([0.1], ("LearningRateMismatch", "")), ([0.2], ("StepMismatch", "micro-batches"))):
+        checks, state = checks_of([0.2])
+        state.steps, state.step_hash = 1, 5
+        state.micro_batches, span = opened(5)
+        parts = [part for check in checks if (part := check.tick(span)) is not None]
+        found = [each for part in parts if (each := part.compare({**theirs, "rates": rates}, (0, 1))) is not None]
+        assert (found[0].kind, found[0].subject) == expected
 
 
 def test_other_micro_batches_leave_a_rank_on_its_side() -> None:
@@ -124,8 +138,10 @@ def test_other_micro_batches_leave_a_rank_on_its_side() -> None:
 @pytest.mark.parametrize("theirs", [MicroCounts(7, 0, ()), MicroCounts(7, 1, (5, 4)), MicroCounts(7, 0, (4, 4))])
 def test_a_verdict_without_the_batch_is_still_true(theirs: MicroCounts) -> None:
     """Where the records do not hold the step that differs, the sentence says what is known."""
-    found = sentence_of(theirs, opened(4, 4)[0].take(), (1, 0), where="after 2 batches of train epoch 0", steps=2)
-    assert found == (
+    compare = compare_micro_batches(opened(4, 4)[0].take(), "after 2 batches of train epoch 0", 2)
+    found = compare(theirs.to_json(), (1, 0))
+    assert found is not None
+    assert found.sentence == (
         "after 2 batches of train epoch 0, ranks 0 and 1 had applied 2 optimizer steps, but of different numbers of "
         "micro-batches."
     )
@@ -133,21 +149,20 @@ def test_a_verdict_without_the_batch_is_still_true(theirs: MicroCounts) -> None:
 
 def test_the_counts_of_any_steps_fit_into_a_record() -> None:
     """Whatever ranks run, a tick and a mark fit into their records; the last steps are left out first."""
-    log, span = opened(*(random.Random(step).randrange(10**9) for step in range(1000)))
+    log, _ = opened(*(random.Random(step).randrange(10**9) for step in range(1000)))
     taken = log.take()
     assert len(taken.counts) == 512
     rates = [-1.2345678901234567e-300] * 8
-    tick = Tick.of(99_999, span, 10**9, steps=10**9, step_hash=2**48 - 1, rates=rates, micro=taken)
+    tick = {"rank": 99_999, "steps": 10**9, "step_hash": 2**48 - 1, "rates": rates, **taken.to_json()}
     name = "会" * 9
     mark = Mark("eval_start", name, 10**9, "exhausted", 10**9, 2**48 - 1, (), 99_999, 1700000000.123456, taken)
-    for record in (tick.record, mark_entry(10**9, mark)):
+    for record in (tick, mark_entry(10**9, mark)):
         assert len(encode(record)) <= RECORD_BYTES
     told = MicroCounts.from_json(json.loads(json.dumps(taken.to_json())))
     assert 0 < len(told.counts) < 512
     assert told.counts == taken.counts[: len(told.counts)]
-    verdict = dataclasses.replace(tick, micro=MicroCounts(1, 0, (10**9,), ((10**9, 10**9 + 1),), name)).compare(
-        tick.record
-    )
+    other = MicroCounts(1, 0, (10**9,), ((10**9, 10**9 + 1),), name)
+    verdict = compare_micro_batches(other, f"at batch {10**9} of {name}", 10**9)(tick, (99_999, 99_998))
     assert verdict is not None
     encode(verdict_entry("end", verdict))
 

@@ -1,27 +1,25 @@
 """The comparison of plans, settings and versions that ranks reported at the roll call."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from countoff.core.protocol.plan_comparison import (
-    PROOF_FIELDS,
-    agreed_fields,
-    even_record,
-    first_difference,
-    group_ranks_by_value,
-    judge_even_settings,
-    judge_lengths,
-    judge_plans,
-    judge_tick_batches,
-    judge_versions,
-)
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.even import EvenCheck, judge_lengths
+from countoff.core.checks.plan import PROOF_FIELDS, agreed_fields, first_difference, judge_even_settings, judge_plans
+from countoff.core.checks.settings import judge_tick_batches
+from countoff.core.checks.versions import judge_versions
+from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
+from countoff.core.state import State
+from countoff.core.verdict import remedy_for
+from countoff.core.words import ranks_by
 
 
 def test_the_smallest_group_comes_first() -> None:
-    records = {0: {"lr": 1}, 1: {"lr": 2}, 2: {"lr": 1}, 3: {}}
-    assert group_ranks_by_value(records, "lr") == [(2, [1]), (None, [3]), (1, [0, 2])]
+    assert ranks_by({0: 1, 1: 2, 2: 1, 3: None}) == [(2, [1]), (None, [3]), (1, [0, 2])]
 
 
 def test_plans_that_agree_are_no_mismatch() -> None:
@@ -47,7 +45,7 @@ def test_a_plan_mismatch_names_the_one_rank_that_differs() -> None:
     """The whole message of a plan that one of three ranks has differently."""
     found = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     assert found is not None
-    assert found.render().splitlines() == [
+    assert replace(found, remedy=remedy_for(found, {})).render().splitlines() == [
         "countoff: PlanMismatch: before the first batch, batch_size is 4 on rank 1, 8 on ranks 0, 2.",
         "  why: The averaged gradient would give the samples of some ranks more weight than those of others.",
         "  do:  use the same batch_size on every rank.",
@@ -63,14 +61,15 @@ def test_a_plan_mismatch_is_about_its_field(field: str) -> None:
     assert found is not None
     assert (found.subject, found.standing) == (field, "differ")
     assert found.why.endswith(".")
-    assert bool(found.remedy) != (field.endswith("batches_per_epoch") or field == "batches_between_evaluations")
-    assert "loader" not in found.remedy or field == "batch_size"
+    remedy = remedy_for(found, {})
+    assert bool(remedy) != (field.endswith("batches_per_epoch") or field == "batches_between_evaluations")
+    assert "loader" not in remedy or field == "batch_size"
 
 
 def test_different_checkpoints_are_the_cause_of_different_positions() -> None:
     found = judge_plans({0: {"position": [1, 4, 7]}, 1: {"position": [0, 9, 5]}})
     assert found is not None
-    assert found.remedy.startswith("resume every rank from the same checkpoint")
+    assert remedy_for(found, {}).startswith("resume every rank from the same checkpoint")
 
 
 def test_different_tick_batches_are_a_settings_mismatch() -> None:
@@ -173,6 +172,11 @@ def test_a_run_that_ends_with_the_shortest_loader_is_a_mismatch() -> None:
 EVEN = Settings(uneven_train="stop")
 
 
+def reported(settings: Settings, own_batches: int | None) -> Mapping[str, Any]:
+    """What a rank with these settings reports of how it is kept even."""
+    return EvenCheck(State(0, 3, settings, {})).report(FitStart(FitPlan(), {}, own_batches=own_batches), 0)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
@@ -185,13 +189,13 @@ EVEN = Settings(uneven_train="stop")
 )
 def test_ranks_that_take_the_same_number_have_the_same_settings(one: Settings, other: Settings, words: str) -> None:
     """The message has the value of a rank that reports none of these settings, because nothing makes it even."""
-    verdict = judge_even_settings({rank: even_record(other if rank else one, None) for rank in range(3)})
+    verdict = judge_even_settings({rank: reported(other if rank else one, None) for rank in range(3)})
     assert verdict is not None
     assert verdict.sentence == f"before the first batch, {words}."
-    assert verdict.remedy
+    assert remedy_for(verdict, {})
 
 
 @pytest.mark.parametrize("settings", [EVEN, Settings(), Settings(lookahead=8)])
 def test_equal_settings_are_no_mismatch(settings: Settings) -> None:
-    assert judge_even_settings({rank: even_record(settings, 4 + rank) for rank in range(3)}) is None
-    assert judge_even_settings({0: even_record(Settings(), None), 1: even_record(Settings(lookahead=8), None)}) is None
+    assert judge_even_settings({rank: reported(settings, 4 + rank) for rank in range(3)}) is None
+    assert judge_even_settings({0: reported(Settings(), None), 1: reported(Settings(lookahead=8), None)}) is None

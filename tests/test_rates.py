@@ -2,19 +2,33 @@
 
 import dataclasses
 import json
+import threading
 from typing import Any
 
 import pytest
 
+from countoff.core.checks import judge
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.learning_rates import LearningRateCheck, odd_rates, rate_mismatch, with_rates
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.protocol.judgement import judge
-from countoff.core.protocol.rates import RateLog, odd_rates, parse_rates, with_rates
-from countoff.core.protocol.records import Mark, MarkKind, MicroCounts, mark_entry, verdict_from_json, verdict_to_json
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.rates import RateLog, parse_rates
+from countoff.core.protocol.records import (
+    FitPlan,
+    Mark,
+    MarkKind,
+    MicroCounts,
+    mark_entry,
+    verdict_from_json,
+    verdict_to_json,
+)
 from countoff.core.protocol.rule import compare_marks
-from countoff.core.protocol.ticks import StepRates
+from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from tests.fake_store import FakeStore
+from tests.other_ranks import KeptRecords
 
 EPOCH = "train epoch 0"
 END = Mark("train_end", EPOCH, 12, "exhausted", 12, 9, rank=0, rates=(0.1, 0.2))
@@ -80,13 +94,15 @@ def test_a_mark_with_eight_rates_fits_into_a_record() -> None:
 
 
 def test_the_first_steps_are_compared() -> None:
-    own = StepRates(2, 1, "batch 4 of train epoch 0", (0.2,))
-    assert own.compare({"rank": 0, "rates": [0.2]}) is None
-    found = own.compare({"rank": 0, "rates": [0.1]})
-    assert found is not None
-    assert found.sentence == (
-        "at optimizer step 1 (batch 4 of train epoch 0), rank 0 trains with learning rate 0.1 and rank 2 with 0.2."
-    )
+    where = "at optimizer step 1 (batch 4 of train epoch 0)"
+    assert rate_mismatch(where, "step/1", (0, 2), (0.2,), (0.2,)) is None
+    state = State(2, 3, Settings(), {})
+    state.evidence.steps(threading.get_ident())
+    check, others = LearningRateCheck(state, lambda: (0.2,)), KeptRecords({"rank": 0, "rates": [0.1]})
+    check.fit_started(FitStart(FitPlan(), {}), others)
+    check.stepped(SpanCounters(EPOCH, started=4), 1)
+    (found,) = others.found
+    assert found.sentence == f"{where}, rank 0 trains with learning rate 0.1 and rank 2 with 0.2."
     assert "may have differed before" not in found.why
 
 

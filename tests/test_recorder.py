@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core.checks.check import FitStart
 from countoff.core.liveness import collectives
 from countoff.core.liveness.processes import Process
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.state import State
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
+from countoff.core.state import State
 from countoff.core.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
 from countoff.core.trace import recorder as module
@@ -25,8 +25,10 @@ from countoff.core.trace.format import VERSION
 from countoff.core.trace.recorder import Recorder
 from countoff.report.reader import read as read_trace
 from tests.fake_store import FakeStore
+from tests.other_ranks import KeptRecords
 from tests.traces import kinds, of, read
 
+BEGINS = FitStart(FitPlan(), {})
 VERDICT = Verdict("UnevenBatches", "rank 1 ran out of data.", (1,))
 
 
@@ -139,8 +141,8 @@ def test_a_warning_is_traced_as_it_is_printed(tmp_path: Path, capsys: pytest.Cap
 
 def waiting_lines(fit: Guard) -> None:
     """Ends with the number of lines that wait for a thread which this process does not have."""
-    recorder = fit._recorder
-    assert recorder is not None
+    recorder = fit._state.observer
+    assert isinstance(recorder, Recorder)
     before = recorder._writer._queue.qsize()
     fit.train_start(0)
     fit.failed(ValueError("torn"))
@@ -178,10 +180,10 @@ def state_of(policy: Any = "raise", rank: int = 1) -> State:
 def recorded(directory: Path, act: Callable[[Recorder], object], state: State | None = None) -> list[dict[str, Any]]:
     state = state or state_of()
     recorder = Recorder(state, 0, str(directory))
-    recorder.begin(FitPlan(), "", {})
+    recorder.fit_started(BEGINS, None)
     act(recorder)
-    recorder.close()
-    recorder.close()
+    recorder.closed()
+    recorder.closed()
     return [line for line in read(directory, state.rank) if line["k"] not in ("begin", "tick")]
 
 
@@ -206,7 +208,7 @@ def test_a_verdict_ends_the_trace_of_a_fit(tmp_path: Path) -> None:
     def act(recorder: Recorder) -> None:
         recorder.gathered(cast("Any", FakeStore()), {1: {"rank": 1, "batches": 7, "side": [1]}})
         recorder.concluded(VERDICT, whole=True)
-        recorder.opened(SpanCounters("train epoch 1"))
+        recorder.span_opening(SpanCounters("train epoch 1"))
 
     verdict, stacks, end = recorded(tmp_path, act)
     assert verdict["verdict"]["sentence"] == "rank 1 ran out of data."
@@ -223,7 +225,7 @@ def test_a_signal_is_the_last_line_of_the_trace(tmp_path: Path) -> None:
         recorder.ended_by("SIGTERM")
         (end,) = [line for line in read(tmp_path, 1) if line["k"] == "end"]
         assert (end["how"], end["what"]) == ("signal", "SIGTERM")
-        recorder.opened(SpanCounters("train epoch 1"))
+        recorder.span_opening(SpanCounters("train epoch 1"))
 
     assert [line["k"] for line in recorded(tmp_path, act)] == ["end"]
 
@@ -284,8 +286,8 @@ def test_the_rank_that_failed_says_so(tmp_path: Path) -> None:
 def test_a_verdict_in_warn_mode_ends_nothing(tmp_path: Path) -> None:
     def act(recorder: Recorder) -> None:
         recorder.concluded(VERDICT, whole=True)
-        recorder.opened(SpanCounters("train epoch 1"))
-        recorder.finished()
+        recorder.span_opening(SpanCounters("train epoch 1"))
+        recorder.fit_ended()
 
     lines = recorded(tmp_path, act, state_of("warn"))
     assert [line["k"] for line in lines] == ["verdict", "stacks", "open", "end"]
@@ -375,10 +377,10 @@ def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> No
     state = State(3, 4096, Settings(), {}, steps=1_000_000)
     recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
     recorder._span = SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678)
-    recorder.begin(FitPlan(), "", {})
+    recorder.fit_started(BEGINS, None)
     now = time.monotonic() + 10.0  # later than any look of the writer
     lines = [line for second in range(240) for line in recorder.look(now + second / 4)]
-    recorder.close()
+    recorder.closed()
     ticks = of("tick", [dict(line) for line in lines])
     assert len(ticks) == 12
     clock = recorder._line("clock", ahead=-12.345678, error=0.012345)
@@ -424,22 +426,22 @@ def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(turns: Turns) -> 
         turns.turn()
         return [line["b"] for line in recorder.look(now) if line["k"] == "tick"]
 
-    recorder.begin(FitPlan(), "", {})
+    recorder.fit_started(BEGINS, None)
     assert ticks() == []
-    recorder.opened(train)
+    recorder.span_opening(train)
     state.spans.append(train)
     assert ticks() == [5000]
-    recorder.opened(evaluation)
+    recorder.span_opening(evaluation)
     assert ticks() == [0]
     state.spans.append(evaluation)
     evaluation.started = 3
     assert ticks() == [3]
-    recorder.closed(evaluation, "exhausted")
+    recorder.span_closing(evaluation, "exhausted", orderly=True)
     assert ticks() == [5000]
     state.spans.pop()
-    recorder.closed(train, "exhausted")
+    recorder.span_closing(train, "exhausted", orderly=True)
     assert ticks() == []
-    recorder.close()
+    recorder.closed()
 
 
 @pytest.mark.usefixtures("turns")
@@ -456,8 +458,8 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: 
             heartbeats = speaker.line.heartbeats
             heartbeats.neighbours = {at: Process(at, 1, 1) for at in range(rank, rank + 4)}
             heartbeats.all_introduced = True
-            recorder.begin(FitPlan(), "", {})
-            recorder.compare_clocks(speaker)
+            recorder.fit_started(BEGINS, KeptRecords(speaker=speaker))
+            recorder.counted_off()
             recorders.append(recorder)
     for _ in range(4 * 59):
         for recorder in recorders:
@@ -467,16 +469,16 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: 
     times = [at for _, at in compared]
     assert max(map(times.count, times)) < 20
     for recorder in recorders:
-        recorder.close()
+        recorder.closed()
 
 
 def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:
     recorder = Recorder(state_of(), 0, str(tmp_path))
     recorder._span = SpanCounters("train epoch 0")
     assert recorder.look(time.monotonic() + 100.0) == []
-    recorder.begin(FitPlan(), "", {})
+    recorder.fit_started(BEGINS, None)
     assert [line["k"] for line in recorder.look(time.monotonic() + 200.0)] == ["tick"]
-    recorder.close()
+    recorder.closed()
 
 
 def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:
@@ -485,7 +487,7 @@ def test_learning_rates_are_told_when_they_change(tmp_path: Path) -> None:
     assert [recorder._changed_rates(recorder._read_rates()) for _ in range(2)][1] == {}
     rates[0] = 0.05
     assert recorder._changed_rates(recorder._read_rates()) in ({"lr": [0.05]}, {})  # the writer may have been first
-    recorder.close()
+    recorder.closed()
 
 
 def test_a_short_epoch_has_its_learning_rates_at_both_ends(tmp_path: Path) -> None:
@@ -519,4 +521,4 @@ def test_rates_that_cannot_be_read_cost_nothing(tmp_path: Path) -> None:
 
     recorder = Recorder(state_of(), 0, str(tmp_path), broken)
     assert recorder._changed_rates(recorder._read_rates()) == {}
-    recorder.close()
+    recorder.closed()

@@ -8,16 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core.checks import judge
+from countoff.core.checks.learning_rates import rate_mismatch
+from countoff.core.checks.plan import judge_plans
 from countoff.core.ending import shutdown
 from countoff.core.guard import Guard
-from countoff.core.protocol.judgement import judge, row
-from countoff.core.protocol.plan_comparison import judge_plans
-from countoff.core.protocol.records import Mark, mark_entry, verdict_entry, verdict_from_json, verdict_to_json
+from countoff.core.protocol.records import (
+    RECORD_BYTES,
+    Mark,
+    mark_entry,
+    verdict_entry,
+    verdict_from_json,
+    verdict_to_json,
+)
+from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
-from countoff.core.protocol.state import State
-from countoff.core.protocol.ticks import Tick
 from countoff.core.settings import Settings
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.state import State
+from countoff.core.store.channel import encode
 from countoff.core.verdict import Verdict
 from tests.outbox import written
 
@@ -101,7 +109,7 @@ def test_a_verdict_of_any_texts_fits_into_a_record(sentence: str, why: str, reme
 def test_a_tick_with_many_learning_rates_fits_into_a_record() -> None:
     tick = {"rank": 99_999, "steps": 10**9, "step_hash": 2**48 - 1, "rates": [-1.2345678901234567e-300] * 8}
     encode(tick)
-    own = Tick("", f"batch {10**9} of train epoch 1000", {**tick, "rates": [0.1] * 8})
-    found = own.compare(tick)
+    where = f"at batch {10**9} of train epoch 1000"
+    found = rate_mismatch(where, f"tick/1000/{10**9}", (99_999, 99_998), tick["rates"], [0.1] * 8)
     assert found is not None
     assert len(encode(verdict_entry("end", found))) <= RECORD_BYTES

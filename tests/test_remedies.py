@@ -2,26 +2,13 @@
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import get_args
 
 import pytest
 
 from countoff._adapter.remedies import data_remedies, uneven_remedies
-from countoff.core.data.streams import LENGTHS
-from countoff.core.protocol.judgement import (
-    AGAIN,
-    CHANGED,
-    DECISION,
-    EVALUATION,
-    GENERAL_REMEDIES,
-    POSITION,
-    RATE,
-    RECORD,
-    STEPS,
-    WHO_EVALUATES,
-)
-from countoff.core.protocol.plan_comparison import PROOF_FIELDS
-from countoff.core.verdict import Kind, Remedies
+from countoff.core.checks import KINDS
+from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
+from countoff.core.verdict import Remedies
 
 HOMES = [
     "countoff.torch",
@@ -66,9 +53,8 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
 @pytest.mark.parametrize("home", HOMES)
 def test_every_adapter_has_whole_sentences_for_known_kinds(home: str) -> None:
     remedies = import_module(home).REMEDIES
-    assert set(remedies) <= set(get_args(Kind))
+    assert set(remedies) <= set(KINDS)
     assert "UnevenBatches" in remedies
-    assert {"StepMismatch", "LearningRateMismatch", "LostRank", "Stalled"} <= {*remedies, *GENERAL_REMEDIES}
     assert all(each.endswith(".") and "  " not in each for each in sentences(remedies))
 
 
@@ -77,13 +63,7 @@ def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
     """A misspelt subject would never be found."""
     for kind, remedy in import_module(home).REMEDIES.items():
         if not isinstance(remedy, str):
-            subjects = {
-                "UnevenBatches": {DECISION, EVALUATION, WHO_EVALUATES},
-                "PlanMismatch": set(PROOF_FIELDS),
-                "StreamsDiffer": {LENGTHS},
-                "ResumeMismatch": {POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD},
-            }
-            assert set(remedy) <= {"", *subjects[kind]}
+            assert set(remedy) <= {"", *KINDS[kind].causes}
 
 
 def test_a_loop_without_a_loader_is_not_told_to_change_one() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core import FitPlan, Guard, Settings
-from countoff.core.data.identity import Sampling
-from countoff.core.data.resume import (
+from countoff.core.checks.data import Sampling
+from countoff.core.checks.resume import (
     UNREADABLE,
     Observed,
     Restored,

@@ -1,15 +1,20 @@
 """The roll calls of several ranks: what rank 0 compares, proposes, warns of and publishes."""
 
+import threading
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from countoff.core import FitPlan, Settings, Verdict
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core import FitPlan, Settings
+from countoff.core.checks import Checks
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.length import WRONG_LENGTH
+from countoff.core.checks.resume import ScheduleState
+from countoff.core.guard import OtherRanks
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.state import State
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.state import State
 from countoff.core.threads.roll_call import RollCall
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import written
@@ -24,7 +29,19 @@ class Ranks:
         self.store = FakeStore()
         self.states = [State(rank, world_size, Settings(**chosen), {}) for rank in range(world_size)]
         self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
-        self.calls = [RollCall(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)]
+        self.checks = [
+            Checks.of(state, learning_rates_in_force=None, schedule=ScheduleState, hash_weights=None)
+            for state in self.states
+        ]
+        made_of = zip(self.states, self.speakers, self.checks, strict=True)
+        self.calls = [RollCall(state, speaker, checks) for state, speaker, checks in made_of]
+
+    def begin(self, rank: int, start: FitStart) -> threading.Event:
+        """Lets one rank begin its fit and report; returns the event that its answer sets."""
+        others = OtherRanks(self.states[rank], self.speakers[rank], self.calls[rank])
+        for check in self.checks[rank]:
+            check.fit_started(start, others)
+        return self.calls[rank].count_off(start)
 
     def count_off(self, *plans: FitPlan, versions: str = "") -> list[bool]:
         """Lets as many ranks count off as there are plans, the last ones first, until all of them are answered.
@@ -36,9 +53,10 @@ class Ranks:
         Returns:
             Whether each of them may begin to train, the last one first.
         """
-        calls, answered = list(zip(self.calls, plans, strict=False)), []
-        for rank, (call, plan) in reversed(list(enumerate(calls))):
-            answered.append(call.count_off(plan, {"torch": versions.split()[rank]} if versions else {}))
+        starts = [
+            FitStart(plan, {"torch": versions.split()[rank]} if versions else {}) for rank, plan in enumerate(plans)
+        ]
+        answered = [self.begin(rank, start) for rank, start in reversed(list(enumerate(starts)))]
         while not all(speaker.poll_once() for speaker in self.speakers):
             pass
         return [each.is_set() for each in answered]
@@ -47,7 +65,8 @@ class Ranks:
         """Lets every rank close a span after 4 batches with what it has not used; returns what they write."""
         for rank, call in reversed(list(enumerate(self.calls))):
             closed = SpanCounters(span, evaluation=evaluation, opened=1, started=4, unused=unused[rank])
-            call.span_closed(closed, 0.0, Verdict("WrongLength", "there are 4.") if rank == 0 else None)
+            closed.notice = WRONG_LENGTH.found("there are 4.") if rank == 0 else None
+            call.span_closed(closed, 0.0)
         assert self.speakers[0].poll_once()
         return self.verdicts()
 
@@ -170,8 +189,9 @@ def test_a_rank_that_does_not_count_off_ends_a_job_that_keeps_ranks_even(capsys:
 def test_ranks_that_differ_in_how_they_are_kept_even_do_not_begin(chosen: dict[str, Any], words: str) -> None:
     """They would wait for credits that others do not give."""
     ranks = Ranks(2, uneven_train="stop")
-    ranks.states[1].settings = Settings(**chosen)
-    ranks.calls[1] = RollCall(ranks.states[1], ranks.speakers[1])
+    others = Ranks(2, **chosen)
+    ranks.checks[1] = others.checks[1]
+    ranks.calls[1] = RollCall(ranks.states[1], ranks.speakers[1], ranks.checks[1])
     assert ranks.count_off(FitPlan(), FitPlan()) == [False, False]
     (verdict,) = ranks.verdicts()
     assert verdict["kind"] == "PlanMismatch"
@@ -183,10 +203,10 @@ def test_proven_lengths_are_told_to_all_ranks(own: tuple[int | None, ...], lengt
     """Only if those of every rank are proven."""
     ranks = Ranks(2, uneven_train="stop")
     for rank in (1, 0):
-        ranks.calls[rank].count_off(FitPlan(), {}, own[rank])
+        ranks.begin(rank, FitStart(FitPlan(), {}, own_batches=own[rank]))
     while not all(speaker.poll_once() for speaker in ranks.speakers):
         pass
-    assert [call.lengths for call in ranks.calls] == [lengths] * 2
+    assert [checks.even.lengths for checks in ranks.checks] == [lengths] * 2
 
 
 def test_nothing_of_an_even_span_stays_in_the_store() -> None:
@@ -202,7 +222,9 @@ def test_nothing_of_an_even_span_stays_in_the_store() -> None:
     for speaker, read in zip(ranks.speakers, (22, 21), strict=True):
         speaker.line.read = read
     for call in reversed(ranks.calls):
-        call.span_closed(SpanCounters(EPOCH, opened=1, started=9), 0.0, credits=credits)
+        closed = SpanCounters(EPOCH, opened=1, started=9)
+        closed.closed_credits = credits
+        call.span_closed(closed, 0.0)
     assert ranks.speakers[0].poll_once()
     assert [key for key in ranks.store.values if key.startswith(("even/", "log/"))] == ["log/21"]
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.sampling import sampling_of
-from countoff.core.data.identity import UNKNOWN, Sampling
+from countoff.core.checks.data import UNKNOWN, Sampling
 
 DATA: Any = list(range(20))
 

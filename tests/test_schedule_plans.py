@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from countoff.core.protocol.schedule_plans import SchedulePlan, judge_schedules, places
+from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, places
 
 
 def linear(length: int, warmup: int = 0, peak: float = 0.1) -> Callable[[int], float]:

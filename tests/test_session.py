@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from countoff.core import Settings, Verdict
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.threads.session import Session, first_line
 from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from countoff.core import DivergenceError, Settings, Verdict
 from countoff.core.ending import shutdown
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.verdict import LostRank
 
 VERDICT = Verdict("LostRank", "rank 2 is gone.", (2,), why="It was killed — or it crashed.")

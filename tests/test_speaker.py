@@ -6,7 +6,7 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.protocol.records import verdict_entry
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.threads import speaker as module
 from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore

@@ -5,17 +5,18 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings, Verdict
-from countoff.core.levels import Level
+from countoff.core.checks.stalled import judge_stall
 from countoff.core.liveness.heartbeats import begin_fit, say_goodbye
 from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import row
 from countoff.core.protocol.micro_batches import StepWork
-from countoff.core.protocol.state import State
+from countoff.core.protocol.rows import row
+from countoff.core.state import State
 from countoff.core.store.channel import encode
 from countoff.core.threads import stall as module
-from countoff.core.threads.stall import Stall, judge_stall
+from countoff.core.threads.stall import Stall
+from countoff.core.verdict import Level
 from tests.fake_store import FakeSpeaker, FakeStore
 from tests.outbox import drain, printed, written
 

@@ -9,7 +9,7 @@ from countoff.core.protocol.actions import PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.records import Mark, mark_entry, verdict_entry
-from countoff.core.protocol.state import NEVER, State
+from countoff.core.state import NEVER, State
 from tests.outbox import drain, written
 
 EPOCH = "train epoch 0"

@@ -12,8 +12,9 @@ import torch
 
 from countoff._adapter.dealt_streams import stream_facts
 from countoff._adapter.remedies import data_remedies
-from countoff.core.data.identity import DataIdentity
-from countoff.core.data.streams import (
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.data import DataIdentity
+from countoff.core.checks.streams import (
     ELEMENTS,
     FirstElements,
     StreamFacts,
@@ -22,11 +23,12 @@ from countoff.core.data.streams import (
     parse_stream,
 )
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import remedy_for
-from countoff.core.protocol.records import FitPlan, verdict_to_json
-from countoff.core.protocol.state import State
+from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
 from countoff.core.settings import Settings
-from countoff.core.store.channel import RECORD_BYTES, encode
+from countoff.core.state import State
+from countoff.core.store.channel import encode
+from countoff.core.verdict import remedy_for
+from tests.other_ranks import KeptRecords
 
 
 def digests(*numbers: int) -> str:
@@ -146,13 +148,13 @@ def test_facts_survive_a_record() -> None:
 
 def test_the_longest_record_fits_into_the_store() -> None:
     """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
-    sent: list[dict[str, Any]] = []
+    others = KeptRecords()
     data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
-    data.begin(FitPlan(dp_rank=99_999, dp_degree=100_000), lambda name, record, done: sent.append(dict(record)))
-    data.open(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
+    data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), others)
+    data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
     for number in range(32):
         data.read(torch.arange(64) * number, stream=lambda: WORST)
-    (record,) = sent
+    (record,) = others.reported
     assert len(record["prints"]) == 32
     assert record["stream"] == WORST.to_json()
     assert len(encode(record)) <= RECORD_BYTES

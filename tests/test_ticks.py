@@ -1,18 +1,35 @@
 """Ticks: the steps and learning rates that ranks compare in the middle of a span."""
 
 import json
+import threading
 from typing import Any, cast
 
 import numpy
 import pytest
 
-from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.ticks import Tick, tick_keys
+from countoff.core.checks import Checks
+from countoff.core.checks.resume import ScheduleState
+from countoff.core.checks.steps import StepCheck
+from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.rates import compared_rates
+from countoff.core.settings import Settings
+from countoff.core.state import State
+from countoff.core.verdict import Verdict
 
 EPOCH = "train epoch 0"
-
-
+WHERE = f"batch 64 of {EPOCH}"
 TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
+
+
+def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
+    """What rank 1, which has `own`, finds in the record of rank 0 at a tick."""
+    state = State(1, 2, Settings(), {})
+    state.steps, state.step_hash = own["steps"], own["step_hash"]
+    checks = Checks.of(state, learning_rates_in_force=lambda: own["rates"], schedule=ScheduleState, hash_weights=None)
+    state.evidence.steps(threading.get_ident())
+    span = SpanCounters(EPOCH, opened=1, started=64)
+    parts = [part for check in checks if (part := check.tick(span)) is not None]
+    return next((found for part in parts if (found := part.compare(standing, (0, 1))) is not None), None)
 
 
 @pytest.mark.parametrize(
@@ -28,16 +45,16 @@ TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
     ],
 )
 def test_ticks_are_compared_steps_first(difference: dict[str, Any], kind: str | None) -> None:
-    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, **difference}).compare(TICK)
+    found = compared(TICK, {**TICK, **difference})
     assert (found and found.kind) == kind
     assert found is None or found.ranks == (0, 1)
 
 
 def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
-    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, "step_hash": 6}).compare(TICK)
+    found = compared(TICK, {**TICK, "step_hash": 6})
     steps = "rank 0 had applied 8 optimizer steps and rank 1 8, but after other batches"
     assert found is not None
-    assert found.sentence == f"at batch 64 of train epoch 0, {steps}."
+    assert found.sentence == f"at {WHERE}, {steps}."
 
 
 @pytest.mark.parametrize(
@@ -54,24 +71,21 @@ def test_a_tick_verdict_names_the_place_and_both_counts() -> None:
 )
 def test_learning_rates_are_written_as_people_write_them(first: list[float], second: list[float], words: str) -> None:
     """A message has as few digits as tell the rates apart, and equal rates of one rank once."""
-    found = Tick("tick/1/64", "batch 64 of train epoch 0", {**TICK, "rank": 1, "rates": second}).compare(
-        {**TICK, "rates": first}
-    )
+    found = compared({**TICK, "rates": first}, {**TICK, "rates": second})
     assert found is not None
-    assert found.sentence == f"at batch 64 of train epoch 0, rank 0 trains {words}."
+    assert found.sentence == f"at {WHERE}, rank 0 trains {words}."
 
 
 def test_numpy_rates_equal_rates_of_python() -> None:
     """A learning rate that is a number of numpy equals the same number of Python on another rank."""
-    ticks = [
-        Tick.of(rank, SpanCounters(EPOCH), 64, steps=0, step_hash=0, rates=cast(Any, rates))
-        for rank, rates in enumerate(([0.5], [numpy.float32(0.5)]))
-    ]
-    assert ticks[0].key == ticks[1].key
-    assert ticks[1].compare(json.loads(json.dumps(ticks[0].record))) is None
+    standing = json.loads(json.dumps({**TICK, "rates": compared_rates([0.5])}))
+    assert compared(standing, {**TICK, "rates": cast(Any, [numpy.float32(0.5)])}) is None
+    json.dumps(compared_rates(cast(Any, [numpy.float32(0.5)])))
 
 
 def test_a_span_has_a_key_for_each_tick() -> None:
     """A closed span has one key for each multiple of `tick_batches` that it started."""
-    assert tick_keys(SpanCounters(EPOCH, opened=3, started=7), 3) == ["tick/3/3", "tick/3/6"]
-    assert tick_keys(SpanCounters(EPOCH, opened=3, started=2), 3) == []
+    every_three = StepCheck(State(0, 2, Settings(tick_batches=3), {}))
+    assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=7))) == ["tick/3/3", "tick/3/6"]
+    assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=2))) == []
+    assert tick_key(SpanCounters(EPOCH, opened=3, started=7)) == "tick/3/7"

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from countoff.core.protocol import plan_comparison
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.even import EvenCheck
+from countoff.core.checks.plan import PROOF_FIELDS, judge_plans
 from countoff.core.protocol.records import FitPlan
 from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.trace.format import (
     COMPARED_LIMITS,
     COMPARED_PLAN,
@@ -41,15 +44,13 @@ def test_the_page_has_the_files_of_an_incident() -> None:
 
 
 def test_the_values_that_ranks_compare_are_those_of_the_roll_call() -> None:
-    assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(plan_comparison.PROOF_FIELDS)
+    assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(PROOF_FIELDS)
     assert {*COMPARED_PLAN, *COMPARED_LIMITS} <= FitPlan().to_json().keys()
-    assert {*COMPARED_SETTINGS} == plan_comparison.even_record(Settings(uneven_train="stop"), 9).keys() - {
-        "length",
-        "now",
-    }
+    even = EvenCheck(State(0, 2, Settings(uneven_train="stop"), {}))
+    assert {*COMPARED_SETTINGS} == even.report(FitStart(FitPlan(), {}), 0).keys() - {"length", "now"}
     for name in COMPARED_LIMITS:
         unlimited = {name: None}
-        assert plan_comparison.judge_plans({0: unlimited, 1: {name: 1}}) is not None
+        assert judge_plans({0: unlimited, 1: {name: 1}}) is not None
 
 
 @pytest.mark.parametrize("rank", [0, 99999, 100000])

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from countoff.core import Verdict
-from countoff.core.protocol.truncation import UnusedBatches, repeated, truncated
+from countoff.core.checks.even import repeated, truncated
+from countoff.core.protocol.counters import UnusedBatches
 
 EPOCH = "train epoch 0"
 

@@ -8,22 +8,13 @@ from typing import Any
 import pytest
 
 from countoff.core import verdict
+from countoff.core.checks import KINDS
+from countoff.core.checks.lost import DIED, EXITED, LEFT, STOPPED, lost_rank
+from countoff.core.checks.uneven import DECISION, EVALUATION, WHO_EVALUATES
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import DIED, EVALUATION, STOPPED, lost_rank, row
-from countoff.core.verdict import (
-    DECISION,
-    EXITED,
-    LEFT,
-    VERDICTS,
-    WHO_EVALUATES,
-    DivergenceError,
-    Kind,
-    Verdict,
-    at_hosts,
-    error_for,
-    number_of,
-    table,
-)
+from countoff.core.protocol.rows import row
+from countoff.core.verdict import DivergenceError, Verdict, at_hosts, error_for, table
+from countoff.core.words import number_of
 
 EPOCH = "train epoch 0"
 
@@ -180,11 +171,11 @@ def test_control_characters_are_not_printed(hostile: str) -> None:
         assert text.isprintable()
 
 
-KINDS: list[Kind] = [*(kind for kind, info in VERDICTS.items() if info.default.startswith("raises")), "Stalled"]
+RAISED = [*(name for name, kind in KINDS.items() if kind.level == "raise"), "Stalled"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_raised_as_the_error_of_its_name(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", RAISED)
+def test_each_kind_is_raised_as_the_error_of_its_name(kind: str) -> None:
     error = error_for(Verdict(kind, "they differ."))
     assert type(error) is getattr(verdict, kind)
     assert isinstance(error, DivergenceError)
@@ -196,8 +187,8 @@ def test_other_kinds_are_raised_as_the_base_error() -> None:
     assert type(error_for(Verdict("DuplicateData", "ranks read the same."))) is DivergenceError
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "DuplicateData"])
-def test_an_error_survives_pickling(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [*RAISED, "DuplicateData"])
+def test_an_error_survives_pickling(kind: str) -> None:
     error = error_for(Verdict(kind, "they differ.", (1, 0), rows=tuple(ranks_with([4, 5]))))
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.verdict) == (type(error), str(error), error.verdict)
@@ -234,8 +225,8 @@ def test_a_restart_is_useless_only_where_the_program_decides(verdict: Verdict, r
 
 def test_every_kind_of_the_table_has_a_restart() -> None:
     """A restart is useless after the kinds that raise by themselves, except those about a missing rank."""
-    raising = {kind for kind, info in VERDICTS.items() if info.default.startswith("raises")}
-    assert {kind for kind in VERDICTS if Verdict(kind, "").restart == "useless"} == raising - {"LostRank"}
+    raising = {name for name, kind in KINDS.items() if kind.level == "raise"}
+    assert {name for name in KINDS if Verdict(name, "").restart == "useless"} == raising - {"LostRank"}
 
 
 def test_a_verdict_as_json() -> None:

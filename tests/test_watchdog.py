@@ -18,7 +18,7 @@ from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.records import Absence, Mark, absence_entry, return_entry
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.threads import watchdog as module
 from countoff.core.threads.session import Session
 from countoff.core.threads.speaker import Job as SpeakerJob

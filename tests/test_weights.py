@@ -8,22 +8,25 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings
-from countoff.core.data.weights import (
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.weights import (
+    Exchange,
+    Held,
     Question,
     Replicas,
-    WeightCheck,
-    WeightWatch,
+    Weights,
     answer,
     divided,
     judge_weights,
     narrowed,
 )
 from countoff.core.protocol.actions import WriteEntry
-from countoff.core.protocol.records import verdict_to_json
-from countoff.core.protocol.state import State
-from countoff.core.store.channel import RECORD_BYTES, ChannelError, encode
-from countoff.core.threads.weights import WeightExchange
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import RECORD_BYTES, FitPlan, verdict_to_json
+from countoff.core.state import State
+from countoff.core.store.channel import ChannelError, encode
 from tests.fake_store import FakeSpeaker, FakeStore
+from tests.other_ranks import KeptRecords
 
 MANY = 5_000
 LONG = "module.decoder.layers.127.mixture.experts.255.a_name_that_is_far_too_long_for_a_record." * 4
@@ -40,9 +43,7 @@ class Job:
         self.store = FakeStore()
         self.states = [State(rank, ranks, Settings(weights_every=2), {}) for rank in range(ranks)]
         self.speakers = [FakeSpeaker(state, self.store) for state in self.states]
-        self.exchanges = [
-            WeightExchange(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)
-        ]
+        self.exchanges = [Exchange(state, speaker) for state, speaker in zip(self.states, self.speakers, strict=True)]
         self.questions: list[dict[str, Any]] = []
         for speaker in self.speakers:
             speaker.append = self.append  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,7 +81,7 @@ def noted(job: Job) -> list[str]:
 
 def compare(job: Job, held: Sequence[Replicas], steps: int = 2) -> None:
     for exchange, each in zip(job.exchanges, held, strict=True):
-        exchange.compare(WeightCheck(steps, "1.3", [each]))
+        exchange.compare(Held(steps, "1.3", [each]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 64])
@@ -120,10 +121,10 @@ def test_a_rank_that_has_not_got_so_far_answers_later() -> None:
     job = Job(3)
     held = [replicas([1, 2], range(3)), replicas([1, 5], range(3)), replicas([1, 2], range(3))]
     for exchange, each in list(zip(job.exchanges, held, strict=True))[:2]:
-        exchange.compare(WeightCheck(2, "1.3", [each]))
+        exchange.compare(Held(2, "1.3", [each]))
     job.deliver()
     assert noted(job) == []
-    job.exchanges[2].compare(WeightCheck(2, "1.3", [held[2]]))
+    job.exchanges[2].compare(Held(2, "1.3", [held[2]]))
     job.deliver()
     assert noted(job) == [
         "after 2 optimizer steps, rank 1 holds other weights than ranks 0, 2; the first parameter that differs is "
@@ -203,7 +204,7 @@ def test_a_foreign_record_is_no_verdict() -> None:
     held = replicas([1], (0, 1))
     job.store.set(QUESTION._replace(key=held.key, end=1).name, {"digests": ["x"]})
     with pytest.raises((ChannelError, ValueError)):
-        job.exchanges[0].compare(WeightCheck(2, "1.3", [held]))
+        job.exchanges[0].compare(Held(2, "1.3", [held]))
 
 
 def test_ranges_cover_everything_once() -> None:
@@ -225,40 +226,86 @@ class Hashes:
         if self.fails:
             raise RuntimeError("CUDA error: device-side assert triggered")
         self.looks -= 1
-        return [] if self.looks < 0 else None
+        return [replicas([1], (0, 1))] if self.looks < 0 else None
+
+
+class Training:
+    """Steps of the first of two ranks, each with the batch after it.
+
+    Args:
+        every: As `weights_every`.
+        begin: Begins to compute hashes.
+    """
+
+    def __init__(self, every: int, begin: Any = Hashes) -> None:
+        self.store = FakeStore()
+        self.state = State(0, 2, Settings(weights_every=every), {})
+        self.check = Weights(self.state, begin)
+        self.span = SpanCounters("train epoch 0", opened=1)
+        self.check.fit_started(FitStart(FitPlan(), {}), KeptRecords(speaker=FakeSpeaker(self.state, self.store)))
+
+    def step(self, steps: int) -> bool:
+        """Tells that so many steps are applied; whether the check waits for the next batch now."""
+        self.check.stepped(self.span, steps)
+        return self.check.wants_batch
+
+    def look(self, batch: int) -> bool:
+        """Looks before this batch; whether the check waits for another one."""
+        self.span.started = batch
+        self.check.looked(self.span)
+        return self.check.wants_batch
+
+    @property
+    def compared(self) -> list[str]:
+        """The moments that were compared: their steps, the span and the batch."""
+        return ["/".join(key.split("/")[1:3]) for key in self.store.values if key.endswith("/0-1")]
 
 
 def test_a_check_is_due_after_every_nth_step_at_the_next_batch() -> None:
-    watch = WeightWatch(2, Hashes)
-    assert [watch.stepped(steps) for steps in (1, 2, 2)] == [False, True, False]
-    assert watch.is_busy
-    assert watch.look("1.3", None) == [WeightCheck(2, "1.3", [])]
-    assert not watch.is_busy
-    assert watch.look("1.4", None) == []
-    assert [watch.stepped(steps) for steps in (3, 4)] == [False, True]
-    assert watch.look("1.5", 3) == []  # a difference is known
-    assert not watch.is_busy
+    training = Training(2)
+    assert [training.step(steps) for steps in (1, 2)] == [False, True]
+    assert training.compared == []
+    assert not training.look(3)
+    assert training.compared == ["2/1.3"]
+    training.look(4)
+    assert training.compared == ["2/1.3"]
+
+
+def test_nothing_is_checked_behind_a_difference() -> None:
+    training = Training(2)
+    training.state.receive(QUESTION._replace(steps=3).to_json())
+    training.step(4)
+    assert not training.look(5)
+    assert training.compared == []
 
 
 def test_hashes_on_their_way_are_collected_later_and_not_waited_for() -> None:
     pending = iter([Hashes(looks=2), Hashes(fails=True)])
-    watch = WeightWatch(1, lambda: next(pending))
-    assert watch.stepped(1)
-    assert watch.look("1.2", None) == []
-    assert watch.is_busy
-    assert watch.collect() == []
-    assert watch.collect() == [WeightCheck(1, "1.2", [])]
-    assert watch.stepped(2)
-    assert watch.look("1.3", None) == [WeightCheck(2, "1.3", ())]
+    training = Training(1, lambda: next(pending))
+    assert training.step(1)
+    assert [training.look(batch) for batch in (2, 3)] == [True, True]
+    assert training.compared == []
+    assert not training.look(4)
+    assert training.compared == ["1/1.2"]
+    assert training.step(2)
+    assert not training.look(5)
+    assert training.compared == ["1/1.2"]
+
+
+def test_the_end_of_a_fit_compares_what_has_arrived() -> None:
+    training = Training(1, lambda: Hashes(looks=1))
+    training.step(1)
+    training.look(2)
+    training.check.fit_ending()
+    assert training.compared == ["1/1.2"]
 
 
 def test_only_the_thread_that_trains_computes_hashes() -> None:
     """A loop may fetch its batches on another thread, while the optimizer changes the weights."""
-    watch = WeightWatch(1, Hashes)
-    watch.stepped(1)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(watch.look("1.2", None)))
+    training = Training(1)
+    training.step(1)
+    thread = threading.Thread(target=training.look, args=(2,))
     thread.start()
     thread.join()
-    assert found == []
-    assert not watch.is_busy
+    assert training.compared == []
+    assert not training.check.wants_batch

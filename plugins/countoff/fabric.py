@@ -20,7 +20,7 @@ from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.options import Options
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import FitPlan, Guard
-from countoff.core.protocol.judgement import AGAIN, RATE
+from countoff.core.checks.resume import AGAIN, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = ["Countoff"]

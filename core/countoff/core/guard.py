@@ -14,51 +14,37 @@ import queue
 import signal
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from countoff.core.data.identity import DataIdentity
-from countoff.core.data.resume import Resumes, ScheduleState
-from countoff.core.data.weights import WeightWatch
+from countoff.core.checks import Checks
+from countoff.core.checks.check import FitStart, Listener
+from countoff.core.checks.data import DataIdentity
+from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches, tick_key
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
-from countoff.core.protocol.judgement import uneven_apart
-from countoff.core.protocol.micro_batches import MICRO_BATCHES
-from countoff.core.protocol.rates import compared_rates
-from countoff.core.protocol.records import (
-    FitPlan,
-    MarkKind,
-    Reason,
-    Records,
-    clip,
-    mark_entry,
-    parse_count,
-    verdict_entry,
-)
-from countoff.core.protocol.schedule_plans import SchedulePlan
-from countoff.core.protocol.state import NEVER, State
-from countoff.core.protocol.ticks import COMPARED_STEPS, StepRates, Tick, tick_key
+from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry, verdict_entry
 from countoff.core.settings import Settings
+from countoff.core.state import NEVER, State
 from countoff.core.store.agreement import Agreement
 from countoff.core.threads.roll_call import RollCall
 from countoff.core.threads.speaker import MARK_SECONDS
-from countoff.core.threads.weights import WeightExchange
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
+from countoff.core.words import clip
 
 if TYPE_CHECKING:
-    from countoff.core.data.weights import PendingHashes, WeightCheck
-    from countoff.core.protocol.truncation import UnusedBatches
+    from countoff.core.checks.weights import PendingHashes
     from countoff.core.store.channel import Channel
     from countoff.core.threads.member import Monitor
     from countoff.core.threads.speaker import Speaker
-    from countoff.core.trace.recorder import Recorder
 
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
@@ -136,24 +122,26 @@ class Guard:
         self._learning_rates = learning_rates
         self._schedules = schedules
         self._ticks_per_step = ticks_per_step
-        self._apart: Counter[str] = Counter()
         self._monitor: Monitor | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
         self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
         self._horizon: Callable[[], int | None] = lambda: None
-        self._recorder: Recorder | None = None
         self._comparing = True
         self._closed = self._left = self._exhausted = False
         self._own_batches: int | None = None
         self._span = self._train = SpanCounters("before the first span", compared=False)
         self._state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
         self._part = part
-        self.data = DataIdentity(self._state)
-        self.resumes = Resumes(self._state, self.data, self._schedule, self.warn)
-        watched = weights is not None and settings.weights_every and world_size > 1
-        self._weights = WeightWatch(settings.weights_every, weights) if watched and weights is not None else None
-        self._exchange: WeightExchange | None = None
+        self._checks = checks = Checks.of(
+            self._state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights
+        )
+        self._listeners: tuple[Listener, ...] = checks
+        self._watch_steps = [each for each in checks if type(each).stepped is not Listener.stepped]
+        self.data: DataIdentity = checks.data
+        self.resumes: Resumes = checks.resumes
+        if world_size == 1:
+            self._state.outbox.tell(self._print_alone)
 
     def fit_start(
         self,
@@ -185,21 +173,24 @@ class Guard:
         verdict_file.clear(self._settings, self._state.rank, part)
         number = next(_numbers[part])
         self._state.evidence.home = threading.get_ident()
-        self._trace(plan, versions or {}, number)
-        self.data.begin(plan, None)
-        self.resumes.begin(plan)
-        if self._state.world_size > 1:
+        self._trace(number)
+        start = FitStart(plan, versions or {}, schedules, own_length=own_length)
+        if self._state.world_size == 1:
+            self._tell(lambda each: each.fit_started(start, None))
+        else:
             from countoff.core.threads.member import Monitor  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
+                start = replace(start, plan=plan, own_batches=self._own_batches)
             self._monitor = Monitor(self._state, number, self._part)
-            if self._weights is not None:
-                self._exchange = WeightExchange(self._state, self._monitor.speaker)
+            self._roll_call = RollCall(self._state, self._monitor.speaker, self._checks)
+            others = OtherRanks(self._state, self._monitor.speaker, self._roll_call)
+            self._tell(lambda each: each.fit_started(start, others))
             self._monitor.start()
-            self._count_off(plan, versions or {}, self._monitor, schedules, own_length)
+            self._count_off(start, self._monitor, self._roll_call)
         self._pass("fit_start", "the fit")
 
     def trace_totals(
@@ -224,9 +215,7 @@ class Guard:
         """
         name = f"train epoch {epoch}"
         self._train = SpanCounters(name, started=position, prefetched=position, compared=self._comparing)
-        self._open("train_start", self._train)
-        self.data.open(self._train, epoch)
-        self.resumes.open(self._train, epoch)
+        self._open("train_start", self._train, epoch=epoch)
 
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
@@ -356,14 +345,10 @@ class Guard:
         before = state.steps
         state.evidence.steps(state.evidence.current())
         state.step(optimizer)
-        if self.resumes.due and state.steps != before:  # as it is at the first steps
-            self.resumes.step()
-            if state.evidence.steps_by_batch:
-                self._compare_first_steps()
-        # On another thread, the weights would be read while a step changes them.
-        if self._weights is not None and state.evidence.steps_by_batch and self._weights.stepped(state.steps):
-            with state.lock:
-                self._arm(self._span)
+        if state.steps != before:
+            for check in self._watch_steps:
+                if check.watches_steps:
+                    self._tell_step(check)
 
     def micro_batch(self) -> None:
         """Counts a micro-batch: one forward and backward pass for training, in the innermost open span.
@@ -420,20 +405,8 @@ class Guard:
             name: Its name, equal on all ranks.
             batches: Batches of this rank, all that its loader has.
         """
-        policy = self._settings.uneven_eval
-        alone = self._monitor is None or self._roll_call is None or self._closed
-        if alone or self._roll_call is None or policy == "allow" or self._settings.eval_ranks is not None:
-            return
-        self._apart[name] += 1
-        state, number = self._state, self._apart[name]
-
-        def judge(records: Records, missing: list[int]) -> None:
-            del missing  # only ranks that have evaluated can be compared
-            verdict = uneven_apart(name, {rank: parse_count(each["batches"]) for rank, each in records.items()})
-            if verdict is not None:
-                (state.propose if policy == "raise" else state.note)(verdict)
-
-        self._roll_call.report(f"apart/{name}/{number}", {"batches": batches}, judge, owed=False)
+        if not self._closed:
+            self._checks.uneven.evaluated_apart(name, batches)
 
     def train_end(
         self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
@@ -456,12 +429,10 @@ class Guard:
         Raises:
             DivergenceError: If another rank goes on.
         """
-        if self._weights is not None:
-            self._compare_weights(self._weights.collect())
+        self._tell(lambda each: each.fit_ending())
         self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
         self._state.finished = True
-        if self._recorder is not None:
-            self._recorder.finished()
+        self._tell(lambda each: each.fit_ended())
 
     def failed(self, error: BaseException) -> None:
         """Tells the others that this rank is about to die of an exception; never raises.
@@ -511,16 +482,14 @@ class Guard:
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
         if self._monitor is not None and self._roll_call is not None and not (self._closed or self._monitor.failure):
-            if self._exchange is not None:
-                self._exchange.settle()
+            self._tell(lambda each: each.settle())
             self._roll_call.settle()
         self._closed = True
         if self._monitor is not None:
             sigterm.wait_if_received()
             self._monitor.close()
         self._state.end_credits()
-        if self._recorder is not None:
-            self._recorder.close()
+        self._tell(lambda each: each.closed())
 
     @property
     def evidence(self) -> Evidence:
@@ -542,7 +511,7 @@ class Guard:
     @property
     def common_batches(self) -> int | None:
         """Batches of a train epoch on every rank, where `uneven_train` makes them equal; None if that is not proven."""
-        return self._common(self._roll_call.lengths if self._roll_call is not None else ())
+        return self._common(self._checks.even.lengths)
 
     @property
     def common_length(self) -> int | None:
@@ -551,15 +520,14 @@ class Guard:
         It follows from the lengths when the fit began. A loader whose own length has changed since then has another.
         None: the length of some rank's loader was not known.
         """
-        return self._common(self._roll_call.lengths_now if self._roll_call is not None else ())
+        return self._common(self._checks.even.lengths_now)
 
     @property
     def own_length_holds(self) -> bool:
         """Whether a train epoch has as many batches as this rank's own loader; with `uneven_train` it may not have."""
         if self._monitor is None or self._settings.uneven_train == "raise":
             return True
-        lengths = self._roll_call.lengths if self._roll_call is not None else ()
-        return len(set(lengths)) == 1
+        return len(set(self._checks.even.lengths)) == 1
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -604,7 +572,6 @@ class Guard:
     def warn(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind and subject."""
         self._state.note(verdict)
-        self._print_alone()
 
     def _common(self, lengths: Sequence[int]) -> int | None:
         policy = self._settings.uneven_train
@@ -617,46 +584,45 @@ class Guard:
         """
         self._comparing = comparing
 
-    def _trace(self, plan: FitPlan, versions: Mapping[str, str], number: int) -> None:
+    def _trace(self, number: int) -> None:
         """Begins this guard's part of the trace, if the user wants one."""
         if (directory := self._settings.trace_dir) is not None:
             from countoff.core.trace.recorder import Recorder  # only where it is asked for
 
-            state = self._state
-            self._recorder = Recorder(state, number, directory, self._learning_rates, self._totals, self._horizon)
-            state.observer = self._recorder
-            self._recorder.begin(plan, self._framework, versions)
+            made_of = self._learning_rates, self._totals, self._horizon, self._framework
+            self._state.observer = recorder = Recorder(self._state, number, directory, *made_of)
+            self._listeners = (recorder, *self._checks)
 
-    def _count_off(
-        self,
-        plan: FitPlan,
-        versions: Mapping[str, str],
-        monitor: Monitor,
-        schedules: Sequence[SchedulePlan],
-        own_length: int | None,
-    ) -> None:
+    def _tell(self, what: Callable[[Listener], None]) -> None:
+        for each in self._listeners:
+            what(each)
+
+    def _tell_step(self, check: Listener) -> None:
+        state = self._state
+        check.stepped(self._train, state.steps)
+        if check.wants_batch:
+            with state.lock:
+                self._arm(self._span)
+
+    def _count_off(self, start: FitStart, monitor: Monitor, call: RollCall) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
-        self._roll_call = call = RollCall(self._state, monitor.speaker)
-        self.data.begin(plan, call.report)
-        answered = call.count_off(plan, versions, self._own_batches, schedules, own_length=own_length)
         try:
-            monitor.wait_for_roll_call(answered)
+            monitor.wait_for_roll_call(call.count_off(start))
         except SystemExit as error:  # of a signal's handler: no hook tells the adapter of it here
             self.failed(error)
             raise
-        if self._recorder is not None:
-            self._recorder.compare_clocks(monitor.speaker)
+        self._tell(lambda each: each.counted_off())
         self._raise_if_diverged()
         self._leave_if_stopped()
 
-    def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "") -> None:
-        if self._recorder is not None:
-            self._recorder.opened(span)
+    def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "", epoch: int | None = None) -> None:
+        self._tell(lambda each: each.span_opening(span))
         if span.evaluation and not span.compared:
             self._state.spans.append(span)
         else:
             self._pass(kind, span.name, reason=reason, opens=span)
         self._enter(span)
+        self._tell(lambda each: each.span_opened(span, epoch))
 
     def _close_span(self, kind: MarkKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
         if self._left:  # what the loop has held ends with its exception
@@ -665,29 +631,25 @@ class Guard:
         self._exhausted = reason == "exhausted"  # an exception that leaves a loop may close its span, as `stopped`
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
-        closed, credits = time.time(), span.credits
-        if self._recorder is not None:
-            self._recorder.closed(span, reason)
-        if may_raise:  # otherwise an exception may have left an optimizer's step half done
-            self._look_at_weights(span)
-        if not span.evaluation:
-            self.data.close(span, exhausted=reason == "exhausted")
-            self.resumes.close(span)
+        closed, span.notice = time.time(), notice
+        self._tell(lambda each: each.span_closing(span, reason, orderly=may_raise))
         if span.evaluation and not span.compared:
             state.close_span(reason)
         else:
             self._pass(kind, span.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
         if self._monitor is not None and self._roll_call is not None and span.compared:
-            self._roll_call.span_closed(span, closed, notice, credits)
+            self._roll_call.span_closed(span, closed)
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
 
     def _report(self, error: BaseException, *, may_be_caught: bool) -> None:
         state = self._state
-        if self._recorder is not None and self._monitor is None and os.getpid() == state.pid:
-            self._recorder.failed(error)  # where other ranks are told, the verdict tells the trace
-        if self._monitor is None or self._closed or os.getpid() != state.pid:
+        if os.getpid() != state.pid:
+            return
+        if self._monitor is None:
+            self._tell(lambda each: each.failed_alone(error))
+        if self._monitor is None or self._closed:
             return
         sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
         if isinstance(error, SystemExit) and not error.code:
@@ -744,7 +706,7 @@ class Guard:
         self._leave_if_stopped()
         state = self._state
         # A pass that the garbage collector closes ends at no moment of the program.
-        rates = self._rates_at(kind, opens) if may_raise else ()
+        rates = self._checks.learning_rates.rates_at(kind, opens) if may_raise else ()
         mark = state.mark(kind, span, reason, self._span, opens, rates)
         index = state.reach(mark, opens)
         if self._monitor is not None and state.end is None:
@@ -767,10 +729,10 @@ class Guard:
         state.look(last)
         if announces:
             self._announce(span, speaker)
-        is_tick = span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0
-        if is_tick and state.evidence.steps_by_batch:
-            speaker.hand(self._compare_tick(span, speaker))
-        self._look_at_weights(span)
+        if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
+            self._tick(span, self._monitor.speaker)
+        if not span.evaluation:
+            self._tell(lambda each: each.looked(span))
         self._raise_if_diverged()
         with state.lock:
             self._arm(span)
@@ -779,21 +741,8 @@ class Guard:
         """Sets the alarm. Call it under the state's lock."""
         state, watched = self._state, self._monitor is not None
         state.arm(span, watched=watched)
-        if self._weights is not None and self._weights.is_busy and watched and state.end is None:
-            state.alarm = state.alarm if span.evaluation else 0
-
-    def _look_at_weights(self, span: SpanCounters) -> None:
-        """Begins to compute hashes of the weights where that is due, and compares those that are there."""
-        if self._weights is None or self._exchange is None or span.evaluation or not span.compared:
-            return
-        if self._weights.is_busy:
-            moment = f"{span.opened}.{span.started}"
-            self._compare_weights(self._weights.look(moment, self._exchange.last_steps))
-
-    def _compare_weights(self, checks: Sequence[WeightCheck]) -> None:
-        for check in checks:
-            if self._exchange is not None:
-                self._exchange.compare(check)
+        if watched and state.end is None and not span.evaluation and any(each.wants_batch for each in self._checks):
+            state.alarm = 0
 
     def _announce(self, span: SpanCounters, speaker: Speaker) -> None:
         """Announces the batch that closes a span, before this rank trains on it; waits as `_pass` does."""
@@ -807,65 +756,27 @@ class Guard:
         elif agreement is not None:
             speaker.hand(agreement.count)
 
-    def _compare_tick(self, span: SpanCounters, speaker: Speaker) -> Callable[[Channel], None]:
-        """Returns a job for the speaker that compares this rank's steps and learning rates, as they are now."""
-        state, batch = self._state, span.started
-        steps, step_hash = state.steps, state.step_hash
-        rates = self._rates()
-        state.rates.keep(tick_key(span, batch), rates)
-        micro = state.micro_batches.take()
+    def _tick(self, span: SpanCounters, speaker: Speaker) -> None:
+        """Has what the checks have at this batch compared, in the background; nobody waits.
+
+        The first rank to reach the batch writes its record under the batch's own key, later ones compare with it.
+        """
+        parts = [part for check in self._checks if (part := check.tick(span)) is not None]
+        if not parts:
+            return
+        key, rank = tick_key(span), self._state.rank
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
-            tick = Tick.of(state.rank, span, batch, steps=steps, step_hash=step_hash, rates=rates, micro=micro)
-            verdict = tick.compare(channel.claim(tick.key, tick.record))
-            if verdict is not None:
-                self._tell_at_once(verdict, speaker, channel, harmful=verdict.subject != MICRO_BATCHES)
-
-        return compare
-
-    def _tell_at_once(self, verdict: Verdict, speaker: Speaker, channel: Channel, *, harmful: bool) -> None:
-        """Writes what a comparison has found, and not behind the later ones that wait.
-
-        Otherwise another rank could find the same by one of these first. Runs on the speaker thread.
-        """
-        state = self._state
-        (state.propose if harmful else state.note)(verdict)
-        level = effect(verdict, self._settings.levels, harmful=harmful)
-        if state.comparing and level != "off":
-            entry = verdict_entry("end" if level == "raise" else "notice", verdict)
-            speaker.append(entry, lambda: state.is_written(entry))(channel)
-
-    def _compare_first_steps(self) -> None:
-        """Compares the learning rates of the first optimizer steps of the fit, as soon as each was applied."""
-        state, span = self._state, self._train
-        if self._monitor is None or state.steps > COMPARED_STEPS or not (rates := self._rates()):
-            return
-        speaker = self._monitor.speaker
-        own = StepRates(state.rank, state.steps, f"batch {span.started} of {span.name}", rates)
-        state.rates.keep(own.key, rates)
-
-        def compare(channel: Channel) -> None:
-            if (verdict := own.compare(channel.claim(own.key, own.record))) is not None:
-                self._tell_at_once(verdict, speaker, channel, harmful=True)
+            record: dict[str, Any] = {"rank": rank}
+            for part in parts:
+                record |= part.record()
+            standing = channel.claim(key, record)
+            ranks = int(standing["rank"]), rank
+            found = (part.compare(standing, ranks) for part in parts)
+            if (verdict := next(filter(None, found), None)) is not None:
+                find_at_once(self._state, speaker, channel, verdict)
 
         speaker.hand(compare)
-
-    def _rates_at(self, kind: MarkKind, opens: SpanCounters | None) -> tuple[float, ...]:
-        """The learning rates at a mark, if it stands in a train epoch: elsewhere no optimizer uses them."""
-        if kind not in ("train_start", "train_end", "eval_start", "eval_end"):
-            return ()
-        train = opens if kind == "train_start" else self._state.train_span()
-        return self._rates() if train is not None and train.compared else ()
-
-    def _rates(self) -> tuple[float, ...]:
-        """The learning rates that ranks compare; none before the first step of the fit.
-
-        Nor are there any on another thread than that of the optimizer steps, as where a thread of its own reads the
-        loader ahead: a scheduler may be in the middle of a step.
-        """
-        if self._learning_rates is None or not self._state.evidence.has_stepped(threading.get_ident()):
-            return ()
-        return compared_rates(self._learning_rates())
 
     def _schedule(self) -> ScheduleState:
         """The learning rates in force, and where their schedules stand."""
@@ -891,3 +802,48 @@ class Guard:
                 action = state.outbox.get_nowait()
                 if isinstance(action, PrintWarning):
                     shutdown.print_warning(state, action.verdict)
+
+
+class OtherRanks:
+    """The other ranks, as the checks of one guard reach them; see `countoff.core.checks.check.Others`.
+
+    Args:
+        state: This rank's state.
+        speaker: The guard's speaker.
+        roll_call: The guard's roll calls.
+    """
+
+    def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
+        self.speaker = speaker
+        self.report = roll_call.report
+        self._state = state
+
+    def compare(
+        self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
+    ) -> None:
+        """Compares a record with that of the rank that wrote first under the same key."""
+        state, speaker = self._state, self.speaker
+
+        def compare(channel: Channel) -> None:
+            if (verdict := judge(channel.claim(key, dict(record())))) is not None:
+                find_at_once(state, speaker, channel, verdict)
+
+        speaker.hand(compare)
+
+
+def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verdict) -> None:
+    """Writes what a comparison has found, and not behind the later ones that wait.
+
+    Otherwise another rank could find the same by one of these first. Runs on the speaker thread.
+
+    Args:
+        state: This rank's state.
+        speaker: The guard's speaker.
+        channel: The guard's channel.
+        verdict: The finding.
+    """
+    state.find(verdict)
+    level = effect(verdict, state.settings.levels)
+    if state.comparing and level != "off":
+        entry = verdict_entry("end" if level == "raise" else "notice", verdict)
+        speaker.append(entry, lambda: state.is_written(entry))(channel)

@@ -9,82 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple, cast
+from typing import cast
 
-from countoff.core._nearest import nearest
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.checks import KINDS
+from countoff.core.verdict import Level, Verdict, VerdictKind
+from countoff.core.words import nearest
 
-__all__ = ["LEVELS", "KindLevels", "Level", "as_warning", "checked", "effect", "parsed"]
-
-Level = Literal["raise", "warn", "off"]
-"""What becomes of findings of one kind: an error on every rank, one warning on rank 0, or nothing."""
+__all__ = ["as_warning", "checked", "effect", "parsed"]
 
 
-class KindLevels(NamedTuple):
-    """The levels of one kind of verdict.
-
-    Attributes:
-        default: The level where the user has chosen none.
-        accepted: The levels that can be chosen.
-    """
-
-    default: Level
-    accepted: tuple[Level, ...]
-
-
-_ENDS = KindLevels("raise", ("raise", "warn", "off"))
-_CAN_END = KindLevels("warn", ("raise", "warn", "off"))
-_WARNS = KindLevels("warn", ("warn", "off"))
-
-LEVELS: Mapping[Kind, KindLevels] = {
-    "PlanMismatch": _ENDS,
-    "UnevenBatches": _ENDS,
-    "StepMismatch": _ENDS,
-    "LearningRateMismatch": _ENDS,
-    "RankMapError": _ENDS,
-    "LostRank": _ENDS,
-    "Stalled": _CAN_END,
-    "WrongLength": _WARNS,
-    "Truncated": _WARNS,
-    "Repeated": _WARNS,
-    "DuplicateData": _CAN_END,
-    "DoubleSharded": _CAN_END,
-    "StreamsDiffer": _CAN_END,
-    "PeersDiffer": _CAN_END,
-    "SameOrder": _WARNS,
-    "ResumeMismatch": _CAN_END,
-    "WeightsDiffer": _CAN_END,
-    "UnseenLoader": _WARNS,
-    "WrongHorizon": _WARNS,
-    "WrongTotal": _WARNS,
-    "NotDistributed": _WARNS,
-    "VersionMismatch": _CAN_END,
-    "SettingsMismatch": _CAN_END,
-    "LateRank": _WARNS,
-}
-"""Of each kind, what is done by default, and what can be chosen. A kind that rests on a guess can end no job."""
-
-
-def effect(verdict: Verdict, chosen: Mapping[Kind, Level], *, harmful: bool) -> Level:
+def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
     """Returns what becomes of a finding.
 
     Args:
         verdict: The finding.
         chosen: The user's levels, by kind.
-        harmful: Whether training on would do harm. False for a difference that may be legitimate.
 
     Example:
         >>> uneven = Verdict("UnevenBatches", "rank 1 ran out of data.")
-        >>> effect(uneven, {}, harmful=True), effect(uneven, {"UnevenBatches": "warn"}, harmful=True)
-        ('raise', 'warn')
-        >>> effect(Verdict("UnevenBatches", "…", guess="two threads read the loader"), {}, harmful=True)
+        >>> effect(uneven, {}), effect(uneven, {"UnevenBatches": "warn"}), effect(replace(uneven, harmful=False), {})
+        ('raise', 'warn', 'warn')
+        >>> effect(replace(uneven, guess="two threads read the loader"), {})
         'warn'
-        >>> effect(Verdict("Stalled", "…"), {"Stalled": "raise"}, harmful=False)
-        'raise'
+        >>> effect(Verdict("Stalled", "…"), {}), effect(Verdict("Stalled", "…"), {"Stalled": "raise"})
+        ('warn', 'raise')
     """
-    known = LEVELS.get(verdict.kind)  # an adapter of the user's own may have kinds of its own
+    kind = KINDS.get(verdict.kind)  # an adapter of the user's own may have kinds of its own
+    harms_by_default = kind is not None and kind.level == "raise"
+    harmful = harms_by_default if verdict.harmful is None else verdict.harmful
     level = chosen.get(verdict.kind, "raise" if harmful else "warn")
-    legitimate = known is not None and known.default == "raise" and not harmful
+    legitimate = harms_by_default and not harmful
     return "warn" if level == "raise" and (verdict.guess or legitimate) else level
 
 
@@ -106,8 +60,8 @@ def as_warning(verdict: Verdict) -> Verdict:
     )
 
 
-def checked(value: object) -> dict[Kind, Level]:
-    """Returns the user's levels as they are kept, in the order of `LEVELS`.
+def checked(value: object) -> dict[str, Level]:
+    """Returns the user's levels as they are kept, in the order of `KINDS`.
 
     Args:
         value: A mapping from kinds to levels.
@@ -122,14 +76,14 @@ def checked(value: object) -> dict[Kind, Level]:
     if not isinstance(value, Mapping):
         raise ValueError
     given = cast("Mapping[object, object]", value)
-    known: Mapping[object, KindLevels] = {**LEVELS}
+    known = cast("Mapping[object, VerdictKind]", KINDS)
     for kind, level in given.items():
         if kind not in known:
-            raise ValueError(f"unknown kind {kind!r}{nearest(str(kind), LEVELS)}")
-        accepted = known[kind].accepted
+            raise ValueError(f"unknown kind {kind!r}{nearest(str(kind), KINDS)}")
+        accepted = known[kind].accepts
         if level not in accepted:
             raise ValueError(f"{kind} accepts {' or '.join(repr(each) for each in accepted)}, not {level!r}")
-    return {kind: cast("Level", given[kind]) for kind in LEVELS if kind in given}
+    return {kind: cast("Level", given[kind]) for kind in KINDS if kind in given}
 
 
 def parsed(text: str) -> dict[str, str]:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from countoff.core._nearest import nearest
-from countoff.core.levels import Level, checked, parsed
-from countoff.core.verdict import Kind
+from countoff.core.levels import checked, parsed
+from countoff.core.verdict import Kind, Level
+from countoff.core.words import nearest
 
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
 

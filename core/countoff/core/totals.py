@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from countoff.core.checks.length import judge_length
+from countoff.core.checks.streams import sharded_twice
 from countoff.core.counts.batches import check_count
 from countoff.core.plan import BatchPlan, LoaderFacts
-from countoff.core.verdict import Verdict, count_of
+from countoff.core.verdict import Verdict
 
 
 class Totals:
@@ -129,21 +130,7 @@ class Totals:
 
     def wrong_length(self) -> Verdict | None:
         """Returns a `WrongLength` warning if the loader reports another number of batches than it has; else None."""
-        plan = self._own
-        true, reported, factor = plan.loader_batches, plan.reported_batches, plan.wrong_length_factor
-        if true is None or reported is None or factor is None:
-            return None
-        why = ""
-        if plan.size_taken_for_length:
-            why = (
-                f"{reported} is the size of the dataset over all {self._dp_degree} data ranks (`size`), not one "
-                f"rank's `length`."
-            )
-        sentence = (
-            f"{self._framework} counts on {count_of(reported, 'batch')} per epoch and rank; there are {true}. "
-            f"{self._consequences(plan)}"
-        )
-        return Verdict("WrongLength", sentence, why=why, time=time.time())
+        return judge_length(self._own, counted_by=self._framework, consequences=self._consequences(self._own))
 
     def sharded_twice(self) -> Verdict | None:
         """Returns a `DoubleSharded` warning if this rank reads a share of a share of the dataset; else None.
@@ -157,20 +144,11 @@ class Totals:
             >>> Totals(loader, dp_degree=2, framework="", dataset_size=48).sharded_twice() is None
             True
         """
-        plan, size, ways, whole = self._own, self._facts.batch_size, self._dp_degree, self._dataset_size
+        plan, size, whole = self._own, self._facts.batch_size, self._dataset_size
         batches = plan.reported_batches if plan.loader_batches is None else plan.loader_batches
-        if whole is None or batches is None or size is None or ways == 1:
+        if whole is None or batches is None or size is None:
             return None
-        # A rank may leave out a last batch that is not full, and its share may be filled up to a whole batch of all.
-        left_out = ways * (batches + 1) * size < whole
-        if not (left_out and (batches - ways) * size * ways**2 <= whole):
-            return None
-        sentence = (
-            f"the train data is sharded twice: it has {count_of(whole, 'sample')} (dataset_size), and a rank's loader "
-            f"has {count_of(batches, 'batch')} of {size}. So {ways} ranks read about 1/{ways} of the data."
-        )
-        why = "What a rank leaves out of its share, no other rank has: it is never read."
-        return Verdict("DoubleSharded", sentence, why=why, time=time.time())
+        return sharded_twice(dataset_size=whole, ways=self._dp_degree, batches=batches, batch_size=size)
 
     def _update(self) -> None:
         self.plan = self._own = BatchPlan.of(self._facts, dp_degree=self._dp_degree)

@@ -1,67 +1,36 @@
 """Verdicts: what countoff found, the exceptions that carry it, and the text that every rank prints.
 
-A verdict is a plain value. It imports nothing else of countoff, so that arithmetic and protocol can both return one.
+A verdict is a plain value, and stands below all that finds one. Its kind is made in the file of the check for it.
 The exceptions are named after what was found. All of them are `DivergenceError`, so one `except` catches any.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-Kind = Literal[
-    "PlanMismatch",
-    "UnevenBatches",
-    "StepMismatch",
-    "LearningRateMismatch",
-    "RankMapError",
-    "LostRank",
-    "Stalled",
-    "WrongLength",
-    "Truncated",
-    "Repeated",
-    "DuplicateData",
-    "DoubleSharded",
-    "StreamsDiffer",
-    "PeersDiffer",
-    "SameOrder",
-    "ResumeMismatch",
-    "WeightsDiffer",
-    "UnseenLoader",
-    "WrongHorizon",
-    "WrongTotal",
-    "NotDistributed",
-    "VersionMismatch",
-    "SettingsMismatch",
-    "LateRank",
-]
-"""The name of what was found. `VERDICTS` says what each one means."""
+from countoff.core.words import count_of, names_of, plain
+
+Kind = str
 
 Standing = Literal["out of step", "ran out first", "differ"]
 """What is proved of the ranks that a verdict names: they are the minority; the first of them ran out of data before the
 others; or two sides differ, and nobody can tell which is right."""
 
 Restart = Literal["useless", "may_help", "unknown"]
-"""Whether a job that a verdict has ended may end otherwise if it is started again as it is."""
+"""Whether a job that a verdict has ended may end otherwise if it is started again as it is. Of a kind or a cause,
+``may_help`` means that it may where a process or a host is gone."""
 
-DECISION, WHO_EVALUATES = "decision", "who evaluates"
-"""Subjects of an `UnevenBatches` for which one rank's loop decided: it has left the loop, or evaluates alone."""
-EXITED, LEFT = "exited", "left"
-"""Subjects of a `LostRank` whose process was not lost: it has left by `sys.exit()`, or by the end of its program."""
-ENDED = "ended"
-"""The subject of a `Stalled` that ends the job; a warning has none."""
+Level = Literal["raise", "warn", "off"]
+"""What becomes of findings of one kind: an error on every rank, one warning on rank 0, or nothing."""
 
-Remedies = Mapping[Kind, "str | Mapping[str, str]"]
+Remedies = Mapping[str, "str | Mapping[str, str]"]
 """What to do about each kind of verdict. Where that depends on the verdict's subject, it is a mapping from subjects to
 remedies, in which the empty subject stands for all others."""
-
-_REPEATS: frozenset[Kind] = frozenset(
-    {"PlanMismatch", "UnevenBatches", "StepMismatch", "LearningRateMismatch", "RankMapError"}
-)
-"""Kinds that follow from the program, its configuration and its data."""
 
 TABLE_ROWS = 16
 _COLUMNS = ("rank", "host", "where", "batches", "fetched", "steps", "rate", "state")
@@ -71,108 +40,75 @@ _NAMED = re.compile(
 """Ranks in a sentence, as `names_of` writes them, or two with an `and`; not those of a `dp_rank`, nor a folded list."""
 
 
-class VerdictInfo(NamedTuple):
-    """One row of the table of verdicts in the documentation.
+@dataclass(frozen=True)
+class Cause:
+    """One way in which a kind of verdict comes about; its name is the verdict's subject.
 
     Attributes:
-        meaning: What was found, in one clause.
-        default: What countoff does about it with default settings.
+        why: The cause in a sentence or two; empty where each verdict has its own.
+        remedy: What to do about it in any framework; empty where only an adapter can say it.
+        restart: As that of the kind; None: as that.
     """
 
+    why: str = ""
+    remedy: str = ""
+    restart: Restart | None = None
+
+
+@dataclass(frozen=True)
+class VerdictKind:
+    """One kind of verdict: all that is the same in each verdict of it.
+
+    Attributes:
+        name: Its name.
+        meaning: What was found, in one clause.
+        default: What countoff does about it with default settings, in words.
+        level: The same as a level.
+        ends: Whether it can end a job, if the user wants that. A kind that rests on a guess cannot.
+        causes: By the verdict's subject; the empty one stands for all that are not listed.
+        restart: Whether the job may end otherwise if it is started again.
+        label: What the line about the ranks begins with; empty: with the verdict's `standing`.
+        accuses: Whether that line is there at all.
+    """
+
+    name: str
     meaning: str
-    default: str
+    default: str = "warns"
+    level: Level = "warn"
+    ends: bool = True
+    causes: Mapping[str, Cause] = field(default_factory=dict[str, Cause])
+    restart: Restart = "unknown"
+    label: str = ""
+    accuses: bool = True
+
+    @property
+    def accepts(self) -> tuple[Level, ...]:
+        """The levels that can be chosen."""
+        return ("raise", "warn", "off") if self.ends else ("warn", "off")
+
+    def found(
+        self, sentence: str, ranks: Iterable[int] = (), *, subject: str = "", why: str | None = None, **more: Any
+    ) -> Verdict:
+        """Returns a verdict of this kind, found now.
+
+        Args:
+            sentence: What happened, with ranks, span and both counts.
+            ranks: The ranks that the proof names, the one out of step first.
+            subject: What the verdict is about.
+            why: The cause; None: that of the subject.
+            more: Further attributes of the verdict.
+        """
+        known: dict[str, Any] = {"time": time.time(), **more}
+        why = self.cause_of(subject).why if why is None else why
+        return Verdict(self.name, sentence, tuple(ranks), why=why, subject=subject, **known)
+
+    def cause_of(self, subject: str) -> Cause:
+        """Returns the cause of a subject."""
+        return self.causes.get(subject) or self.causes.get("") or Cause()
 
 
-VERDICTS: dict[Kind, VerdictInfo] = {
-    "PlanMismatch": VerdictInfo(
-        "ranks start with different lengths, batch sizes, accumulation, limits or positions",
-        "raises, before the first batch",
-    ),
-    "UnevenBatches": VerdictInfo(
-        "ranks have different numbers of batches, or evaluate at different points",
-        "raises; uneven evaluations warn",
-    ),
-    "StepMismatch": VerdictInfo(
-        "ranks took different numbers of optimizer steps, after different batches, or with different numbers of "
-        "micro-batches",
-        "raises; different micro-batches warn",
-    ),
-    "LearningRateMismatch": VerdictInfo("ranks train with different learning rates", "raises"),
-    "RankMapError": VerdictInfo(
-        "the ranks' dp_ranks leave some data unread, or let several ranks read the same share",
-        "raises, before the first batch",
-    ),
-    "LostRank": VerdictInfo(
-        "a rank raised an exception, exited early, was killed or stopped, or its host no longer answers",
-        "raises",
-    ),
-    "Stalled": VerdictInfo(
-        "no rank has made progress for three minutes; the report shows where each rank is, in your own lines of code",
-        "warns",
-    ),
-    "WrongLength": VerdictInfo(
-        "`len(loader)` is not the number of batches of one rank, for example because it counts those of all ranks",
-        "warns, and logs the true totals",
-    ),
-    "Truncated": VerdictInfo(
-        'an epoch ended on every rank because one rank ran out of data, in Composer or with `uneven_train="stop"`; the '
-        "report shows what the others had left",
-        "warns",
-    ),
-    "Repeated": VerdictInfo(
-        'with `uneven_train="repeat"`, a short rank repeated batches until the longest rank ran out of data',
-        "warns",
-    ),
-    "DuplicateData": VerdictInfo("ranks that must read different data read the same data", "warns"),
-    "DoubleSharded": VerdictInfo(
-        "data that is already one rank's share is sharded again, so most of it is never read",
-        "warns",
-    ),
-    "StreamsDiffer": VerdictInfo(
-        "the framework deals one stream out to the ranks, but the ranks' streams are not the same: ranks read some "
-        "samples several times, and others never",
-        "warns",
-    ),
-    "PeersDiffer": VerdictInfo(
-        "ranks that share a dp_rank, and so must read the same data, read different data",
-        "warns",
-    ),
-    "SameOrder": VerdictInfo(
-        "the sampler shuffles, but two epochs had the same order: `set_epoch` was not called",
-        "warns",
-    ),
-    "ResumeMismatch": VerdictInfo(
-        "a run that resumes from a checkpoint repeats or skips data, or its learning rate jumps",
-        "warns",
-    ),
-    "WeightsDiffer": VerdictInfo(
-        "ranks that must hold the same weights hold different ones; checked with `weights_every`",
-        "warns",
-    ),
-    "UnseenLoader": VerdictInfo(
-        "for 64 optimizer steps, no batch has come from the attached loader: the loop iterates another one",
-        "warns",
-    ),
-    "WrongHorizon": VerdictInfo(
-        "a learning-rate schedule ends before or after the run; the report shows at which step",
-        "warns",
-    ),
-    "WrongTotal": VerdictInfo(
-        "the Trainer's total batch size counts each batch once per process (`split_batches`)",
-        "warns",
-    ),
-    "NotDistributed": VerdictInfo(
-        "several processes were launched, but Accelerate treats each as the only one",
-        "warns",
-    ),
-    "VersionMismatch": VerdictInfo("ranks run different versions of Python, torch, countoff or the framework", "warns"),
-    "SettingsMismatch": VerdictInfo("ranks have different `tick_batches`", "warns"),
-    "LateRank": VerdictInfo(
-        "countoff is off on some rank, or has not started there yet",
-        'warns; raises with `uneven_train` or `uneven_eval="stop"`',
-    ),
-}
-"""All verdicts, the most severe first. README and docs list them from here, and a test compares the two."""
+KINDS: dict[str, VerdictKind] = {}
+"""All kinds by name, the most severe first. Each is made in the file of its check; `countoff.core.checks` has all."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +116,7 @@ class Verdict:
     """One finding about the ranks of a job.
 
     Attributes:
-        kind: What was found; a key of `VERDICTS`.
+        kind: What was found; a key of `KINDS`, or a kind of an adapter of the user's own.
         sentence: What happened, with ranks, span and both counts.
         ranks: The ranks that the proof names, the one out of step first.
         standing: What is proved of these ranks.
@@ -202,9 +138,10 @@ class Verdict:
             each kind and subject.
         point: The name of the point at which learning rates were compared; empty for anything else.
         guess: Why this is a guess and no proof, as a clause; empty where it is proved. See `countoff.core.levels`.
+        harmful: Whether training on would do harm, where that is not as with the kind: a difference may be legitimate.
     """
 
-    kind: Kind
+    kind: str
     sentence: str
     ranks: tuple[int, ...] = ()
     why: str = ""
@@ -224,6 +161,7 @@ class Verdict:
     point: str = field(default="", compare=False)
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
     guess: str = field(default="", compare=False)
+    harmful: bool | None = field(default=None, compare=False)
 
     @property
     def headline(self) -> str:
@@ -241,10 +179,9 @@ class Verdict:
         >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
         'useless'
         """
-        if self.kind in _REPEATS and self.subject not in (DECISION, WHO_EVALUATES):  # a clock may have decided these
-            return "useless"
-        lost = self.kind == "LostRank" and self.gone and self.subject not in (EXITED, LEFT)
-        return "may_help" if lost else "unknown"
+        kind = KINDS.get(self.kind)
+        restart = "unknown" if kind is None else kind.cause_of(self.subject).restart or kind.restart
+        return "unknown" if restart == "may_help" and not self.gone else restart
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON types, with the keys that docs/schedulers.md describes."""
@@ -287,22 +224,25 @@ class Verdict:
             lines.append(f"  why: {self.why}")
         if self.remedy:
             lines.append(f"  do:  {self.remedy}")
-        if (self.why or self.remedy) and self.kind in VERDICTS:  # a reminder stays one line
+        if (self.why or self.remedy) and self.kind in KINDS:  # a reminder stays one line
             lines.append(f"  more: countoff explain {self.kind}")
         return "\n".join(plain(line) for line in lines)
 
     def _names_ranks(self) -> bool:
         """Whether a line says who: not where that is everybody, and not in a stall, which accuses nobody."""
-        if not (self.rows and self.ranks) or self.kind == "Stalled":
+        kind = KINDS.get(self.kind)
+        if not (self.rows and self.ranks) or (kind is not None and not kind.accuses):
             return False
-        return self.standing != "out of step" or self.kind == "LostRank" or len(self.ranks) != self.world_size
+        told_apart = self.standing != "out of step" or len(self.ranks) != self.world_size
+        return told_apart or (kind is not None and bool(kind.label))
 
     def _named(self) -> str:
         """Which ranks are out of step, of how many; or what is known of them, if that is not proved."""
         counted = max(self.counted, len(self.rows))
         silent = len(self.ranks) if self.gone else 0  # no row is due from those
         ranks = self.world_size or counted + silent
-        label = {"LostRank": "lost", "LateRank": "missing"}.get(self.kind, self.standing)
+        kind = KINDS.get(self.kind)
+        label = (kind.label if kind is not None else "") or self.standing
         named = self.ranks[:1] if label == "ran out first" else self.ranks
         if label == "differ":  # no side comes first
             named = sorted(named)
@@ -379,15 +319,6 @@ def error_for(verdict: Verdict) -> DivergenceError:
     return _ERRORS.get(verdict.kind, DivergenceError)(verdict)
 
 
-def plain(text: str) -> str:
-    r"""Escapes what could move a terminal's cursor or forge a line. Anybody can write to the store.
-
-    >>> plain("rank 1 raised \x1b[31mValueError")
-    'rank 1 raised \\x1b[31mValueError'
-    """
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-
-
 def _in_utc(seconds: float) -> str:
     """A time since the epoch in UTC, as ISO 8601 writes it; empty if that is no year of a calendar.
 
@@ -399,69 +330,6 @@ def _in_utc(seconds: float) -> str:
     except (OverflowError, ValueError, OSError):  # the store's word: another rank's clock, or not even that
         return ""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def count_of(number: int, noun: str) -> str:
-    """A number and its noun: ``1 batch``, ``4 batches``, ``1 step``.
-
-    >>> count_of(4, "batch"), count_of(1, "step")
-    ('4 batches', '1 step')
-    """
-    plural = noun + ("es" if noun.endswith("batch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
-
-
-def number_of(value: float, digits: int = 3) -> str:
-    """A number as a person writes it: few digits, and an exponent without zeros.
-
-    Args:
-        value: The number.
-        digits: Significant digits, at least 1.
-
-    >>> number_of(0.00031711500169576796), number_of(0.1), number_of(0.03251, digits=4)
-    ('3.17e-4', '0.1', '0.03251')
-    """
-    if value != value or abs(value) == float("inf") or value == 0 or 1e-3 <= abs(value) < 10**digits:
-        return f"{value:.{digits}g}"
-    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
-
-
-def runs_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranks as runs of consecutive ones, each from its first to its last, in the order of the list.
-
-    >>> runs_of([8, 9, 10, 2, 5, 6])
-    [(8, 10), (2, 2), (5, 6)]
-    """
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], rank
-        else:
-            runs.append((rank, rank))
-    return runs
-
-
-def names_of(ranks: Sequence[int]) -> str:
-    """Ranks as a person lists them: three or more in a row as a range, and the rest folded past eight.
-
-    >>> names_of([1]), names_of([0, 2, 3]), names_of([0, *range(8, 16)])
-    ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 8–15')
-    """
-    return f"rank{'' if len(ranks) == 1 else 's'} {listed(ranks)}"
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """The ranks of `names_of` without the word.
-
-    >>> listed([0, 1, 4, 5, 6])
-    '0, 1, 4–6'
-    """
-    items: list[str] = []
-    for first, last in runs_of(ranks):
-        items += [f"{first}–{last}"] if last - first > 1 else map(str, range(first, last + 1))
-    folded = f", … ({len(ranks)} in all)" if len(items) > 8 else ""
-    return ", ".join(items[:8]) + folded
 
 
 def at_hosts(verdict: Verdict, hosts: Mapping[int, str]) -> Verdict:
@@ -520,3 +388,24 @@ def table(rows: Sequence[Mapping[str, Any]], counted: int = 0, *, hosts: bool = 
     if folded > 0:
         lines.append(f"  … and {count_of(folded, 'rank')} more")
     return [line.rstrip() for line in lines]
+
+
+def remedy_for(verdict: Verdict, remedies: Remedies) -> str:
+    """Returns the verdict's own remedy, or else the adapter's, or else the general one.
+
+    A remedy for the verdict's subject comes before one for the whole kind, whoever has it.
+
+    Args:
+        verdict: The verdict.
+        remedies: The adapter's remedies.
+
+    >>> remedy_for(Verdict("StepMismatch", "they differ."), {"StepMismatch": "step together."})
+    'step together.'
+    """
+    if verdict.remedy:
+        return verdict.remedy
+    own, kind = remedies.get(verdict.kind, ""), KINDS.get(verdict.kind)
+    by_subject = {"": own} if isinstance(own, str) else own
+    causes = {} if kind is None else {subject: cause.remedy for subject, cause in kind.causes.items()}
+    known = [each.get(subject, "") for subject in (verdict.subject, "") for each in (by_subject, causes)]
+    return next(filter(None, known), "")

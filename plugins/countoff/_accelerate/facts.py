@@ -14,7 +14,7 @@ from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import FitPlan, LoaderFacts
-from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
+from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 _log = logging.getLogger("countoff")

@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 from countoff._accelerate.loaders import source_of
 from countoff._adapter.dealt_streams import indices_seen
 from countoff._adapter.watched_methods import WatchedMethods
-from countoff.core.data.identity import DataIdentity
+from countoff.core.checks.data import DataIdentity
 
 __all__ = ["watch_stream"]
 

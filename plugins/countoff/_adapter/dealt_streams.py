@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset,
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.torch_facts import reported_length
-from countoff.core.data.identity import DataIdentity
+from countoff.core.checks.data import DataIdentity
+from countoff.core.checks.streams import DIGEST, FirstElements, StreamFacts, column_digest
 from countoff.core.data.own_generators import holds_generator
 from countoff.core.data.plain import ABSENT, attribute_of, items_of, module_of
-from countoff.core.data.streams import DIGEST, FirstElements, StreamFacts, column_digest
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["indices_seen", "sampler_inside", "sampler_of", "stream_facts"]

@@ -24,9 +24,9 @@ from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Settings, Verdict
 from countoff.core.checks.horizon import RunLength, Stepping
-from countoff.core.data.resume import UNREADABLE, Restored, ResumeRecord
+from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
-from countoff.core.protocol.schedule_plans import SchedulePlan
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "any_active", "argument_of", "evaluation_loaders"]

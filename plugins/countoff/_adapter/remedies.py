@@ -1,6 +1,6 @@
 """What to do about each kind of verdict: the sentences that several adapters share.
 
-What is the same in every framework is in the core (`judgement.GENERAL_REMEDIES`). An adapter has what only the words of
+What is the same in every framework is in the files of the checks. An adapter has what only the words of
 its framework can say. The remedy that most often fits comes first.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from countoff.core.data.streams import LENGTHS
+from countoff.core.checks.streams import LENGTHS
 from countoff.core.verdict import Kind
 
 __all__ = ["data_remedies", "uneven_remedies"]

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
 from countoff._adapter.torch_facts import reported_length
-from countoff.core.data.identity import UNKNOWN, DataIdentity, Sampling
+from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
 from countoff.core.data.plain import attribute_of
 
 __all__ = ["fingerprint_batch", "sampling_of"]

@@ -23,8 +23,8 @@ from countoff.core.checks.horizon import (
     run_out,
     wrong_horizon,
 )
+from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.counts.curves import Curve
-from countoff.core.protocol.schedule_plans import SchedulePlan
 
 __all__ = ["Schedule", "ScheduleWatch", "run_length"]
 

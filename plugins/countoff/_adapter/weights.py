@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
 from countoff.core.data.unobserved import unobserved
-from countoff.core.data.weights import Replicas
 
 __all__ = ["PendingReplicas", "Wrappers", "hash_bits"]
 

@@ -20,7 +20,7 @@ from countoff._composer.streaming_facts import StreamingFacts
 from countoff._composer.streaming_pass import streaming_pass
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.plan import LoaderPass
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.protocol.counters import UnusedBatches
 from countoff.core.totals import Totals
 
 __all__ = ["LoaderReport", "batches_when_resumed", "read_loader", "unused_batches"]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.checks.horizon import Stepping
+from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.plan import BatchPlan
-from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from countoff._adapter.resumes import without_data
 from countoff.core import Guard
-from countoff.core.data.resume import Restored
+from countoff.core.checks.resume import Restored
 
 __all__ = ["packed", "record_of", "restore", "unpacked"]
 

@@ -27,9 +27,8 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.ending import shutdown
-from countoff.core.protocol.judgement import remedy_for
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies
+from countoff.core.verdict import Remedies, remedy_for
 
 __all__ = ["FabricLoaders", "unseen_loader", "watch_fabric"]
 

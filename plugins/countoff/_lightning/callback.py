@@ -45,7 +45,7 @@ from countoff._lightning.trainer import (
 )
 from countoff.core import FitPlan, Guard, Verdict
 from countoff.core.checks.horizon import RunLength
-from countoff.core.protocol.schedule_plans import SchedulePlan
+from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.totals import Totals
 
 __all__ = ["CountoffCallback"]

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.resumes import without_data
 from countoff.core import Guard
-from countoff.core.data.resume import Restored
+from countoff.core.checks.resume import Restored
 
 __all__ = ["KEY", "KeptBatch", "record_of", "restore"]
 

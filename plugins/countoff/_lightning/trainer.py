@@ -17,10 +17,10 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
 from countoff.core import FitPlan, Guard, LoaderFacts, Verdict
+from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.horizon import RunLength, Stepping
-from countoff.core.data.identity import DataIdentity
+from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.plan import BatchPlan
-from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
 from countoff.core.totals import evaluation_metrics
 from countoff.core.verdict import Remedies
 

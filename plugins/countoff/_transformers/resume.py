@@ -12,7 +12,7 @@ from typing import Any, cast
 from countoff._adapter.handle import Attached
 from countoff._adapter.resumes import without_data
 from countoff.core import Guard, LoaderFacts, Settings
-from countoff.core.data.resume import Restored
+from countoff.core.checks.resume import Restored
 
 __all__ = ["first_epoch", "loaded_record", "restore", "state_of"]
 

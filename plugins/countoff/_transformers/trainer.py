@@ -29,7 +29,7 @@ from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.checks.horizon import Stepping
-from countoff.core.protocol.judgement import AGAIN, POSITION, RATE
+from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.verdict import Remedies
 
 __all__ = [

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from countoff.core._nearest import nearest
+from countoff.core.words import nearest
 
 _RANKS = range(2, 65)
 _MAX_SECONDS = 60.0

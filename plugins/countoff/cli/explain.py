@@ -6,8 +6,8 @@ import argparse
 import re
 from pathlib import Path
 
-from countoff.core._nearest import nearest
-from countoff.core.verdict import VERDICTS
+from countoff.core.checks import KINDS
+from countoff.core.words import nearest
 
 __all__ = ["explain"]
 
@@ -27,8 +27,8 @@ def explain(chosen: argparse.Namespace) -> int:
         ValueError: If there is no such kind; the message is one line, with the nearest kind.
     """
     if chosen.kind is None:
-        width = max(len(kind) for kind in VERDICTS)
-        for kind, info in VERDICTS.items():
+        width = max(len(kind) for kind in KINDS)
+        for kind, info in KINDS.items():
             print(f"{kind:<{width}}  {info.meaning.replace('`', '')}")
         return 0
     print(_section(_known(chosen.kind)))
@@ -37,10 +37,10 @@ def explain(chosen: argparse.Namespace) -> int:
 
 def _known(name: str) -> str:
     """Returns the kind of this name, in whatever case."""
-    kinds = {kind.lower(): kind for kind in VERDICTS}
+    kinds = {kind.lower(): kind for kind in KINDS}
     if name.lower() in kinds:
         return kinds[name.lower()]
-    hint = nearest(name, VERDICTS) or "; countoff explain lists all kinds"
+    hint = nearest(name, KINDS) or "; countoff explain lists all kinds"
     raise ValueError(f"there is no verdict {name!r}{hint}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.demo.data import Data
 from countoff.demo.ranks import Run
 from countoff.demo.records import AllReduce, all_reduces, count_so_far, excerpt, innermost, logged, printed

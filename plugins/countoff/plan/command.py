@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core._nearest import nearest
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.core.ranks import INFERRED
+from countoff.core.words import nearest
 from countoff.plan import curve_plot, table
 from countoff.plan.checks import check_job, check_length
 from countoff.plan.issues import CODES, ConfigIssue, worst_first

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.counts.samples import product
-from countoff.core.verdict import number_of
+from countoff.core.words import number_of
 from countoff.plan import table
 from countoff.plan.curve import Curve, Ending, samples_after
 from countoff.plan.job import RunPlan

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.verdict import count_of, names_of, plain
+from countoff.core.words import count_of, names_of, plain
 from countoff.report import facts
 from countoff.report.model import Run, Trace
 from countoff.report.reader import read

@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS, SILENT_SECONDS
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.report.model import Fit, Run, Span, Trace, Value
 from countoff.report.ranks import odd_ranks, ranks_by
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import countoff.core
-from countoff.core.verdict import count_of, names_of, plain
+from countoff.core.words import count_of, names_of, plain
 from countoff.report import facts, figures
 from countoff.report.gaps import TimeAxis, gaps_of
 from countoff.report.lanes import MOST_LANES, lanes_of

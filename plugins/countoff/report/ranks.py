@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from countoff.core.verdict import listed, names_of
+from countoff.core.words import listed, names_of
 
 V = TypeVar("V", bound=Hashable)
 

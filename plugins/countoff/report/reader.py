@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast, get_args
 
 from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
-from countoff.core.verdict import Kind, Standing, Verdict, plain
+from countoff.core.verdict import Kind, Standing, Verdict
+from countoff.core.words import plain
 from countoff.report.model import Ending, Fit, Incident, Pause, Roll, Run, Span, Stack, Tick, Trace, Value
 
 __all__ = ["Reader", "read"]

@@ -17,7 +17,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from countoff.core.verdict import Verdict, count_of, listed, number_of, plain, runs_of
+from countoff.core.verdict import Verdict
+from countoff.core.words import count_of, listed, number_of, plain, runs_of
 from countoff.report.facts import duration
 from countoff.report.live import LiveRanks, Row
 from countoff.report.model import Run, Trace

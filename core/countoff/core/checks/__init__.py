@@ -1,1 +1,141 @@
-"""The questions that countoff answers, one file each: what may be wrong, how it is found, and what to do about it."""
+"""The questions that countoff answers, one file each: what may be wrong, how it is found, and what to do about it.
+
+A file has the kinds of verdict that it finds (`VerdictKind`, with their causes and general remedies), what ranks
+compare, the comparison, and the sentence. `check.Check` says what a guard tells it. To add a question: write its file,
+and add its kinds and its check to the two lists here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from countoff.core.checks import (
+    data,
+    even,
+    horizon,
+    late,
+    learning_rates,
+    length,
+    lost,
+    micro_batches,
+    plan,
+    processes,
+    rank_map,
+    resume,
+    settings,
+    stalled,
+    steps,
+    streams,
+    totals,
+    uneven,
+    unseen,
+    versions,
+    weights,
+)
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import KINDS, Verdict
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = ["KINDS", "Checks", "judge"]
+
+KINDS |= {
+    kind.name: kind
+    for kind in (
+        plan.PLAN_MISMATCH,
+        uneven.UNEVEN_BATCHES,
+        steps.STEP_MISMATCH,
+        learning_rates.LEARNING_RATE_MISMATCH,
+        rank_map.RANK_MAP_ERROR,
+        lost.LOST_RANK,
+        stalled.STALLED,
+        length.WRONG_LENGTH,
+        even.TRUNCATED,
+        even.REPEATED,
+        data.DUPLICATE_DATA,
+        streams.DOUBLE_SHARDED,
+        streams.STREAMS_DIFFER,
+        data.PEERS_DIFFER,
+        data.SAME_ORDER,
+        resume.RESUME_MISMATCH,
+        weights.WEIGHTS_DIFFER,
+        unseen.UNSEEN_LOADER,
+        horizon.WRONG_HORIZON,
+        totals.WRONG_TOTAL,
+        processes.NOT_DISTRIBUTED,
+        versions.VERSION_MISMATCH,
+        settings.SETTINGS_MISMATCH,
+        late.LATE_RANK,
+    )
+}
+"""All kinds by name, the most severe first."""
+
+
+class Checks(NamedTuple):
+    """The checks of one guard, in the order in which they are told of each event: an earlier one finds first."""
+
+    plan: plan.PlanCheck
+    uneven: uneven.UnevenCheck
+    steps: steps.StepCheck
+    rank_map: rank_map.RankMapCheck
+    learning_rates: learning_rates.LearningRateCheck
+    micro_batches: micro_batches.MicroBatchCheck
+    even: even.EvenCheck
+    settings: settings.SettingsCheck
+    versions: versions.VersionCheck
+    weights: weights.Weights
+    data: data.DataIdentity
+    resumes: resume.Resumes
+
+    @classmethod
+    def of(
+        cls,
+        state: State,
+        *,
+        learning_rates_in_force: Callable[[], Sequence[float]] | None,
+        schedule: Callable[[], resume.ScheduleState],
+        hash_weights: Callable[[], weights.PendingHashes] | None,
+    ) -> Checks:
+        """Returns the checks of a guard.
+
+        Args:
+            state: This rank's state.
+            learning_rates_in_force: Returns the learning rates in force; None where they are not known.
+            schedule: Returns them with where their schedules stand.
+            hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
+        """
+        identity = data.DataIdentity(state)
+        return cls(
+            plan=plan.PlanCheck(),
+            uneven=uneven.UnevenCheck(state.settings),
+            steps=steps.StepCheck(state),
+            rank_map=rank_map.RankMapCheck(),
+            learning_rates=learning_rates.LearningRateCheck(state, learning_rates_in_force),
+            micro_batches=micro_batches.MicroBatchCheck(state),
+            even=even.EvenCheck(state),
+            settings=settings.SettingsCheck(state.settings.tick_batches),
+            versions=versions.VersionCheck(),
+            weights=weights.Weights(state, hash_weights),
+            data=identity,
+            resumes=resume.Resumes(state, identity, schedule),
+        )
+
+
+def judge(divergence: Divergence, rank: int) -> Verdict:
+    """Turns a divergence that this rank has proved into a verdict that names both ranks and both counts.
+
+    Args:
+        divergence: What the rule proved.
+        rank: The rank that proved it.
+    """
+    found = lost.judge_exit(divergence, rank)
+    if found is None and divergence.kind == "StepMismatch":
+        found = micro_batches.judge_micro_batches(divergence, rank) or steps.judge_steps(divergence, rank)
+    elif found is None and divergence.kind == "PlanMismatch":
+        found = plan.judge_position(divergence, rank)
+    elif found is None and divergence.kind == "LearningRateMismatch":
+        found = learning_rates.judge_rates(divergence, rank)
+    return replace(found or uneven.judge_batches(divergence, rank), guess=divergence.guess)

@@ -1,13 +1,12 @@
-"""Learning-rate horizons: the step of the run at which a schedule ends, and what it was probably made for.
+"""Does a learning-rate schedule end where the run does? `WrongHorizon`, with what it was probably made for.
 
-A schedule counts *ticks*: calls of ``scheduler.step()``. There may be several per optimizer step, as Accelerate makes
-one per process, or one per epoch. Needs no torch.
+A schedule counts *ticks*: calls of ``scheduler.step()``. There may be several per optimizer step, as where a framework
+makes one per process, or one per epoch. Needs no torch.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,10 +14,25 @@ from typing import Literal
 
 from countoff.core.counts.batches import check_count
 from countoff.core.counts.curves import Curve, Ending, ending_of
-from countoff.core.verdict import Verdict, number_of
+from countoff.core.verdict import Verdict, VerdictKind
+from countoff.core.words import number_of
 
-__all__ = ["Horizon", "RunLength", "Stepping", "guessed_horizon", "horizon_of", "run_out", "wrong_horizon"]
+__all__ = [
+    "WRONG_HORIZON",
+    "Horizon",
+    "RunLength",
+    "Stepping",
+    "guessed_horizon",
+    "horizon_of",
+    "run_out",
+    "wrong_horizon",
+]
 
+WRONG_HORIZON = VerdictKind(
+    "WrongHorizon",
+    "a learning-rate schedule ends before or after the run; the report shows at which step",
+    ends=False,
+)
 _EARLY, _LATE = Fraction(2, 100), Fraction(10, 100)
 """Parts of the run by which a schedule may end before it, and after it, without a word."""
 _SMALL = 0.01
@@ -176,8 +190,7 @@ def guessed_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdi
         f"This is a guess: {_steps(ticks)} are {counted} of the optimizer, and no whole number of steps or epochs in "
         "calls of the scheduler's step()."
     )
-    return Verdict(
-        "WrongHorizon",
+    return WRONG_HORIZON.found(
         f"the learning rate probably ends too early, at step {horizon.end_step:,}: {_made_for(horizon, run)}.",
         why=f"{guess} {why}".rstrip(),
         remedy=(
@@ -185,7 +198,6 @@ def guessed_horizon(horizon: Horizon, run: RunLength, *, why: str = "") -> Verdi
             f"the schedule is right. Only if the run has {ticks:,} optimizer steps: make {horizon.name} for "
             f"{_steps(math.ceil(ticks * pace))}."
         ),
-        time=time.time(),
     )
 
 
@@ -233,7 +245,7 @@ def run_out(horizon: Horizon, run: RunLength, *, ticks: int, span: str, why: str
     place = f"{span} begins with {value}, which it has had since step {horizon.end_step:,}"
     times = f"{horizon.pace} times " if horizon.pace > 1 else ""
     remedy = f"make {horizon.name} for {times}the optimizer steps of the whole run."
-    return Verdict("WrongHorizon", f"{place}: {_made_for(horizon, run)}.", why=why, remedy=remedy, time=time.time())
+    return WRONG_HORIZON.found(f"{place}: {_made_for(horizon, run)}.", why=why, remedy=remedy)
 
 
 def wrong_horizon(
@@ -285,12 +297,10 @@ def wrong_horizon(
     by_warmup = ending.kind == "full" or (late and not causes and horizon.warmup_end_step > total)
     place = _early(horizon, total) if early else _late(horizon, total, by_warmup)
     sentence = f"{place}: {_made_for(horizon, run, by_warmup)}."
-    return Verdict(
-        "WrongHorizon",
+    return WRONG_HORIZON.found(
         sentence,
         why=" ".join(part for part in (*(cause.text for cause in causes[:1]), why) if part),
         remedy=_remedy(horizon, run, total, stepping, by_warmup) + (_ON_PURPOSE if late and not causes else ""),
-        time=time.time(),
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks that dp_ranks computed by the user's own code shard the data: every share is read, and none is read twice.
+"""Do the ranks' dp_ranks shard the data, so that every share is read and none is read twice? `RankMapError`.
 
 Two conditions must hold. Every dp_rank from 0 up to, but not including, dp_degree belongs to a rank. And each belongs
 to exactly ``world_size / dp_degree`` ranks, those that differ only along dims that share their data. A formula with a
@@ -7,19 +7,31 @@ wrong factor breaks these conditions without an error.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from countoff.core.checks.check import Check
 from countoff.core.counts.batches import check_count
-from countoff.core.verdict import Verdict, count_of, names_of
+from countoff.core.protocol.records import Records
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import count_of, names_of
 
-__all__ = ["FORMULA_REMEDY", "DpRankFaults", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
+__all__ = ["RANK_MAP_ERROR", "DpRankFaults", "RankMapCheck", "check_dp_ranks", "dp_rank_faults", "judge_dp_ranks"]
 
-FORMULA_REMEDY = (
-    "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the number "
-    "of replicas; countoff.core.ranks.RankMap does it by name."
+RANK_MAP_ERROR = VerdictKind(
+    "RankMapError",
+    "the ranks' dp_ranks leave some data unread, or let several ranks read the same share",
+    default="raises, before the first batch",
+    level="raise",
+    restart="useless",
+    causes={
+        "": Cause(
+            "The position along the data dims was computed with a wrong factor, or over dims that share their data.",
+            "compute dp_rank with the sizes of the dims inside it: replicate * dp_shard_size + shard, never times the "
+            "number of replicas; countoff.core.ranks.RankMap does it by name.",
+        )
+    },
 )
 _LOADER_WHY = "The sampler counts the ranks of the world, or of a node, instead of those along the data dims."
 _LOADER_REMEDY = (
@@ -27,6 +39,14 @@ _LOADER_REMEDY = (
     "DistributedSampler(dataset, num_replicas=dp_degree, rank=dp_rank)."
 )
 _LISTED = 8
+
+
+class RankMapCheck(Check):
+    """Judges the dp_ranks of all ranks at the roll call."""
+
+    def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
+        if complete and not refused:
+            yield judge_dp_ranks({rank: report["plan"] for rank, report in reports.items()})
 
 
 @dataclass(frozen=True)
@@ -146,7 +166,8 @@ def check_dp_ranks(
         1 of 4 dp_ranks belongs to no rank (3): 25 % of the data is never read
         25 % of the data is read more than once: ranks 1, 2 read the same dp_rank 1.
     """
-    return _verdict_on(dp_rank_faults(values, dp_degree=dp_degree, groups=groups))
+    found = _verdict_on(dp_rank_faults(values, dp_degree=dp_degree, groups=groups))
+    return found and replace(found, remedy=RANK_MAP_ERROR.cause_of("").remedy)
 
 
 def _verdict_on(faults: DpRankFaults) -> Verdict | None:
@@ -154,14 +175,7 @@ def _verdict_on(faults: DpRankFaults) -> Verdict | None:
         return None
     named = [rank for ranks in faults.repeated.values() for rank in ranks]
     named += [*faults.out_of_range, *(rank for pair in faults.split for rank in pair)]
-    return Verdict(
-        "RankMapError",
-        "; ".join(_clauses(faults)) + ".",
-        tuple(dict.fromkeys(named)),
-        why="The position along the data dims was computed with a wrong factor, or over dims that share their data.",
-        remedy=FORMULA_REMEDY,
-        time=time.time(),
-    )
+    return RANK_MAP_ERROR.found("; ".join(_clauses(faults)) + ".", dict.fromkeys(named))
 
 
 def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
@@ -181,10 +195,8 @@ def judge_dp_ranks(plans: Mapping[int, Mapping[str, object]]) -> Verdict | None:
     try:
         found = _verdict_on(_faults(dp_ranks, degree, None))
     except ValueError as error:
-        return Verdict("RankMapError", f"{error}.", time=time.time())
-    if found is not None:
-        return replace(found, remedy="")  # the adapter knows the framework's own line that computes it
-    return _judge_loaders(plans, dp_ranks, degree)
+        return RANK_MAP_ERROR.found(f"{error}.", why="")
+    return found or _judge_loaders(plans, dp_ranks, degree)
 
 
 def _judge_loaders(
@@ -209,7 +221,7 @@ def _judge_loaders(
         effect = "every sample is read by more than one data rank"
     sentence = f"the loaders share the data out among {among}, and the mesh has {dp_degree} data ranks: {effect}."
     odd = tuple(rank for rank, (_, degree) in known.items() if degree != dp_degree)
-    return Verdict("RankMapError", sentence, odd, why=_LOADER_WHY, remedy=_LOADER_REMEDY, time=time.time())
+    return RANK_MAP_ERROR.found(sentence, odd, why=_LOADER_WHY, remedy=_LOADER_REMEDY)
 
 
 def _clauses(faults: DpRankFaults) -> list[str]:

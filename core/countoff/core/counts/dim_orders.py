@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from countoff.core._nearest import nearest
+from countoff.core.words import nearest
 
 __all__ = ["ORDERS", "Order", "order_of_text"]
 

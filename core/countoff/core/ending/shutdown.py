@@ -23,14 +23,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TextIO
 
+from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
+from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
-from countoff.core.protocol.judgement import EVALUATION, EXITED_WHY, describe_mark, lost_rank, victim
-from countoff.core.protocol.losses import loss_of
-from countoff.core.protocol.records import clip
-from countoff.core.protocol.state import State
-from countoff.core.verdict import EXITED, LEFT, DivergenceError, Verdict, error_for, plain
+from countoff.core.state import State
+from countoff.core.verdict import DivergenceError, Verdict, error_for
+from countoff.core.words import clip, plain
 
 _log = logging.getLogger("countoff")
 _VICTIMS = ("connection closed", "connection reset", "broken pipe", "timed out", "gloo", "nccl", "socket", "aborted")
@@ -72,7 +72,7 @@ def print_warning(state: State, warning: Verdict) -> None:
 
     Of uneven evaluations a process prints one warning: a framework may evaluate so by design, in every fit.
     """
-    if effect(warning, state.settings.levels, harmful=False) == "off":
+    if effect(warning, state.settings.levels) == "off":
         return
     of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
     if not (of_evaluation and process in _told_of_evaluations):
@@ -308,9 +308,8 @@ def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Ve
         absence = next(iter(state.absences.values()), None)
         exited, left, ended = state.log.exited_alone(), state.left, state.log.ended_first()
     if exited is not None:
-        event = f"{describe_mark(exited)} and ended its fit there; rank {state.rank} {lost}"
-        why, subject = (EXITED_WHY, EXITED) if exited.reason == "exited" else ("", LEFT)
-        return lost_rank(exited.rank, event, why, subject=subject)
+        event = f"{exited.in_words} and ended its fit there; rank {state.rank} {lost}"
+        return lost_rank(exited.rank, event, subject=EXITED if exited.reason == "exited" else LEFT)
     if absence is not None:
         return loss_of(absence)
     if (loss := gone()) is not None:

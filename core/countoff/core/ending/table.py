@@ -8,14 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from countoff.core.checks.learning_rates import odd_rates, with_rates
+from countoff.core.checks.lost import AHEAD, DIED, lost_rank
 from countoff.core.ending import shutdown
 from countoff.core.liveness import hosts
-from countoff.core.protocol.judgement import AHEAD, DIED, lost_rank, odd_ranks, ranks_behind, remedy_for
-from countoff.core.protocol.rates import odd_rates, parse_rates, with_rates
+from countoff.core.protocol.rates import parse_rates
 from countoff.core.protocol.records import Records, parse_count, parse_standing, ranks_from_json, ranks_to_json
-from countoff.core.protocol.state import State
+from countoff.core.protocol.rows import odd_ranks, ranks_behind
+from countoff.core.state import State
 from countoff.core.store.gathering import Gathering
-from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, count_of, listed
+from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
+from countoff.core.words import count_of, listed
 
 if TYPE_CHECKING:
     from countoff.core.liveness.heartbeats import Heartbeats

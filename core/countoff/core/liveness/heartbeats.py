@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from countoff.core.checks.lost import lost_rank
 from countoff.core.liveness import hosts
 from countoff.core.liveness.processes import Process, host_id
-from countoff.core.protocol.judgement import lost_rank
 from countoff.core.protocol.records import Records, parse_rank
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from countoff.core.liveness.processes import Process
-from countoff.core.protocol.records import clip, parse_rank
+from countoff.core.protocol.records import parse_rank
+from countoff.core.words import clip
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel

@@ -29,10 +29,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from countoff.core.checks.lost import DIED, loss_of, lost_host
 from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import Heartbeats
-from countoff.core.protocol.judgement import DIED, lost_host
-from countoff.core.protocol.losses import loss_of
 from countoff.core.protocol.records import Absence, parse_count
 from countoff.core.store.channel import plain_address
 from countoff.core.store.keepalive import keep_alive

@@ -5,12 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import NamedTuple
 
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.verdict import Verdict
+from countoff.core.words import count_of
 
 _HASH_PRIME = 1_000_003
 _HASH_MASK = (1 << 48) - 1
+
+
+class UnusedBatches(NamedTuple):
+    """What one rank's loader had beyond the batches that were used in a span.
+
+    Attributes:
+        batches: Batches of this rank that were not used, at least 0.
+        samples: Samples in them, at least 0; None if that is not known.
+        exact: Whether there was no more than that; False if only the next batch was looked at.
+    """
+
+    batches: int
+    samples: int | None = None
+    exact: bool = True
+
+    def __str__(self) -> str:
+        samples = "" if self.samples is None else f" ({count_of(self.samples, 'sample')})"
+        return f"{'' if self.exact else 'at least '}{count_of(self.batches, 'batch')}{samples}"
 
 
 @dataclass(slots=True)
@@ -33,7 +53,9 @@ class SpanCounters:
         compared: Whether the span is compared with that of other ranks, and so has marks in the log.
         unused: What this rank's loader had beyond the batches used, when the span closed; None where nobody looked.
         repeated: Batches that this rank has repeated, so that the span had the same number on every rank.
-        credits: Its credits, where ranks that differ take the same number of batches.
+        credits: Its credits while it is open, where ranks that differ take the same number of batches.
+        closed_credits: The same once it is closing.
+        notice: A warning that holds if all ranks have closed the span alike.
         guess: Why what is counted in it is a guess; empty where it is proved.
         resumed_at: Batches started before the pass to which the credits belong, where a run resumes in the span.
     """
@@ -52,6 +74,8 @@ class SpanCounters:
     unused: UnusedBatches | None = None
     repeated: int = 0
     credits: Credits | None = None
+    closed_credits: Credits | None = None
+    notice: Verdict | None = None
     resumed_at: int = 0
     guess: str = ""
 
@@ -76,6 +100,11 @@ class SpanCounters:
         (4, 6)
         """
         return max(self.fetched, self.resumed_at + self.credits.ready if self.credits is not None else 0)
+
+
+def tick_key(span: SpanCounters, batch: int | None = None) -> str:
+    """The key of the tick of a span after one batch; None: after the last one that this rank has started."""
+    return f"tick/{span.opened}/{span.started if batch is None else batch}"
 
 
 def hash_step(previous: int, batch: int) -> int:

@@ -10,10 +10,6 @@ from typing import NamedTuple
 
 from countoff.core.protocol.counters import SpanCounters, hash_step
 from countoff.core.protocol.records import COUNTED_STEPS, MicroCounts
-from countoff.core.verdict import count_of
-
-MICRO_BATCHES = "micro-batches"
-"""Subject of a `StepMismatch` whose steps are equal, and whose micro-batches are not: a warning, as it may be right."""
 
 
 class StepWork(NamedTuple):
@@ -101,30 +97,3 @@ class MicroBatchLog:
         if len(self._counts) < COUNTED_STEPS:
             self._counts.append(self._count)
             self._batches.append((self._first, self._stepped))
-
-
-def batches_of(first: int, last: int) -> str:
-    """The batches of a step, in words."""
-    return f"batch {last}" if first == last else f"batches {first} to {last}"
-
-
-def sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], *, where: str, steps: int) -> str:
-    """The sentence of two ranks with equal steps and different micro-batches; with the batch, where it is known.
-
-    Args:
-        theirs: What the rank that wrote first has counted.
-        mine: What this rank has counted.
-        ranks: That rank and this one.
-        where: The place at which they were compared.
-        steps: Optimizer steps of both.
-    """
-    pairs = zip(theirs.counts, mine.counts, mine.batches, strict=False)
-    found = next((pair for pair in pairs if pair[0] != pair[1]), None) if theirs.since == mine.since else None
-    if found is None:
-        applied = count_of(steps, "optimizer step")
-        both = f"ranks {min(ranks)} and {max(ranks)}"
-        return f"{where}, {both} had applied {applied}, but of different numbers of {MICRO_BATCHES}."
-    *counts, (first, last) = found
-    batches = batches_of(first, last)
-    (more, many), (fewer, few) = sorted(zip(ranks, counts, strict=True), key=lambda side: -side[1])
-    return f"in {batches} of {mine.span}, rank {more} ran {count_of(many, 'micro-batch')}, rank {fewer} {few}."

@@ -13,11 +13,14 @@ from itertools import groupby
 from typing import Any, Literal, cast, get_args
 
 from countoff.core.protocol.rates import parse_rates
-from countoff.core.verdict import Kind, Standing, Verdict
+from countoff.core.verdict import Standing, Verdict
+from countoff.core.words import clip, count_of
 
 MarkKind = Literal["fit_start", "train_start", "eval_start", "eval_end", "train_end", "fit_end"]
 Reason = Literal["", "exhausted", "stopped", "exited"]
 
+RECORD_BYTES = 1024
+"""A record in the store has at most as many bytes."""
 _TEXT_BYTES = 700
 """The texts of a verdict take at most as many bytes, so that its record fits into the store."""
 
@@ -190,6 +193,23 @@ class Mark:
     steps_known: bool = True
     guess: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """What the rank that passed this mark did, as the rest of a sentence that begins with its name."""
+        batches = count_of(self.at, "batch")
+        if self.reason == "exited":
+            where = f" in batch {self.at} of {self.span}" if self.kind != "fit_end" else ""
+            return f"left the job (sys.exit){where}"
+        if self.kind in ("train_end", "eval_end"):
+            listed = f" ({' + '.join(str(count) for count in self.counts)})" if len(self.counts) > 1 else ""
+            verb = "ran out of data" if self.reason == "exhausted" else "stopped"
+            return f"{verb} after {batches}{listed} of {self.span}"
+        if self.kind == "eval_start":
+            return f"began {self.span}" + (f" after {count_of(self.at, 'train batch')}" if self.at else "")
+        if self.kind == "train_start":
+            return f"began {self.span}" + (f" after {batches} of it" if self.at else "")
+        return "ended the fit" if self.kind == "fit_end" else "began the fit"
+
     def to_json(self) -> dict[str, Any]:
         """The mark as JSON types; `from_json` is its inverse."""
         rare = ("micro", "rates", "steps_known", "guess")
@@ -276,7 +296,7 @@ def verdict_from_json(record: Mapping[str, Any]) -> Verdict:
         KeyError, TypeError, ValueError: If the record is not a verdict.
     """
     return Verdict(
-        kind=cast("Kind", str(record["kind"])),  # an adapter of the user's own may have kinds of its own
+        kind=str(record["kind"]),  # an adapter of the user's own may have kinds of its own
         sentence=str(record["sentence"]),
         ranks=ranks_from_json(record),
         why=str(record["why"]),
@@ -340,6 +360,11 @@ def ranks_from_json(record: Mapping[str, Any], key: str = "ranks") -> tuple[int,
 def parse_standing(value: object) -> Standing:
     """Reads what is proved of a verdict's ranks; another version may not write it, or have other words."""
     return cast("Standing", value) if value in get_args(Standing) else "out of step"
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record as text, as it is in the store."""
+    return json.dumps(record, separators=(",", ":"), ensure_ascii=True)
 
 
 def mark_entry(index: int, mark: Mark) -> dict[str, Any]:
@@ -423,16 +448,3 @@ def one_of(value: object, known: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"expected one of {known}, got {value!r}")
     return value
-
-
-def clip(text: str, length: int) -> str:
-    """Shortens a text until it takes at most `length` characters as JSON, so that a record fits into the store.
-
-    >>> clip("shard 3 is torn", 100), clip("ä" * 50, 20)
-    ('shard 3 is torn', 'ää…')
-    """
-    if len(json.dumps(text)) <= length:
-        return text
-    while text and len(json.dumps(text + "…")) > length:
-        text = text[: len(text) * 9 // 10]
-    return text + "…"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel

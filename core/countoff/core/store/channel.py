@@ -25,10 +25,10 @@ from typing import Any, Literal
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
+from countoff.core.protocol.records import RECORD_BYTES, record_text
 from countoff.core.store.keepalive import keep_alive
 from countoff.core.store.shared_sockets import copy_of
 
-RECORD_BYTES = 1024
 _FOREVER = timedelta(days=7)
 _CALL = timedelta(seconds=30)
 _CONNECT_SECONDS = 30.0
@@ -47,7 +47,7 @@ def encode(record: Mapping[str, Any]) -> str:
     Raises:
         ChannelError: If it is over `RECORD_BYTES` long.
     """
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=True)
+    text = record_text(record)
     if len(text) > RECORD_BYTES:
         raise ChannelError(f"a record must be at most {RECORD_BYTES} bytes, got {len(text)}: {text[:80]}…")
     return text

@@ -22,7 +22,7 @@ from countoff.core.ending import sigterm
 from countoff.core.liveness.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.channel import TRY_SECONDS, Channel
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads.line import Line

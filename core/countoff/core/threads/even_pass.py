@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.ending import shutdown
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, UnusedBatches
 from countoff.core.protocol.credits import Credits
-from countoff.core.protocol.judgement import nothing_to_repeat
-from countoff.core.protocol.state import State
-from countoff.core.protocol.truncation import UnusedBatches
+from countoff.core.state import State
 
 __all__ = ["EvenPass", "Resumable"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from countoff.core.liveness.heartbeats import Heartbeats
 from countoff.core.protocol.records import parse_count
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 
 _PROMPT_SECONDS = 0.05
 _SLOW_SECONDS = 0.25

@@ -10,13 +10,13 @@ import threading
 import time
 import weakref
 
+from countoff.core.checks.lost import lost_host, lost_rank, lost_store
 from countoff.core.ending import shutdown
 from countoff.core.ending.table import post_row, print_with_table
 from countoff.core.liveness.lifelines import Lifelines
 from countoff.core.liveness.processes import Process
 from countoff.core.part import Part
-from countoff.core.protocol.judgement import lost_host, lost_rank, lost_store
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
 from countoff.core.store.rendezvous import choose_place, default_store, find_place, keep_publishing, publish, store_of
 from countoff.core.threads.connection import Connection, connect, standing_place

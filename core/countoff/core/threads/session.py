@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from countoff.core.checks import late
+from countoff.core.checks.lost import unprotected
 from countoff.core.ending import shutdown
 from countoff.core.levels import effect
-from countoff.core.protocol.judgement import remedy_for, unprotected
-from countoff.core.protocol.state import State
-from countoff.core.verdict import Verdict, at_hosts
+from countoff.core.state import State
+from countoff.core.verdict import Verdict, at_hosts, remedy_for
 
 _IN_WORDS = {
     "failed to recv, got 0 bytes": "the job's store closed the connection",
@@ -70,14 +71,13 @@ class Session:
                 return
             self.failure = reason
             self.state.comparing = False
-        sentence = f"{reason} (this rank trains on without comparing)"
-        shutdown.print_warning(self.state, Verdict("LateRank", sentence))
+        shutdown.print_warning(self.state, late.alone(reason))
 
     def conclude_alone(self, verdict: Verdict) -> None:
         """Ends the fit without the store: each rank prints what it knows, whole, as none knows what others print."""
         state = self.state
         found = at_hosts(replace(verdict, remedy=remedy_for(verdict, state.remedies)), self.hosts())
-        if state.proposed is None and effect(found, state.settings.levels, harmful=True) != "raise":
+        if state.proposed is None and effect(found, state.settings.levels) != "raise":
             with state.lock:
                 state.comparing, self.failure = False, self.failure or found.sentence
             shutdown.print_warning(state, found)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import shutdown
 from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import say_goodbye
 from countoff.core.protocol.actions import AddOne, PrintWarning, WriteEntry
-from countoff.core.protocol.records import goodbye_entry
-from countoff.core.protocol.state import State
+from countoff.core.protocol.records import Records, goodbye_entry
+from countoff.core.state import State
 from countoff.core.store.agreement import Agreement
-from countoff.core.store.gathering import Pollable
+from countoff.core.store.gathering import Gathering, Pollable
 from countoff.core.threads.line import Line
 from countoff.core.verdict import at_hosts
 
@@ -105,6 +105,57 @@ class Speaker:
             seconds: The seconds between two looks.
         """
         self.hand(lambda _: self._slow.setdefault(pollable, _Pace(seconds)))
+
+    def gather(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        deadline: float,
+        done: Callable[[Records, list[int]], None],
+        missed: Callable[[list[int]], None] | None = None,
+        *,
+        keep: bool = False,
+    ) -> Gathering:
+        """Gathers one record of each of many ranks in the background; see `Gathering`."""
+        gathering = Gathering(name, ranks, deadline, done, missed, keep=keep)
+        self.poll(gathering)
+        return gathering
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Queues a job that deletes keys of the guard."""
+        left = list(keys)
+
+        def delete(channel: Channel) -> None:
+            for key in left:
+                channel.delete(key)
+
+        self.hand(delete)
+
+    def forget_entries(self, indices: Iterable[int]) -> None:
+        """Queues a job that deletes entries of the log, which every rank must have read."""
+        left = list(indices)
+
+        def delete(channel: Channel) -> None:
+            for index in left:
+                channel.whole.delete(f"log/{index}")
+
+        self.hand(delete)
+
+    def catch_up_now(self, worth_waiting: Callable[[], bool]) -> None:
+        """Receives what the log holds by now, and waits until what follows from it is done.
+
+        Args:
+            worth_waiting: Whether to go on waiting.
+        """
+        done = threading.Event()
+
+        def catch_up(channel: Channel) -> None:
+            self.catch_up(channel)
+            self.hand(lambda _: done.set())
+
+        self.hand(catch_up)
+        while not done.wait(0.02) and worth_waiting():
+            pass
 
     def append(self, entry: dict[str, Any], redundant: Callable[[], bool] = lambda: False) -> Job:
         """Returns a job that appends to the log, unless the log holds the content already when its turn comes."""

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core.checks.lost import AHEAD, DIED, STOPPED, Need, is_lost, loss_of, lost_rank
 from countoff.core.ending import gloo, nccl, shutdown
 from countoff.core.liveness import collectives, stacks
 from countoff.core.liveness.heartbeats import announce_signal, has_signal, takes_part
 from countoff.core.liveness.lifelines import Loss
 from countoff.core.liveness.processes import Process
-from countoff.core.protocol.judgement import AHEAD, DIED, STOPPED, describe_mark, lost_rank
-from countoff.core.protocol.losses import Need, is_lost, loss_of
 from countoff.core.protocol.records import Absence, Mark, absence_entry
-from countoff.core.protocol.state import State
+from countoff.core.state import State
 from countoff.core.store.channel import Channel, knock
 from countoff.core.threads.session import Session
 from countoff.core.threads.speaker import Speaker
@@ -285,7 +284,7 @@ class Watchdog:
         """What may have led to the loss of a rank: a mark that it alone has passed, or a warning."""
         state, mark = self._state, self._mark_beyond(rank)
         if mark is not None:
-            before = f"Before that it {describe_mark(mark)}, a place that rank {state.rank} has not come to."
+            before = f"Before that it {mark.in_words}, a place that rank {state.rank} has not come to."
             if state.steps > mark.steps:  # though it has not come so far
                 before += (
                     f" It had applied {mark.steps} optimizer steps there, and rank {state.rank} {state.steps} before."

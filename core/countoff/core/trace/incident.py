@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import verdict_file
 from countoff.core.liveness import processes, stacks
-from countoff.core.protocol.records import Records, clip
+from countoff.core.protocol.records import Records
 from countoff.core.settings import Settings
 from countoff.core.trace import format
-from countoff.core.verdict import Verdict, plain, runs_of
+from countoff.core.verdict import Verdict
+from countoff.core.words import clip, plain, runs_of
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel

@@ -16,16 +16,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
 from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import FitPlan, Records
-from countoff.core.protocol.state import State
+from countoff.core.protocol.records import Reason, Records
 from countoff.core.settings import Settings
+from countoff.core.state import State
 from countoff.core.trace import incident, writer
 from countoff.core.trace.clocks import LOOK_SECONDS, ClockComparison
 from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS, VERSION
-from countoff.core.verdict import Verdict, plain
+from countoff.core.verdict import Verdict
+from countoff.core.words import plain
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
@@ -48,7 +50,7 @@ _OVERSLEPT_SECONDS = 2 * writer.LOOK_SECONDS
 """A look that comes so late does not know when a pause before it ended."""
 
 
-class Recorder:
+class Recorder(Listener):
     """Writes what happens to one guard into the trace of its rank.
 
     Args:
@@ -58,6 +60,7 @@ class Recorder:
         rates: Returns the learning rates in force; called on the writer's thread.
         totals: Returns the true totals and the reported ones as known by now, likewise.
         horizon: Returns the optimizer steps after which the learning-rate schedule ends, likewise; None: not known.
+        framework: The framework's name; empty where it is not known.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Recorder:
         rates: Callable[[], Sequence[float]] | None = None,
         totals: Callable[[], Mapping[str, float]] = dict[str, float],
         horizon: Callable[[], int | None] = lambda: None,
+        framework: str = "",
     ) -> None:
         self._state = state
         self._number = number
@@ -75,34 +79,30 @@ class Recorder:
         self._rates = rates
         self._totals = totals
         self._horizon = horizon
+        self._framework = framework
         self._last_totals: tuple[Mapping[str, float], int | None] = {}, None
         self._last_rates: list[float | None] | None = None
         self._failure = ""
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
         self._span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
+        self._others: Others | None = None
         self._speaker: Speaker | None = None
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
         self._stacks: Records = {}
         self._flight_record: incident.FlightRecord | None = None
         self._pauses = _Pauses()
-        self._cancel: Callable[[], None] | None = shutdown.at_exit(self.close)
+        self._cancel: Callable[[], None] | None = shutdown.at_exit(self.closed)
         # Last: its thread may look at this recorder before it returns.
         self._writer = writer.join(self, directory, state.rank, self._warn)
 
-    # Called by the guard, on the training thread.
+    # Told by the guard, on the training thread.
 
-    def begin(self, plan: FitPlan, framework: str, versions: Mapping[str, str]) -> None:
-        """The fit begins.
-
-        Args:
-            plan: What it was begun with.
-            framework: The framework's name; empty where it is not known.
-            versions: Versions of what computes, by package.
-        """
-        state = self._state
-        self._versions = {**verdict_file.versions(), **versions}
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        state, plan = self._state, start.plan
+        self._others = others
+        self._versions = {**verdict_file.versions(), **start.versions}
         self._put(
             "begin",
             v=VERSION,
@@ -110,7 +110,7 @@ class Recorder:
             world=state.world_size,
             host=hosts.own_name(),
             pid=os.getpid(),
-            **({"framework": framework} if framework else {}),
+            **({"framework": self._framework} if self._framework else {}),
             **({"part": list(state.part)} if state.part else {}),
             **({"before": plan.steps_before} if plan.steps_before else {}),
             run=verdict_file.run(),
@@ -120,19 +120,15 @@ class Recorder:
         )
         self._begun = True
 
-    def compare_clocks(self, speaker: Speaker) -> None:
+    def counted_off(self) -> None:
         """Lets the trace tell, once a minute, how far this host's clock is ahead of rank 0's, if that is another host.
 
         The lowest rank of a host tells it for all of them.
-
-        Args:
-            speaker: The guard's speaker.
         """
         self._next_clock = time.monotonic() + self._state.rank * _CLOCK_APART_SECONDS % _CLOCK_SECONDS
-        self._speaker = speaker
+        self._speaker = None if self._others is None else self._others.speaker
 
-    def opened(self, span: SpanCounters) -> None:
-        """A span opens."""
+    def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
         rates, steps = self._read_rates(), {"s": self._state.steps}
         self._move(
@@ -141,9 +137,8 @@ class Recorder:
             lambda: {**steps, **changed} if (changed := self._changed_rates(rates)) else {},
         )
 
-    def closed(self, span: SpanCounters, why: str) -> None:
-        """A span closes."""
-        content = {"span": span.name, "why": why, **self._counts(span)}
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
+        content = {"span": span.name, "why": reason, **self._counts(span)}
         if span.unused is not None:
             content["unused"] = span.unused.batches
         if span.repeated:
@@ -165,18 +160,17 @@ class Recorder:
         if self._is_own:
             self._writer.put(move)
 
-    def finished(self) -> None:
-        """The fit has ended as its loop meant it to."""
-        self._finished = True
+    def fit_ended(self) -> None:  # noqa: D102
+        self._finished = True  # as its loop meant it to
 
-    def failed(self, error: BaseException) -> None:
-        """An exception ends the fit; `sys.exit()` is none."""
+    def failed_alone(self, error: BaseException) -> None:
+        """Keeps the exception; `sys.exit()` is none. Where other ranks are told of it, the verdict tells it."""
         if isinstance(error, SystemExit) and not error.code:
             return
         self._failure = self._failure or shutdown.in_words(error)
 
-    def close(self) -> None:
-        """The guard closes. Waits until the trace is written, 1.5 s at most; a second call does nothing."""
+    def closed(self) -> None:
+        """Waits until the trace is written, 1.5 s at most; a second call does nothing."""
         if self._cancel is None:
             return
         deadline = time.monotonic() + writer.CLOSE_SECONDS

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.core._nearest import nearest
+from countoff.core.words import nearest
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import ConfigError, Fields

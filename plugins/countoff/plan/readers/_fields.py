@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from countoff.core._nearest import nearest
+from countoff.core.words import nearest
 from countoff.plan.issues import ConfigIssue, Level
 from countoff.plan.job import Origin
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from countoff.core._nearest import nearest
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.words import nearest
 from countoff.plan.job import Job
 from countoff.plan.readers._fields import Fields, note_unknown_fields
 from countoff.plan.schedules import WarmupDecay

@@ -1,4 +1,6 @@
-"""Data identity: do ranks that must read different data do so, and do ranks that must share data read the same?
+"""Do ranks that must read different data do so, and do ranks that must share data read the same?
+
+`DuplicateData`, `PeersDiffer` and `SameOrder`; with the records of `streams`, `DoubleSharded` and `StreamsDiffer`.
 
 For the first batches of every train epoch each rank takes fingerprints of what it read and reports them in the
 background. Rank 0 compares those of all ranks, so that the warning names every dp_rank concerned. Nobody waits.
@@ -14,25 +16,52 @@ there is the dataset's own repetition.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
-from countoff.core.data.streams import FirstElements, StreamFacts, judge_streams, parse_stream
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.records import FitPlan, Records
-from countoff.core.protocol.state import State
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.protocol.records import Reason, Records
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import names_of, ranks_by
 
-__all__ = ["UNKNOWN", "DataIdentity", "Sampling", "judge_data"]
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = ["UNKNOWN", "DataIdentity", "Sampling", "judge_data", "same_order"]
 
 ENOUGH_BYTES = 64
 """Distinct bytes that the compared batches must hold before their equality is no coincidence."""
 _SHOWN = 4
 
-Report = Callable[[str, Mapping[str, Any], Callable[[Records, list[int]], None]], None]
-"""Reports one record of this rank under a name. Rank 0 is called back with all records and the missing ranks."""
+DUPLICATE_DATA = VerdictKind(
+    "DuplicateData",
+    "ranks that must read different data read the same data",
+    causes={
+        "": Cause(
+            "Nothing gives the ranks different shares of the data, or all draw their samples with the same random "
+            "seed. Every step averages equal gradients, so the job does the work of one rank."
+        )
+    },
+)
+PEERS_DIFFER = VerdictKind(
+    "PeersDiffer",
+    "ranks that share a dp_rank, and so must read the same data, read different data",
+    causes={"": Cause("Ranks along tensor, pipeline and context parallel dims work on one batch together.")},
+)
+SAME_ORDER = VerdictKind(
+    "SameOrder",
+    "the sampler shuffles, but two epochs had the same order: `set_epoch` was not called",
+    ends=False,
+    causes={
+        "": Cause(
+            "A DistributedSampler shuffles by its seed and its epoch, and its epoch has not changed: set_epoch was not "
+            "called."
+        )
+    },
+)
 
 
 class Sampling(NamedTuple):
@@ -57,7 +86,7 @@ UNKNOWN = Sampling()
 """What is known of a loader that is no DataLoader of torch, or that has a sampler of another kind."""
 
 
-class DataIdentity:
+class DataIdentity(Check):
     """The data identity of one guard.
 
     Args:
@@ -85,7 +114,7 @@ class DataIdentity:
         self.dp_degree = state.world_size
         self.order: tuple[int, int, int, int] | None = None
         self._state = state
-        self._report_to: Report | None = None
+        self._others: Others | None = None
         self._read: list[Fingerprint | PendingFingerprint | None] = []
         self._first = self._epoch = 0
         self._steps_before = 0
@@ -96,14 +125,9 @@ class DataIdentity:
         self._order: Hashable = None
         self._last_order: Hashable = None
 
-    def begin(self, plan: FitPlan, report: Report | None) -> None:
-        """Begins a fit.
-
-        Args:
-            plan: The plan of the fit; without a `dp_rank` in it, every rank reads data of its own.
-            report: Where this rank's fingerprints go; None where there is no other rank.
-        """
-        self._report_to = report
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        plan = start.plan  # without a `dp_rank` in it, every rank reads data of its own
+        self._others = others
         self._streams_told = False
         self.dp_rank = self._state.rank if plan.dp_rank is None else plan.dp_rank
         self.dp_degree = self._state.world_size if plan.dp_degree is None else plan.dp_degree
@@ -124,20 +148,16 @@ class DataIdentity:
         """Whether these batches hold enough for their equality to be no coincidence."""
         return bool(self.prints) and distinct_bytes([each.excerpt for each in self._known()]) >= ENOUGH_BYTES
 
-    def open(self, span: SpanCounters, epoch: int) -> None:
-        """Begins a train epoch.
-
-        Args:
-            span: Its counters.
-            epoch: Its number, from 0.
-        """
+    def span_opened(self, span: SpanCounters, epoch: int | None) -> None:  # noqa: D102
+        if epoch is None:
+            return
         self.fingerprints_due = self._state.settings.fingerprint_batches if span.compared else 0
         self._span = span if self.fingerprints_due else None
         self._epoch = epoch
         self.is_whole = False
         self._read, self._order = [], None
         self._stream = _no_stream
-        dealt = self.fingerprints_due and self._report_to is not None and not self._streams_told
+        dealt = self.fingerprints_due and self._others is not None and not self._streams_told
         self.elements = FirstElements() if dealt else None
         self._first = span.started + 1
         self._steps_before = self._state.steps
@@ -175,19 +195,15 @@ class DataIdentity:
         if not self.fingerprints_due:
             self._report()
 
-    def close(self, span: SpanCounters, *, exhausted: bool = True) -> None:
-        """Ends a train epoch.
-
-        Args:
-            span: Its counters.
-            exhausted: Whether the loader has no further batch, so that the pass was a whole epoch.
-        """
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
+        if span.evaluation:
+            return
         if self._span is span and self._ever_read:  # also of no batch: rank 0 expects a record of every rank
             self._collect()
             self._report()
         self.fingerprints_due = 0
-        if self._report_to is not None and self._state.steps > self._steps_before:  # else it was no training
-            self._compare_order(span.name, exhausted=exhausted)
+        if self._others is not None and self._state.steps > self._steps_before:  # else it was no training
+            self._compare_order(span.name, exhausted=reason == "exhausted")
 
     def _compare_order(self, name: str, *, exhausted: bool) -> None:
         """Warns if a whole epoch has read the same data in the same order as the whole epoch before it.
@@ -199,7 +215,7 @@ class DataIdentity:
         known = (exhausted or self.is_whole) and self._order is not None and len(prints) > 1
         self._last_order = (self._order, self._first, prints) if known else None
         if known and self._last_order == last:
-            self._state.note(_same_order(name, self._state.rank))
+            self._state.find(same_order(name, self._state.rank))
 
     def _known(self) -> list[Fingerprint]:
         return [each for each in self._read if isinstance(each, Fingerprint)]
@@ -210,7 +226,7 @@ class DataIdentity:
 
     def _report(self) -> None:
         span, self._span = self._span, None
-        if span is None or self._report_to is None:
+        if span is None or self._others is None:
             return
         record = {
             "dp_rank": self.dp_rank,
@@ -222,16 +238,14 @@ class DataIdentity:
         if self.elements is not None and (stream := self._stream()) is not None:
             record["stream"] = stream.to_json()
         self.elements, self._stream, self._streams_told = None, _no_stream, True
-        name, state = span.name, self._state
+        name = span.name
 
-        def judge(records: Records, missing: list[int]) -> None:
-            del missing  # the ranks that answered can be compared
+        def judge(records: Records) -> Iterator[Verdict | None]:
             streams = {rank: parse_stream(record.get("stream")) for rank, record in records.items()}
-            dealt = judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
-            for verdict in [*judge_data(name, records), *([] if dealt is None else [dealt])]:
-                state.note(verdict)
+            yield from judge_data(name, records)
+            yield judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
 
-        self._report_to(f"data/{span.opened}", record, judge)
+        self._others.report(f"data/{span.opened}", record, judge)
 
 
 def _no_stream() -> None:
@@ -259,41 +273,36 @@ def judge_data(span: str, records: Mapping[int, Mapping[str, Any]]) -> list[Verd
 
 
 def _duplicates(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
-    readers: dict[tuple[Any, ...], list[int]] = {}
-    for rank, record in sorted(records.items()):
-        if record["informative"]:
-            readers.setdefault((int(record["first"]), *record["prints"]), []).append(rank)
+    readers = ranks_by(
+        {rank: (int(record["first"]), *record["prints"]) for rank, record in records.items() if record["informative"]}
+    )
 
     def dp_ranks(ranks: Iterable[int]) -> list[int]:
         return sorted({int(records[rank]["dp_rank"]) for rank in ranks})
 
     groups = [
         (key, ranks)
-        for key, ranks in readers.items()
+        for key, ranks in sorted(readers, key=lambda group: group[1])
         if len(dp_ranks(ranks)) > 1 and not all(records[rank]["is_sharded"] for rank in ranks)
     ]
     if not groups:
         return None
     who = [_readers(ranks, dp_ranks(ranks)) for _, ranks in groups[:_SHOWN]]
     others = f", and so do {'; '.join(who[1:])}" if len(who) > 1 else ""
-    more = f"; and {len(groups) - _SHOWN} groups more" if len(groups) > _SHOWN else ""
+    folded = f"; and {len(groups) - _SHOWN} groups more" if len(groups) > _SHOWN else ""
     (first, *prints), ranks = groups[0]
     batches = f"batches {first} to {first + len(prints) - 1}"
-    sentence = f"{who[0]} read identical data in {span}{others}{more}: their {batches} are equal."
-    remedy = ""
-    if dp_ranks(ranks) == dp_ranks(records):
-        why = (
-            "Nothing gives the ranks different shares of the data, or all draw their samples with the same random "
-            "seed. Every step averages equal gradients, so the job does the work of one rank."
-        )
-    else:
-        why = "The share that these ranks read was computed alike: a wrong dp_rank, or the rank within its host."
-        remedy = (
-            "compute the share from the rank in the whole job, not from LOCAL_RANK; where ranks share their data, from "
-            "the dp_rank."
-        )
-    named = tuple(rank for _, each in groups for rank in each)
-    return Verdict("DuplicateData", sentence, named, why=why, remedy=remedy, time=time.time())
+    sentence = f"{who[0]} read identical data in {span}{others}{folded}: their {batches} are equal."
+    more: dict[str, Any] = {}
+    if dp_ranks(ranks) != dp_ranks(records):
+        more = {
+            "why": "The share that these ranks read was computed alike: a wrong dp_rank, or the rank within its host.",
+            "remedy": (
+                "compute the share from the rank in the whole job, not from LOCAL_RANK; where ranks share their data, "
+                "from the dp_rank."
+            ),
+        }
+    return DUPLICATE_DATA.found(sentence, [rank for _, each in groups for rank in each], **more)
 
 
 def _readers(ranks: Sequence[int], dp_ranks: Sequence[int]) -> str:
@@ -317,17 +326,16 @@ def _differences(span: str, records: Mapping[int, Mapping[str, Any]]) -> Verdict
                 f"ranks {other} and {rank} share dp_rank {dp_rank} and must read the same data; in {span} their "
                 f"batch {int(record['first']) + unequal[0]} is not the same."
             )
-            why = "Ranks along tensor, pipeline and context parallel dims work on one batch together."
-            return Verdict("PeersDiffer", sentence, (other, rank), why=why, time=time.time())
+            return PEERS_DIFFER.found(sentence, (other, rank))
     return None
 
 
-def _same_order(span: str, rank: int) -> Verdict:
-    return Verdict(
-        "SameOrder",
-        f"{span} was read in the same order as the train epoch before it, though the sampler shuffles.",
-        (rank,),
-        why="A DistributedSampler shuffles by its seed and its epoch, and its epoch has not changed: set_epoch was not "
-        "called.",
-        time=time.time(),
-    )
+def same_order(span: str, rank: int) -> Verdict:
+    """Returns a `SameOrder`: a rank has read the same data in the same order as in the epoch before.
+
+    Args:
+        span: Name of the train epoch.
+        rank: The rank.
+    """
+    sentence = f"{span} was read in the same order as the train epoch before it, though the sampler shuffles."
+    return SAME_ORDER.found(sentence, (rank,))

@@ -17,16 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core.checks import judge
+from countoff.core.checks.lost import absence_by_exit
+from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.levels import as_warning, effect
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
-from countoff.core.protocol.judgement import EXITED_WHY, judge, nothing_to_repeat, point_of, remedy_for, row
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.observer import Observer
-from countoff.core.protocol.rates import RateLog
+from countoff.core.protocol.rates import RateLog, point_of
 from countoff.core.protocol.records import (
     NO_MICRO_COUNTS,
     Absence,
@@ -42,9 +44,10 @@ from countoff.core.protocol.records import (
     verdict_entry,
     verdict_from_json,
 )
+from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import EXITED, Remedies, Verdict
+from countoff.core.verdict import Remedies, Verdict, remedy_for
 
 NEVER = sys.maxsize
 _EARLY_SPANS = 64
@@ -93,8 +96,8 @@ class State:
         known_at: When `end` became known here, in seconds since the epoch.
         notices: Warnings of all ranks, which ended nothing.
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
-        asked: Reads an entry of the log that asks what weights ranks hold, and returns what it does; None where this
-            rank compares no weights.
+        readers: What reads an entry of the log that a check has written, by its type. It returns what the entry does,
+            and raises KeyError, TypeError or ValueError if it is none.
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
         began: When this state was made, by `time.monotonic()`.
@@ -132,7 +135,7 @@ class State:
     known_at: float = 0.0
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
-    asked: Callable[[Mapping[str, Any]], Callable[[], None]] | None = None
+    readers: dict[str, Callable[[Mapping[str, Any]], Callable[[], None]]] = field(default_factory=dict[str, Any])
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
     began: float = field(default_factory=time.monotonic)
@@ -421,8 +424,8 @@ class State:
             case "return":
                 returned = parse_rank(entry["rank"], self.ranks)
                 return lambda: self._receive_return(returned)
-            case "weights" if self.asked is not None:
-                return self.asked(entry)
+            case str(kind) if kind in self.readers:
+                return self.readers[kind](entry)
             case "goodbye" if entry["rank"] in self.ranks:
                 return lambda: self._receive_goodbye(entry["rank"])
             case _:
@@ -441,8 +444,7 @@ class State:
         if mark.kind == "fit_end":
             self._finish()
             if mark.reason == "exited" and mark.rank != self.rank:
-                event = "left the job (sys.exit) before its fit had ended"
-                self.absences[mark.rank] = Absence(mark.rank, event, EXITED_WHY, EXITED, certain=True)
+                self.absences[mark.rank] = absence_by_exit(mark.rank)
         self._consider(self.log.receive_mark(index, mark, self.spans))
 
     def _receive_credits(self, opened: int, entry: Mapping[str, Any], index: int) -> None:
@@ -495,7 +497,7 @@ class State:
             return
         verdict = judge(divergence, self.rank)
         if divergence.micro_batches:
-            self.note(verdict)
+            self.find(verdict)
             return
         policy = self.settings.uneven_eval
         # With `stop`, a rank that leaves an evaluation alone would leave the others waiting for its credits.
@@ -509,24 +511,24 @@ class State:
         if divergence.evaluation and policy == "warn":
             self.note(verdict)
 
-    def note(self, verdict: Verdict) -> None:
-        """Warns of something that does no harm by itself, unless the user has chosen otherwise; see `levels.effect`."""
-        level = effect(verdict, self.settings.levels, harmful=False)
-        if level == "raise" and self.world_size > 1:
+    def find(self, verdict: Verdict) -> None:
+        """Takes a finding: it ends the job, becomes a warning, or nothing, as `levels.effect` decides.
+
+        The first verdict written wins; all ranks report it. A warning is given once for each kind and subject.
+        """
+        level = effect(verdict, self.settings.levels)
+        if level == "raise" and (self.world_size > 1 or verdict.harmful):
             self._propose(verdict)
         elif level != "off":
-            self._note(verdict)
+            self._note(verdict if verdict.harmful is False else as_warning(verdict))
+
+    def note(self, verdict: Verdict) -> None:
+        """Takes a finding that does no harm by itself."""
+        self.find(replace(verdict, harmful=False))
 
     def propose(self, verdict: Verdict) -> None:
-        """Proposes to end the job, unless the finding is a guess or the user has chosen otherwise; see `levels.effect`.
-
-        The first verdict written wins; all ranks report it.
-        """
-        level = effect(verdict, self.settings.levels, harmful=True)
-        if level == "raise":
-            self._propose(verdict)
-        elif level == "warn":
-            self._note(as_warning(verdict))
+        """Takes a finding after which training on would do harm."""
+        self.find(replace(verdict, harmful=True))
 
     def _note(self, verdict: Verdict) -> None:
         """Warns, once in the whole job for each kind and subject."""

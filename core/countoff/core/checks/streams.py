@@ -1,7 +1,7 @@
-"""Streams that a framework deals out to the ranks: do all ranks hold the same one, as the framework assumes?
+"""Where a framework deals one stream out to the ranks, do all ranks hold that one? `DoubleSharded`, `StreamsDiffer`.
 
-Accelerate, Lightning's wrapper around a sampler and a DistributedSampler give each rank a part of what that rank's own
-sampler or dataset yields. This is right only if all ranks yield the same. Each rank reports what its objects declare
+A framework's loader and a DistributedSampler give each rank a part of what that rank's own sampler or dataset yields.
+This is right only if all ranks yield the same. Each rank reports what its objects declare
 about the data and fingerprints of the first elements that it was about to deal out. Rank 0 compares them.
 
 Streams that differ prove that samples are lost, but not why. So the reason is given only where there is evidence: an
@@ -15,14 +15,14 @@ import hashlib
 import itertools
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from countoff.core.data.fingerprint import fingerprint, parts_of
 from countoff.core.data.own_generators import holds_generator
 from countoff.core.data.unobserved import unobserved
-from countoff.core.verdict import Verdict, names_of
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = ["ELEMENTS", "LENGTHS", "FirstElements", "StreamFacts", "column_digest", "judge_streams", "parse_stream"]
 
@@ -32,6 +32,17 @@ LENGTHS = "lengths"
 """Subject of a `StreamsDiffer` where the ranks' streams are not even equally long."""
 DIGEST = 8
 """Hexadecimal digits of each digest in a record."""
+DOUBLE_SHARDED = VerdictKind(
+    "DoubleSharded",
+    "data that is already one rank's share is sharded again, so most of it is never read",
+    causes={"": Cause("What a rank leaves out of its share, no other rank has: it is never read.")},
+)
+STREAMS_DIFFER = VerdictKind(
+    "StreamsDiffer",
+    "the framework deals one stream out to the ranks, but the ranks' streams are not the same: ranks read some "
+    "samples several times, and others never",
+    causes={"": Cause(), LENGTHS: Cause()},
+)
 _PARTS = 4
 _MOST_PARTS = 16
 _NOTHING = "-" * DIGEST
@@ -241,8 +252,7 @@ def _declared(span: str, facts: StreamFacts) -> Verdict:
         f"the train data is sharded twice: what each rank holds is already 1 of {facts.shares} shares "
         f"({facts.said_by}), and {how}. In {span}, about 1/{facts.shares} of the data is read."
     )
-    why = "The shares of the other ranks are never read." if facts.first_only else _NEVER_READ
-    return _verdict("DoubleSharded", sentence, (), why=why)
+    return DOUBLE_SHARDED.found(sentence, why=_OTHERS_SHARES if facts.first_only else None)
 
 
 def _parts_of_one_table(everything: Sequence[StreamFacts]) -> int:
@@ -287,12 +297,12 @@ def _other_contents(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
             f"{dealer} reads the train dataset of rank 0 for all ranks, but the datasets of {names_of(who)} hold "
             f"different rows. In {span}, about 1/{ways} of the data is read."
         )
-        return _verdict("DoubleSharded", sentence, who, why="The shares of the other ranks are never read.")
+        return DOUBLE_SHARDED.found(sentence, who, why=_OTHERS_SHARES)
     sentence = (
         f"{dealer} takes the train dataset to be the same on all ranks, but the datasets of {names_of(who)} hold "
         f"different rows. In {span}, each rank reads about 1/{ways} of its own dataset."
     )
-    return _verdict("DoubleSharded", sentence, who, why=_LEFT_OUT.format("dataset", "split_dataset_by_node"))
+    return DOUBLE_SHARDED.found(sentence, who, why=_LEFT_OUT.format("dataset", "split_dataset_by_node"))
 
 
 def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
@@ -336,7 +346,7 @@ def _other_elements(span: str, records: Mapping[int, StreamFacts]) -> Verdict | 
         f"their first {common} {what} in common. In {span}, each rank reads about 1/{first.ways} of its own stream."
     )
     by = f"the rank in its {'sampler' if first.sampler else '__iter__'}"
-    return _verdict("DoubleSharded", sentence, who, why=_LEFT_OUT.format("stream", by))
+    return DOUBLE_SHARDED.found(sentence, who, why=_LEFT_OUT.format("stream", by))
 
 
 def _other_lengths(span: str, records: Mapping[int, StreamFacts]) -> Verdict | None:
@@ -349,7 +359,7 @@ def _other_lengths(span: str, records: Mapping[int, StreamFacts]) -> Verdict | N
     return _differing(span, records, lambda facts: facts.length, how, subject=LENGTHS)
 
 
-_NEVER_READ = "What a rank leaves out of its share, no other rank has: it is never read."
+_OTHERS_SHARES = "The shares of the other ranks are never read."
 _LEFT_OUT = "Where each rank's {} is a share already, as by {}, no rank ever reads what it leaves out of it."
 
 
@@ -367,17 +377,15 @@ def _differing(
         f"Each rank keeps about 1/{ways} of its own stream. So several ranks read some samples, and no rank reads "
         "others."
     )
-    return _verdict("StreamsDiffer", sentence, who, why=why, subject=subject)
+    return STREAMS_DIFFER.found(sentence, who, why=why, subject=subject)
 
 
 def _odd(records: Mapping[int, StreamFacts], by: Callable[[StreamFacts], Any]) -> tuple[tuple[int, ...], bool]:
     """The ranks that differ from most others, and True; if there are no such, all ranks, or none if all agree."""
-    groups: dict[Any, list[int]] = {}
-    for rank, facts in sorted(records.items()):
-        groups.setdefault(by(facts), []).append(rank)
+    groups = ranks_by({rank: by(facts) for rank, facts in records.items()})
     if len(groups) == 1:
         return (), False
-    largest = max(groups.values(), key=len)
+    largest = groups[-1][1]
     if 2 * len(largest) > len(records):
         return tuple(rank for rank in sorted(records) if rank not in largest), True
     return tuple(sorted(records)), False
@@ -394,10 +402,6 @@ def _some_part_is_equal(everything: Sequence[StreamFacts]) -> bool:
     parts = [_split(facts.parts) for facts in everything]
     columns = zip(*parts, strict=False)
     return any(len(set(column)) == 1 and column[0] != _NOTHING for column in columns)
-
-
-def _verdict(kind: Any, sentence: str, ranks: tuple[int, ...], *, why: str, subject: str = "") -> Verdict:
-    return Verdict(kind, sentence, ranks, why=why, time=time.time(), subject=subject)
 
 
 def _holds_generator(elements: Iterator[Any]) -> bool:
@@ -426,3 +430,29 @@ def _random_states() -> tuple[Any, ...]:
         with unobserved():
             states.append(torch.get_rng_state().numpy().tobytes())
     return tuple(states)
+
+
+def sharded_twice(*, dataset_size: int, ways: int, batches: int, batch_size: int) -> Verdict | None:
+    """Returns a `DoubleSharded` if this rank reads a share of a share of the dataset.
+
+    That is shown by the size of the whole dataset, which the user has told, and the batches of this rank's loader.
+
+    Args:
+        dataset_size: Samples of the whole dataset over all ranks, at least 1.
+        ways: Shares into which the data is cut, at least 1.
+        batches: Batches per pass of this rank's loader.
+        batch_size: Samples per batch of this rank.
+
+    >>> sharded_twice(dataset_size=96, ways=2, batches=6, batch_size=4).kind
+    'DoubleSharded'
+    >>> sharded_twice(dataset_size=48, ways=2, batches=6, batch_size=4) is None
+    True
+    """
+    # A rank may leave out a last batch that is not full, and its share may be filled up to a whole batch of all.
+    left_out = ways * (batches + 1) * batch_size < dataset_size
+    if ways == 1 or not (left_out and (batches - ways) * batch_size * ways**2 <= dataset_size):
+        return None
+    return DOUBLE_SHARDED.found(
+        f"the train data is sharded twice: it has {count_of(dataset_size, 'sample')} (dataset_size), and a rank's "
+        f"loader has {count_of(batches, 'batch')} of {batch_size}. So {ways} ranks read about 1/{ways} of the data."
+    )

@@ -1,4 +1,4 @@
-"""Resumes: does a run that begins from a checkpoint go on where that checkpoint was written?
+"""Does a run that begins from a checkpoint go on where that checkpoint was written? `ResumeMismatch`.
 
 After a resume all ranks may agree with one another and all be wrong: the epoch begins again with its first batch, a
 part of the data is skipped, or the learning rate jumps. No comparison between ranks finds that. So an adapter puts a
@@ -20,15 +20,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.checks.data import DataIdentity
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
-from countoff.core.data.identity import DataIdentity
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.judgement import AGAIN, CHANGED, POSITION, RATE, RECORD, STEPS
-from countoff.core.protocol.records import FitPlan, clip, parse_count
-from countoff.core.protocol.state import State
-from countoff.core.verdict import Verdict, count_of, number_of
+from countoff.core.protocol.records import FitPlan, Reason, parse_count
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import clip, count_of, number_of
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
 
 __all__ = [
     "UNREADABLE",
@@ -45,6 +48,42 @@ __all__ = [
     "unreadable",
 ]
 
+POSITION, STEPS, AGAIN, RATE, CHANGED, RECORD = "position", "steps", "data", "rate", "changed rate", "record"
+"""Subjects: the restored position or number of steps is another one, batches are trained on again, a schedule stands
+elsewhere, a learning rate has changed, the record cannot be read."""
+
+RESUME_MISMATCH = VerdictKind(
+    "ResumeMismatch",
+    "a run that resumes from a checkpoint repeats or skips data, or its learning rate jumps",
+    causes={
+        POSITION: Cause(
+            "The position that was restored is not the one at which the checkpoint was written.",
+            "let the loop go on with the epoch and the batch of the checkpoint. If you have moved it on purpose, "
+            "ignore this.",
+        ),
+        STEPS: Cause(
+            "What counts the steps was not restored, or was restored from another checkpoint. Limits and intervals in "
+            "steps are reached at other batches.",
+            "restore the number of steps from the same checkpoint as the weights.",
+        ),
+        AGAIN: Cause(
+            "The loop does not skip what was trained on, or the loader's position was not restored. The loss looks "
+            "normal.",
+            "skip the batches that were trained on before the checkpoint, give the sampler its epoch, or restore the "
+            "loader's own state where it has one.",
+        ),
+        RATE: Cause(
+            "The scheduler was not restored, so its schedule begins again.",
+            "save the scheduler's state_dict() with every checkpoint, and load it before the first step. If you have "
+            "begun a new schedule on purpose, ignore this.",
+        ),
+        CHANGED: Cause(
+            "It is not the schedule: that goes on where it was, or there is none.",
+            "nothing, if you have changed it for this run. If not, load the optimizer's state_dict() too.",
+        ),
+        RECORD: Cause(remedy="nothing: only countoff reads this record, and the next checkpoint gets a new one."),
+    },
+)
 UNREADABLE = KeyError, TypeError, ValueError, IndexError, AttributeError
 """What `ResumeRecord.from_json` raises of something that is no record."""
 _STEPS = 2
@@ -208,32 +247,20 @@ class ResumeRecord:
         )
 
 
-class Resumes:
+class Resumes(Check):
     """Writes the records of one guard, and compares the record of a checkpoint with what the resumed run does.
 
     Args:
         state: This rank's state.
         data: What this rank reads.
         schedule: Returns the learning rates in force and where their schedules stand.
-        warn: Gives a warning.
-
-    Attributes:
-        due: Whether an optimizer step is still to be looked at. It is False for all steps but a few, and while it is,
-            nothing needs to be called.
     """
 
-    def __init__(
-        self,
-        state: State,
-        data: DataIdentity,
-        schedule: Callable[[], ScheduleState],
-        warn: Callable[[Verdict], None],
-    ) -> None:
-        self.due = False
+    def __init__(self, state: State, data: DataIdentity, schedule: Callable[[], ScheduleState]) -> None:
+        self.watches_steps = False
         self._state = state
         self._data = data
         self._schedule = schedule
-        self._warn = warn
         self._plan = FitPlan()
         self._loaded: ResumeRecord | None = None
         self._record: ResumeRecord | None = None
@@ -248,16 +275,13 @@ class Resumes:
         self._resumes_here = False  # whether the open train epoch is the first one since the checkpoint
         self._judged = False  # whether its data has been compared
 
-    def begin(self, plan: FitPlan) -> None:
-        """Begins a fit.
-
-        Args:
-            plan: The plan of the fit.
-        """
-        self._plan, self.due = replace(plan, dp_degree=self._data.dp_degree), True  # a plan may leave it out
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        del others  # this rank alone compares
+        self._plan = replace(start.plan, dp_degree=self._data.dp_degree)  # a plan may leave it out
+        self.watches_steps = True
 
     def restore(self, record: object, restored: Restored | None = None, *, compare: bool = True) -> None:
-        """Takes the record of the checkpoint from which the fit resumes, after `begin` and before its first epoch.
+        """Takes the record of the checkpoint from which a fit resumes, once it has begun and before its first epoch.
 
         Args:
             record: What `record` has returned when the checkpoint was written. One that cannot be read gets a line.
@@ -271,17 +295,13 @@ class Resumes:
             self._say(unreadable(error))
             return
         if compare:
-            self._record, self._restored, self.due = found, restored or Restored(), True
+            self._record, self._restored, self.watches_steps = found, restored or Restored(), True
         self._loaded, self._steps_before, self._epoch = found, found.steps, found.epoch
         self._start_rates = list(found.start_rates)
 
-    def open(self, span: SpanCounters, epoch: int) -> None:
-        """Begins a train epoch.
-
-        Args:
-            span: Its counters.
-            epoch: Its number, from 0.
-        """
+    def span_opened(self, span: SpanCounters, epoch: int | None) -> None:  # noqa: D102
+        if epoch is None:
+            return
         self._epoch, self._span, self._skipped, self._handed = epoch, span, span.started, None
         self._resumes_here, self._resumed = self._record is not None and not self._resumed, True
         if self._resumes_here and self._record is not None:
@@ -289,8 +309,10 @@ class Resumes:
             self._judged = found is not None  # what is read and trained on follows from it
             self._say(found or judge_steps(self._record, self._restored))
 
-    def step(self) -> None:
-        """Looks at an optimizer step that was applied."""
+    def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
+        self._look_at_step()
+
+    def _look_at_step(self) -> None:
         span, record = self._span, self._record
         if span is None:
             return
@@ -302,11 +324,10 @@ class Resumes:
             self._judge_data()
         rates_due = len(self._start_rates) < _STEPS or (record is not None and len(self._after) < _STEPS)
         rates_due |= self._state.steps < _STEPS
-        self.due = rates_due or (self._resumes_here and not self._judged)
+        self.watches_steps = rates_due or (self._resumes_here and not self._judged)
 
-    def close(self, span: SpanCounters) -> None:
-        """Ends a train epoch, after `DataIdentity.close`."""
-        if span is self._span:
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
+        if span is self._span:  # `DataIdentity` has been told before
             if self._resumes_here and not self._judged and self._goes_beyond(span):
                 self._judge_data()
             self._span, self._resumes_here, self._epoch = None, False, self._epoch + 1
@@ -410,7 +431,7 @@ class Resumes:
     def _say(self, verdict: Verdict | None) -> None:
         """Gives a warning, on the first rank: the roll call has named before where ranks resume at different places."""
         if verdict is not None and self._state.leads:
-            self._warn(verdict)
+            self._state.find(verdict)
 
     def _now(self) -> ScheduleState:
         now = self._schedule()
@@ -426,8 +447,6 @@ def judge_steps(record: ResumeRecord, restored: Restored) -> Verdict | None:
     return _mismatch(
         f"the run goes on after {count_of(restored.steps, 'optimizer step')}, and the checkpoint was written after "
         f"{record.steps}.",
-        "What counts the steps was not restored, or was restored from another checkpoint. Limits and intervals in "
-        "steps are reached at other batches.",
         STEPS,
     )
 
@@ -448,7 +467,7 @@ def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int
         if effect is None:
             return None
         sentence = f"the run goes on with train epoch {epoch}, and the checkpoint was written in train epoch {written}"
-        return _mismatch(f"{sentence}: {effect}.", _POSITION_WHY, POSITION)
+        return _mismatch(f"{sentence}: {effect}.", POSITION)
     if record.batches is None or (not skipped and not restored.exact and restored.samples is None):
         return None  # the loader may have been restored itself: its data tells
     if plan.batch_size is None or plan.dp_degree is None or record.batch_size is None:
@@ -459,7 +478,7 @@ def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int
         effect = _effect(skipped - (record.trained if skipped < record.trained else record.batches), "batch")
         where = f"after {count_of(skipped, 'batch')}" if skipped else "with its first batch"
         sentence = f"train epoch {epoch} goes on {where}, and the checkpoint was written after {record.batches}"
-        return _mismatch(f"{sentence}: {effect}.", _POSITION_WHY, POSITION)
+        return _mismatch(f"{sentence}: {effect}.", POSITION)
     samples = skipped * plan.batch_size * plan.dp_degree if restored.samples is None else restored.samples
     if record.samples is None or record.trained * record.batch_size * record.dp_degree <= samples <= record.samples:
         return None
@@ -471,7 +490,7 @@ def judge_position(record: ResumeRecord, plan: FitPlan, epoch: int, skipped: int
         f"checkpoint was written after {_samples(record.samples, record.batches, record.batch_size, record.dp_degree)}"
     )
     effect = _effect(samples - record.samples, "sample")
-    return _mismatch(f"{sentence}: {effect}.", _SIZES_WHY, POSITION)
+    return _mismatch(f"{sentence}: {effect}.", POSITION, _SIZES_WHY)
 
 
 def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> Verdict | None:
@@ -502,7 +521,7 @@ def judge_data(record: ResumeRecord, observed: Observed, accumulation: int) -> V
         return None
     if again < 1:
         return None
-    return _mismatch(f"{sentence}: {_effect(-again, 'batch')}.", _DATA_WHY, AGAIN)
+    return _mismatch(f"{sentence}: {_effect(-again, 'batch')}.", AGAIN)
 
 
 def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -> Verdict | None:
@@ -523,8 +542,8 @@ def judge_order(record: ResumeRecord, order: tuple[int, int, int, int] | None) -
     return _mismatch(
         f"the sampler shuffles train epoch {epoch} by epoch {by}, {again}. Before the checkpoint, it shuffled train "
         f"epoch {record.order[1]} by epoch {record.order[0]}.",
-        "The sampler's epoch was not restored, and nothing has set it since.",
         AGAIN,
+        "The sampler's epoch was not restored, and nothing has set it since.",
     )
 
 
@@ -558,28 +577,24 @@ def judge_rates(record: ResumeRecord, after: Sequence[ScheduleState]) -> Verdict
     return _changed(then.rates, first.rates) if changed and not then.base_rates else None
 
 
-_POSITION_WHY = "The position that was restored is not the one at which the checkpoint was written."
 _SIZES_WHY = "The number of data ranks or the batch size has changed, so as many batches are another number of samples."
-_DATA_WHY = (
-    "The loop does not skip what was trained on, or the loader's position was not restored. The loss looks normal."
-)
 
 
-def _mismatch(sentence: str, why: str, subject: str) -> Verdict:
-    return Verdict("ResumeMismatch", sentence, why=why, subject=subject, time=time.time())
+def _mismatch(sentence: str, subject: str, why: str | None = None) -> Verdict:
+    return RESUME_MISMATCH.found(sentence, subject=subject, why=why)
 
 
 def unreadable(error: Exception) -> Verdict:
     """The line about a record that cannot be read, for this reason."""
     reason = f"{type(error).__name__}: {clip(str(error), 80)}"
     sentence = f"countoff's record in the checkpoint cannot be read ({reason}). Where the run goes on is not compared."
-    return _mismatch(sentence, "", RECORD)
+    return _mismatch(sentence, RECORD)
 
 
 def _changed(then: Sequence[float], now: Sequence[float]) -> Verdict:
     was, rate = _first_difference(then, now)
     sentence = f"the learning rate of the first step after the resume is {rate}, and the checkpoint had {was}."
-    return _mismatch(sentence, "It is not the schedule: that goes on where it was, or there is none.", CHANGED)
+    return _mismatch(sentence, CHANGED)
 
 
 def _other_tick(was: int, now: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
@@ -588,10 +603,8 @@ def _other_tick(was: int, now: int, then: Sequence[float], rates: Sequence[float
         f"the learning-rate schedule stands at tick {now} in the first step after the resume, and the checkpoint was "
         f"written at tick {was}: the learning rate was {before}, and is {rate} in the second step."
     )
-    why = "The scheduler was not restored, so its schedule begins again."
-    if now > was:
-        why = "The scheduler was restored, and stepped again for what was trained before, or is stepped twice."
-    return _mismatch(sentence, why, RATE)
+    twice = "The scheduler was restored, and stepped again for what was trained before, or is stepped twice."
+    return _mismatch(sentence, RATE, twice if now > was else None)
 
 
 def _begun_again(number: int, then: Sequence[float], rates: Sequence[float]) -> Verdict:
@@ -600,7 +613,7 @@ def _begun_again(number: int, then: Sequence[float], rates: Sequence[float]) -> 
         f"the learning rate of step {number} after the resume is {rate}, that of step {number} of the whole run; the "
         f"checkpoint had {was}."
     )
-    return _mismatch(sentence, "The scheduler was not restored, so its schedule begins again.", RATE)
+    return _mismatch(sentence, RATE)
 
 
 def _first_difference(then: Sequence[float], now: Sequence[float]) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from countoff.core._nearest import nearest
+from countoff.core.words import nearest
 
 
 @pytest.mark.parametrize(

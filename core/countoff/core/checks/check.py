@@ -1,0 +1,223 @@
+"""What a check is: it answers one question, and a guard tells it what happens.
+
+A check is told of the moments of a fit, and never of a single batch. What ranks compare it puts into the records that
+they exchange anyway: the report of the roll call, the ticks, the report of a closed span. What it finds it returns or
+hands to `Others`; whether that ends the job is decided elsewhere (`State.find`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import FitPlan, Reason, Records
+from countoff.core.verdict import Verdict
+
+if TYPE_CHECKING:
+    from countoff.core.checks.learning_rates import SchedulePlan
+
+__all__ = ["Check", "FitStart", "Listener", "Others", "TickPart"]
+
+
+@dataclass(frozen=True)
+class FitStart:
+    """What one rank begins a fit with.
+
+    Attributes:
+        plan: What all ranks must agree on.
+        versions: Versions of what computes, by package.
+        schedules: This rank's learning-rate schedules, as far as they are known.
+        own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
+        own_length: What `len` of that loader gives now, where that is right now.
+    """
+
+    plan: FitPlan
+    versions: Mapping[str, str]
+    schedules: Sequence[SchedulePlan] = ()
+    own_batches: int | None = None
+    own_length: int | None = None
+
+
+@dataclass(frozen=True)
+class TickPart:
+    """What one check compares at a tick.
+
+    Attributes:
+        record: Returns this rank's part of the record, as JSON types. Called on the speaker thread.
+        compare: Takes the whole record of the rank that wrote first, and the ranks: that one and this one. Returns what
+            is wrong. Called on the speaker thread.
+    """
+
+    record: Callable[[], Mapping[str, Any]]
+    compare: Callable[[Mapping[str, Any], tuple[int, int]], Verdict | None]
+
+
+class Others(Protocol):
+    """The other ranks, as a check reaches them. Nothing here waits."""
+
+    speaker: Any
+    """The guard's speaker, for a check that exchanges records in a way of its own."""
+
+    def compare(
+        self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
+    ) -> None:
+        """Compares a record with that of the rank that wrote first under the same key.
+
+        Args:
+            key: The key, equal on all ranks.
+            record: Returns this rank's record. Called on the speaker thread, as the next one.
+            judge: Takes the record of the rank that wrote first; returns what is wrong.
+        """
+        ...
+
+    def report(
+        self,
+        name: str,
+        record: Mapping[str, Any],
+        judge: Callable[[Records], Iterable[Verdict | None]],
+        *,
+        owed: bool = True,
+    ) -> None:
+        """Reports a record to the first rank, which judges all that have come.
+
+        Args:
+            name: What is reported; equal on all ranks, and used once.
+            record: This rank's record.
+            judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
+            owed: Whether the end of the fit waits for it. False for what not every rank need report.
+        """
+        ...
+
+
+class Listener:
+    """What a guard tells. Each call is made on the training thread and returns at once; all do nothing here."""
+
+    watches_steps = False
+    """Whether `stepped` is to be called now."""
+    wants_batch = False
+    """Whether `looked` is to be called before the next train batch."""
+
+    def fit_started(self, start: FitStart, others: Others | None) -> None:
+        """The fit begins; the plans are not compared yet.
+
+        Args:
+            start: What this rank begins with.
+            others: The other ranks; None where there is no other one.
+        """
+
+    def counted_off(self) -> None:
+        """The roll call is over; there are other ranks."""
+
+    def span_opening(self, span: SpanCounters) -> None:
+        """A span is about to be opened: its mark is not passed yet."""
+
+    def span_opened(self, span: SpanCounters, epoch: int | None) -> None:
+        """A span was opened.
+
+        Args:
+            span: Its counters.
+            epoch: The number of the train epoch, from 0; None for an evaluation.
+        """
+
+    def looked(self, span: SpanCounters) -> None:
+        """A train batch is about to be used, and the guard looks up."""
+
+    def stepped(self, span: SpanCounters, steps: int) -> None:
+        """An optimizer step was applied.
+
+        Args:
+            span: The train epoch, or the last one.
+            steps: Optimizer steps since the fit began.
+        """
+
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:
+        """A span is about to be closed: its mark is not passed yet.
+
+        Args:
+            span: Its counters.
+            reason: Why it closes.
+            orderly: Whether the loop itself closes it. Otherwise an exception may have left it anywhere.
+        """
+
+    def fit_ending(self) -> None:
+        """The fit is about to end: its mark is not passed yet."""
+
+    def fit_ended(self) -> None:
+        """The fit has ended."""
+
+    def failed_alone(self, error: BaseException) -> None:
+        """An exception has left the loop, and there is no other rank that is told of it."""
+        del error
+
+    def settle(self) -> None:
+        """The guard is about to close, and ranks still compare. May wait for some seconds."""
+
+    def closed(self) -> None:
+        """The guard has closed. Called once or more often."""
+
+
+class Check(Listener):
+    """One question about the ranks of a job."""
+
+    takes_the_rest = False
+    """Whether its report may fill what room the others leave in the record."""
+
+    def report(self, start: FitStart, room: int) -> Mapping[str, Any]:
+        """Returns what this rank reports at the roll call, as JSON types.
+
+        Args:
+            start: What this rank begins with.
+            room: Bytes that are left in the record.
+        """
+        del start, room
+        return {}
+
+    def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterable[Verdict | None]:
+        """Returns what is wrong with the reports of the roll call. Called on the first rank's speaker thread.
+
+        Args:
+            reports: The reports that have come, by rank.
+            complete: Whether these are the reports of all ranks.
+            refused: Whether an earlier check has found what ends the job.
+        """
+        del reports, complete, refused
+        return ()
+
+    def answer(self, reports: Records) -> Mapping[str, Any]:
+        """Returns what all ranks need to know of the reports. Called on the first rank's speaker thread."""
+        del reports
+        return {}
+
+    def answered(self, answer: Mapping[str, Any]) -> None:
+        """Takes that from the first rank. Called on a thread of the guard."""
+
+    def tick(self, span: SpanCounters) -> TickPart | None:
+        """Returns what is to be compared after the batch at which a train span stands; None where nothing is known."""
+        del span
+
+    def span_report(self, span: SpanCounters) -> Mapping[str, Any]:
+        """Returns what this rank reports of a closed span. Called when the report is written, on the speaker thread."""
+        del span
+        return {}
+
+    def compare_spans(self, span: SpanCounters, reports: Records) -> Iterable[Verdict | None]:
+        """Returns what is wrong with a span that all ranks have closed. Called on the first rank's speaker thread.
+
+        Args:
+            span: The counters of the first rank.
+            reports: The reports of all ranks, by rank.
+        """
+        del span, reports
+        return ()
+
+    def metrics(self, span: SpanCounters, reports: Records) -> Mapping[str, float]:
+        """Returns what a span that all ranks have closed has shown, for the framework's loggers; likewise."""
+        del span, reports
+        return {}
+
+    def left_keys(self, span: SpanCounters) -> Iterable[str]:
+        """Returns the keys in the store that nobody needs once all ranks have closed a span; likewise."""
+        del span
+        return ()

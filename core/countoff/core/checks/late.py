@@ -1,0 +1,77 @@
+"""Is countoff on, on every rank, and does this rank still compare? `LateRank`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import names_of
+
+__all__ = ["LATE_RANK", "alone", "goes_on_without", "needed", "waits_for"]
+
+LATE_RANK = VerdictKind(
+    "LateRank",
+    "countoff is off on some rank, or has not started there yet",
+    default='warns; raises with `uneven_train` or `uneven_eval="stop"`',
+    ends=False,
+    label="missing",
+    causes={
+        "": Cause(
+            remedy=(
+                "turn countoff on there too, by the same call at the same place as on the other ranks. If it is on, "
+                "connecting may be slow: torch looks up the name of each peer, and an answer that the name server "
+                "loses costs 5 s. RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
+            )
+        )
+    },
+)
+
+
+def waits_for(ranks: Sequence[int]) -> Verdict:
+    """Returns the line about ranks that have not counted off yet, while the others wait for them.
+
+    Args:
+        ranks: These ranks, ascending.
+    """
+    hint = "A slow name server delays it too: RES_OPTIONS='timeout:1 attempts:1' on all ranks bounds that."
+    return replace(_missing(ranks, f" {hint} (waiting)"), remedy="")
+
+
+def goes_on_without(ranks: Sequence[int]) -> Verdict:
+    """Returns the warning that the others go on without ranks that have not counted off.
+
+    Args:
+        ranks: These ranks, ascending.
+    """
+    return _missing(ranks, " (training goes on without comparing with it)")
+
+
+def needed(ranks: Sequence[int]) -> Verdict:
+    """Returns the verdict that ranks have not counted off where all must, because ranks take as many batches.
+
+    Args:
+        ranks: These ranks, ascending.
+    """
+    late = _missing(ranks)
+    why = (
+        "With uneven_train='stop' or 'repeat', or uneven_eval='stop', every rank must tell the others which batches it "
+        "has. The job would wait for a rank that does not."
+    )
+    remedy = f"{late.remedy} If ranks start minutes apart, raise deadline_seconds."
+    return replace(late, why=why, remedy=remedy, harmful=True)
+
+
+def alone(reason: str) -> Verdict:
+    """Returns the line about this rank where it trains on without comparing.
+
+    Args:
+        reason: Why, as the beginning of a sentence.
+    """
+    return LATE_RANK.found(f"{reason} (this rank trains on without comparing)")
+
+
+def _missing(ranks: Sequence[int], more: str = "") -> Verdict:
+    verb = "has" if len(ranks) == 1 else "have"
+    sentence = f"{names_of(ranks)} {verb} not counted off: is countoff on there?{more}"
+    return LATE_RANK.found(sentence, ranks, remedy=LATE_RANK.cause_of("").remedy)

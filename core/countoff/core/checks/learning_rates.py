@@ -1,0 +1,394 @@
+"""Do ranks train with the same learning rates? `LearningRateMismatch`.
+
+Ranks compare what their schedules will do at the roll call, and their rates at the first optimizer steps, at the marks
+of a train epoch, and at ticks. A difference names two ranks. Which of them is alone, the rates of all ranks at the same
+point tell, in the table.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.checks.check import Check, FitStart, Others, TickPart
+from countoff.core.checks.plan import each_on
+from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, rates_differ
+from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, parse_count, record_text
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import clip, count_of, names_of, number_of, ranks_by
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = [
+    "LEARNING_RATE_MISMATCH",
+    "LearningRateCheck",
+    "SchedulePlan",
+    "judge_rates",
+    "judge_schedules",
+    "odd_rates",
+    "with_rates",
+]
+
+SCHEDULE = "schedule"
+"""Subject of a `LearningRateMismatch` that is found before the first batch."""
+COMPARED_STEPS = 2
+"""Optimizer steps of a fit after which the learning rates are compared at once.
+
+Schedules of different lengths differ after the first call of `step()` at the latest, unless they begin alike.
+"""
+_MOST_PLACES = 48
+_DIGITS, _ENDED = 3, "---"
+"""A rate is in the record as so many digits of a checksum; this stands for an error where a rate is asked for."""
+_WHY = "Each rank computes its learning rate by itself, and their schedules differ."
+_WHEN = (
+    "Rates are compared at the first two steps, where an epoch or an evaluation in it begins or ends, and every "
+    "`tick_batches` batches: these may have differed before."
+)
+
+LEARNING_RATE_MISMATCH = VerdictKind(
+    "LearningRateMismatch",
+    "ranks train with different learning rates",
+    default="raises",
+    level="raise",
+    restart="useless",
+    causes={
+        "": Cause(
+            f"{_WHY} {_WHEN}", "make the scheduler with the same length on every rank, and step it on every rank."
+        ),
+        SCHEDULE: Cause(
+            "Each rank makes its schedule by itself. A number that follows from the length of its own loader may be "
+            "another one on each rank. The ranks' weights would drift apart.",
+            "make the scheduler for one number of steps, and with one learning rate, on all ranks. If the number "
+            "follows from len(loader): all-reduce it before you make the scheduler, and take the minimum (with "
+            "uneven_train='repeat', the maximum).",
+        ),
+    },
+)
+
+
+class LearningRateCheck(Check):
+    """Compares schedules at the roll call, and learning rates at the first steps and at ticks. Marks have them too.
+
+    Args:
+        state: This rank's state.
+        rates: Returns the learning rates in force; None where they are not known.
+    """
+
+    takes_the_rest = True
+
+    def __init__(self, state: State, rates: Callable[[], Sequence[float]] | None) -> None:
+        self.watches_steps = rates is not None
+        self._state = state
+        self._in_force = rates
+        self._others: Others | None = None
+        self._first_steps = list(range(1, COMPARED_STEPS + 1))
+        self._left_steps: dict[int, list[int]] = {}
+
+    def report(self, start: FitStart, room: int) -> Mapping[str, Any]:  # noqa: D102
+        told: list[dict[str, Any]] = []
+        for schedule in start.schedules:
+            longer = [*told, schedule.to_json()]
+            if len(record_text({"schedules": longer})) > room:
+                break
+            told = longer
+        return {"schedules": told} if told else {}
+
+    def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
+        if not refused:
+            yield judge_schedules({rank: report.get("schedules", ()) for rank, report in reports.items()})
+
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        self._others = others
+
+    def stepped(self, span: SpanCounters, steps: int) -> None:  # noqa: D102
+        self.watches_steps = steps < COMPARED_STEPS
+        state, rates = self._state, self.rates()
+        if steps > COMPARED_STEPS or not rates or self._others is None or not state.evidence.steps_by_batch:
+            return
+        key, where = step_key(steps), f"at optimizer step {steps} (batch {span.started} of {span.name})"
+        state.rates.keep(key, rates)
+
+        def judge(standing: Mapping[str, Any]) -> Verdict | None:
+            ranks = int(standing["rank"]), state.rank
+            return rate_mismatch(where, key, ranks, parse_rates(standing), rates, why=_WHY)
+
+        self._others.compare(key, lambda: {"rank": state.rank, "rates": list(rates)}, judge)
+
+    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
+        if not self._state.evidence.steps_by_batch:
+            return None
+        key, where, rates = tick_key(span), f"at batch {span.started} of {span.name}", self.rates()
+        self._state.rates.keep(key, rates)
+
+        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+            return rate_mismatch(where, key, ranks, parse_rates(standing), rates)
+
+        return TickPart(lambda: {"rates": list(rates)}, compare)
+
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
+        # Another rank may be behind: it compares only the steps of this span before it closes it.
+        if not span.evaluation and (done := [step for step in self._first_steps if step <= self._state.steps]):
+            self._left_steps[span.opened] = done
+            self._first_steps = [step for step in self._first_steps if step not in done]
+
+    def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
+        return map(step_key, self._left_steps.pop(span.opened, ()))
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates that ranks compare; none before the first step of the fit.
+
+        Nor are there any on another thread than that of the optimizer steps, as where a thread of its own reads the
+        loader ahead: a scheduler may be in the middle of a step.
+        """
+        if self._in_force is None or not self._state.evidence.has_stepped(threading.get_ident()):
+            return ()
+        return compared_rates(self._in_force())
+
+    def rates_at(self, kind: MarkKind, opens: SpanCounters | None) -> tuple[float, ...]:
+        """The learning rates at a mark, if it stands in a train epoch: elsewhere no optimizer uses them.
+
+        Args:
+            kind: What the mark is.
+            opens: The span that it opens, if it does.
+        """
+        if kind not in ("train_start", "train_end", "eval_start", "eval_end"):
+            return ()
+        train = opens if kind == "train_start" else self._state.train_span()
+        return self.rates() if train is not None and train.compared else ()
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """One schedule of one rank, from where it stands.
+
+    Attributes:
+        name: The scheduler's class.
+        made_for: Calls of its `step` for which it was made, at least 1; None where its curve has no end.
+        peak: The highest learning rate at the places that were looked at.
+        rates: Checksums of the learning rates at the places of `places`, one after the other: those that the run is
+            sure to train with.
+    """
+
+    name: str
+    made_for: int | None
+    peak: float
+    rates: str
+
+    @classmethod
+    def of(
+        cls, name: str, curve: Callable[[int], float], *, begin: int, ticks: int, made_for: int | None
+    ) -> SchedulePlan:
+        """Returns the plan of a schedule.
+
+        Args:
+            name: The scheduler's class.
+            curve: Its learning rate after a number of ticks; it may raise an error where it has none.
+            begin: Ticks until now.
+            ticks: Ticks from now on with whose learning rates the run is sure to train, at least 1.
+            made_for: Ticks for which it was made; None where that is not known.
+        """
+        rates, prints = list[float](), list[str]()
+        for place in places(ticks):
+            try:
+                rates.append(float(curve(begin + place)))
+            except (ValueError, LookupError):
+                prints.append(_ENDED)
+                break
+            prints.append(f"{zlib.crc32(f'{rates[-1]:.6e}'.encode()) & 0xFFF:0{_DIGITS}x}")
+        return cls(name=clip(name, 40), made_for=made_for, peak=max(rates, default=0.0), rates="".join(prints))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> SchedulePlan:
+        """Reads what another rank has reported.
+
+        Raises:
+            KeyError, TypeError, ValueError: If the record is no such plan.
+        """
+        made_for = record["made_for"]
+        return cls(
+            name=str(record["name"]),
+            made_for=None if made_for is None else parse_count(made_for),
+            peak=float(record["peak"]),
+            rates=str(record["rates"])[: _DIGITS * _MOST_PLACES],
+        )
+
+
+def places(ticks: int) -> Iterator[int]:
+    """Yields the ticks at which schedules are compared, from 0: two in each octave, the same on all ranks.
+
+    Args:
+        ticks: Ticks of the run, at least 1.
+
+    >>> list(places(14))
+    [0, 1, 2, 3, 4, 6, 8, 12]
+    """
+    yield from range(min(ticks, 2))
+    for octave in range(1, _MOST_PLACES // 2):
+        yield from (place for place in (2**octave, 3 * 2 ** (octave - 1)) if place < ticks)
+
+
+def judge_schedules(records: Mapping[int, Sequence[Mapping[str, Any]]]) -> Verdict | None:
+    """Returns a `LearningRateMismatch` if ranks will train with different learning rates.
+
+    Ranks that know none of their schedules, or have another number of them, are compared with nobody.
+
+    Args:
+        records: What each rank has reported, by rank.
+
+    >>> first = SchedulePlan.of("LinearLR", lambda tick: 1 - tick / 8, begin=0, ticks=8, made_for=8)
+    >>> other = SchedulePlan.of("LinearLR", lambda tick: 1 - tick / 9, begin=0, ticks=9, made_for=9)
+    >>> judge_schedules({0: [first.to_json()], 1: [other.to_json()]}).sentence
+    'before the first batch, LinearLR is made for 8 steps on rank 0, 9 steps on rank 1.'
+    """
+    known = {rank: [SchedulePlan.from_json(each) for each in found] for rank, found in sorted(records.items()) if found}
+    if len({len(found) for found in known.values()}) != 1:
+        return None
+    for number in range(len(next(iter(known.values())))):
+        plans = {rank: found[number] for rank, found in known.items()}
+        looked = min(len(plan.rates) for plan in plans.values())
+        sides = ranks_by({rank: plan.rates[:looked] for rank, plan in plans.items()})
+        if len(sides) > 1:
+            return _other_schedules(plans, [ranks for _, ranks in sides])
+    return None
+
+
+def _other_schedules(plans: Mapping[int, SchedulePlan], sides: Sequence[list[int]]) -> Verdict:
+    first = [plans[ranks[0]] for ranks in sides]
+    name = first[-1].name
+
+    def told(values: Sequence[str]) -> str:
+        return each_on(list(zip(values, sides, strict=True)))
+
+    if len({plan.name for plan in first}) > 1:
+        sentence = f"the learning-rate scheduler is {told([plan.name for plan in first])}"
+    elif len({plan.made_for for plan in first}) > 1:
+        lengths = ["no number of steps" if plan.made_for is None else f"{plan.made_for:,} steps" for plan in first]
+        sentence = f"{name} is made for {told(lengths)}"
+    elif len({plan.peak for plan in first}) > 1:
+        sentence = f"the highest learning rate of {name} is {told([number_of(plan.peak, 6) for plan in first])}"
+    else:
+        sentence = f"the curve of {name} differs between {' and '.join(names_of(ranks) for ranks in sides[:4])}"
+    alone = len(sides[-1]) > sum(map(len, sides[:-1]))
+    named = sorted(rank for side in (sides[:-1] if alone else sides) for rank in side)
+    more: dict[str, Any] = {"subject": SCHEDULE, "standing": "out of step" if alone else "differ"}
+    return LEARNING_RATE_MISMATCH.found(f"before the first batch, {sentence}.", named, **more)
+
+
+def judge_rates(divergence: Divergence, rank: int) -> Verdict | None:
+    """Returns a `LearningRateMismatch` that a mark has shown.
+
+    Args:
+        divergence: What the rule proved.
+        rank: The rank that proved it.
+    """
+    standing, own = divergence.standing, divergence.own
+    if own is None:
+        return None
+    point = point_of(divergence.mark_index)
+    return rate_mismatch(_place_of(own), point, (standing.rank, rank), standing.rates, own.rates)
+
+
+def _place_of(mark: Mark) -> str:
+    if mark.kind == "train_end":
+        return f"after {count_of(mark.at, 'batch')} of {mark.span}"
+    if mark.kind == "train_start":
+        return f"at the start of {mark.span}"
+    return f"at the {'start' if mark.kind == 'eval_start' else 'end'} of {mark.span} within a train epoch"
+
+
+def rate_mismatch(
+    where: str,
+    point: str,
+    ranks: tuple[int, int],
+    theirs: Sequence[float],
+    mine: Sequence[float],
+    *,
+    why: str | None = None,
+) -> Verdict | None:
+    """Returns the verdict that two ranks train with different learning rates; None if they do not.
+
+    Args:
+        where: Where both were, as the beginning of a sentence.
+        point: The name of that point, by which every rank finds its own rates there.
+        ranks: Both ranks, the one that wrote first before the other.
+        theirs: The rates of the first one.
+        mine: Those of the second one.
+        why: The cause; None: the general one, which says when rates are compared.
+
+    >>> rate_mismatch("at batch 64 of train epoch 0", "tick/1/64", (0, 1), [0.1], [0.2]).sentence
+    'at batch 64 of train epoch 0, rank 0 trains with learning rate 0.1 and rank 1 with 0.2.'
+    """
+    if not rates_differ(theirs, mine):
+        return None
+    first, second = ranks
+    words = rates_in_words([theirs, mine])
+    rate = "learning rate" if words is not None else "the learning rates"
+    told = words or [", ".join(number_of(rate) for rate in each) for each in (theirs, mine)]
+    sentence = f"{where}, rank {first} trains with {rate} {told[0]} and rank {second} with {told[1]}."
+    return LEARNING_RATE_MISMATCH.found(sentence, ranks, why=why, point=point, standing="differ")
+
+
+def rates_in_words(groups: Sequence[Sequence[float]]) -> list[str] | None:
+    """The learning rates of some ranks, with as few digits as tell them apart, and equal ones of one rank once.
+
+    Returns:
+        One text for each rank; None if the rates differ only in their order.
+
+    >>> rates_in_words([[0.1, 0.1], [0.1000004, 0.1000004]])
+    ['0.1', '0.1000004']
+    """
+    different = len({str(list(rates)) for rates in groups})
+    for digits in range(3, 18):
+        words = [", ".join(dict.fromkeys(number_of(rate, digits) for rate in rates)) for rates in groups]
+        if len(set(words)) == different:
+            return words
+    return None
+
+
+def odd_rates(rows: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
+    """The ranks whose learning rates are not those of the majority; none where more than half do not agree.
+
+    Args:
+        rows: One row per rank that answered, by rank; its `rates` are None for a rank that has not been there.
+
+    >>> odd_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}, 2: {"rates": [0.1]}})
+    (1,)
+    >>> odd_rates({0: {"rates": [0.1]}, 1: {"rates": [0.2]}})
+    ()
+    """
+    known = {rank: str(line["rates"]) for rank, line in rows.items() if line.get("rates")}
+    sides = [ranks for _, ranks in ranks_by(known)]
+    others = sorted(rank for side in sides[:-1] for rank in side)
+    return tuple(others) if sides and 2 * len(sides[-1]) > len(rows) else ()
+
+
+def with_rates(rows: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Returns rows of a verdict's table with the learning rates as text, as few digits as tell the ranks apart.
+
+    Args:
+        rows: One row per rank, by rank, with its `rates` where it knows them.
+    """
+    known = {rank: line["rates"] for rank, line in rows.items() if line.get("rates")}
+    words = rates_in_words(list(known.values()))
+    if words is None:
+        words = [", ".join(number_of(rate) for rate in rates) for rates in known.values()]
+    cells = dict(zip(known, words, strict=True))
+    return {
+        rank: {**{name: cell for name, cell in line.items() if name != "rates"}, "rate": cells.get(rank, "–")}
+        for rank, line in rows.items()
+    }
+
+
+def step_key(step: int) -> str:
+    """The key of one of the first optimizer steps of a fit."""
+    return f"step/{step}"

@@ -1,0 +1,104 @@
+"""Do ranks run equally many micro-batches for each optimizer step? A `StepMismatch` that may be legitimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.checks.check import Check, TickPart
+from countoff.core.checks.steps import MICRO_BATCHES, STEP_MISMATCH
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import MicroCounts
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import Verdict
+from countoff.core.words import count_of
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = ["MicroBatchCheck", "batches_of", "compare_micro_batches", "judge_micro_batches"]
+
+
+class MicroBatchCheck(Check):
+    """Compares micro-batches at ticks. Marks have them too.
+
+    Args:
+        state: This rank's state.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
+        if not self._state.evidence.steps_by_batch:
+            return None
+        mine, where = self._state.micro_batches.take(), f"at batch {span.started} of {span.name}"
+        return TickPart(mine.to_json, compare_micro_batches(mine, where, self._state.steps))
+
+
+def compare_micro_batches(
+    mine: MicroCounts, where: str, steps: int
+) -> Callable[[Mapping[str, Any], tuple[int, int]], Verdict | None]:
+    """Returns what compares this rank's micro-batches with those of the rank that wrote first at a tick.
+
+    Args:
+        mine: What this rank has counted.
+        where: The place at which they are compared, as the beginning of a sentence.
+        steps: Optimizer steps of this rank.
+    """
+
+    def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+        theirs = MicroCounts.from_json(standing)
+        return _mismatch(theirs, mine, ranks, where=where, steps=steps) if theirs.differ(mine) else None
+
+    return compare
+
+
+def judge_micro_batches(divergence: Divergence, rank: int) -> Verdict | None:
+    """Returns a `StepMismatch` of micro-batches that a mark has shown; None if its micro-batches are equal.
+
+    Args:
+        divergence: What the rule proved.
+        rank: The rank that proved it.
+    """
+    standing, own = divergence.standing, divergence.own
+    if own is None or not divergence.micro_batches:
+        return None
+    where, ranks = f"after {count_of(standing.at, 'batch')} of {own.micro.span}", (standing.rank, rank)
+    more = {"time": standing.time, "mark_index": divergence.mark_index}
+    return _mismatch(standing.micro, own.micro, ranks, where=where, steps=own.steps, **more)
+
+
+def _mismatch(
+    theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], *, where: str, steps: int, **more: Any
+) -> Verdict:
+    sentence = _sentence_of(theirs, mine, ranks, where=where, steps=steps)
+    more = {**more, "standing": "differ", "harmful": False}
+    return STEP_MISMATCH.found(sentence, ranks, subject=MICRO_BATCHES, **more)
+
+
+def batches_of(first: int, last: int) -> str:
+    """The batches of a step, in words."""
+    return f"batch {last}" if first == last else f"batches {first} to {last}"
+
+
+def _sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int], *, where: str, steps: int) -> str:
+    """The sentence of two ranks with equal steps and different micro-batches; with the batch, where it is known.
+
+    Args:
+        theirs: What the rank that wrote first has counted.
+        mine: What this rank has counted.
+        ranks: That rank and this one.
+        where: The place at which they were compared.
+        steps: Optimizer steps of both.
+    """
+    pairs = zip(theirs.counts, mine.counts, mine.batches, strict=False)
+    found = next((pair for pair in pairs if pair[0] != pair[1]), None) if theirs.since == mine.since else None
+    if found is None:
+        applied = count_of(steps, "optimizer step")
+        both = f"ranks {min(ranks)} and {max(ranks)}"
+        return f"{where}, {both} had applied {applied}, but of different numbers of {MICRO_BATCHES}."
+    *counts, (first, last) = found
+    batches = batches_of(first, last)
+    (more, many), (fewer, few) = sorted(zip(ranks, counts, strict=True), key=lambda side: -side[1])
+    return f"in {batches} of {mine.span}, rank {more} ran {count_of(many, 'micro-batch')}, rank {fewer} {few}."

@@ -1,0 +1,153 @@
+"""Does no rank make progress? `Stalled`, with each rank's own line of code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from countoff.core.checks.micro_batches import batches_of
+from countoff.core.checks.steps import SAME_MICRO_BATCHES
+from countoff.core.protocol.micro_batches import StepWork
+from countoff.core.protocol.records import Records
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import names_of, ranks_by
+
+__all__ = ["DOING", "ENDED", "FOR_NCCL", "STALLED", "judge_stall"]
+
+ENDED = "ended"
+"""The subject of a `Stalled` that ends the job; a warning has none."""
+DOING = {"loader": "in its loader", "collective": "in a collective", "code": "in its code"}
+"""What a rank does, by the state of its main thread."""
+FOR_NCCL = "waiting for NCCL"
+_RAISE = "If such a pause is normal, raise stall_seconds above it."
+
+STALLED = VerdictKind(
+    "Stalled",
+    "no rank has made progress for three minutes; the report shows where each rank is, in your own lines of code",
+    accuses=False,
+    causes={
+        "": Cause(
+            remedy=(
+                "start at the line of the rank that is named first: the others wait for it. This is a warning: the job "
+                f"is not ended, and goes on if that rank does. {_RAISE}"
+            )
+        ),
+        ENDED: Cause(remedy=f"start at the line of the rank that is named first: the others waited for it. {_RAISE}"),
+    },
+)
+_PLACES = 4
+_KEEPS_WAITING = ((DOING["loader"],), (DOING["code"],), (DOING["collective"], FOR_NCCL))
+"""What ranks do, beginning with those that keep the others waiting."""
+_EPOCH_AHEAD = (
+    "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
+    "early."
+)
+_OTHER_LINES = (
+    "compare the lines above: the ranks wait for one another in different collectives. One of them has left its loop, "
+    "or taken a branch, that the others have not."
+)
+_EPOCH = re.compile(r"train epoch (\d+)")
+
+
+def judge_stall(records: Records, seconds: float) -> Verdict:
+    """Names the ranks that keep the others waiting: those in a loader or in their own code, else those in a collective.
+
+    Args:
+        records: What each rank reported of its main thread.
+        seconds: For how long no rank has made progress.
+    """
+    for states in _KEEPS_WAITING:
+        ranks = [rank for rank, record in records.items() if record["state"] in states]
+        if ranks:
+            break
+    else:
+        ranks, states = list(records), ()
+    state = " or ".join(each for each in states if any(records[rank]["state"] == each for rank in ranks))
+    ahead = _epochs_ahead(records)
+    doing = f"{_are(ranks)} {state}{ahead}"
+    extra = _extra_micro_batches(records) if states == _KEEPS_WAITING[-1] else None
+    if extra is not None:
+        ranks, doing = extra
+    sentence = f"no rank has made progress for {seconds:g} s; {doing}"
+    order = sorted(records, key=lambda rank: (rank not in ranks, rank))
+    lines = {rank: " < ".join(record["frames"]) for rank, record in records.items() if record["frames"]}
+    places = ranks_by({place: lines[rank] for place, rank in enumerate(order) if rank in lines})
+    places = [(line, [order[place] for place in there]) for line, there in sorted(places, key=lambda group: group[1])]
+    shown = "; ".join(f"{_are(there)} at {line}" for line, there in places[:_PLACES])
+    why = shown or "no rank is in a line of the user's own"
+    rows = tuple(records[rank] for rank in order)
+    remedy = "" if extra is None else SAME_MICRO_BATCHES
+    if extra is None and states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
+        remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
+    more = {"remedy": remedy, "rows": rows}
+    return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{_behind(records)}", **more)
+
+
+def _are(ranks: Sequence[int]) -> str:
+    return f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'}"
+
+
+def _epochs_ahead(records: Records) -> str:
+    """Which ranks are in a later train epoch than others: those have missed the end of an epoch, or another rank has.
+
+    >>> _epochs_ahead({0: {"where": "train epoch 3"}, 1: {"where": "train epoch 4"}})
+    '; rank 1 is an epoch ahead of the others, in train epoch 4'
+    """
+    found = {rank: _EPOCH.fullmatch(str(record.get("where"))) for rank, record in records.items()}
+    epochs = {rank: int(match[1]) for rank, match in found.items() if match is not None}
+    if len(set(epochs.values())) < 2:
+        return ""
+    last = max(epochs.values())
+    ahead = [rank for rank, epoch in epochs.items() if epoch == last]
+    by = last - min(epochs.values())
+    return f"; {_are(ahead)} {'an epoch' if by == 1 else f'{by} epochs'} ahead of the others, in train epoch {last}"
+
+
+def _extra_micro_batches(records: Records) -> tuple[list[int], str] | None:
+    """The ranks in a micro-batch that the others have not run for the same step, and a sentence about it.
+
+    >>> others, extra = StepWork("train epoch 0", 2, 2, 0, 4), StepWork("train epoch 0", 2, 2, 5, 0)
+    >>> _extra_micro_batches({0: {"steps": 2, "micro": others}, 1: {"steps": 1, "micro": extra}})
+    ([1], 'rank 1 is in micro-batch 5 of batch 2 of train epoch 0, and rank 0 ran 4')
+    """
+    if not all("micro" in record for record in records.values()):
+        return None
+    groups = sorted(ranks_by({rank: (each["steps"], StepWork(*each["micro"])) for rank, each in records.items()}))
+    if len(groups) != 2:
+        return None
+    ((steps, inside), behind), ((ahead, done), others) = groups
+    if steps + 1 != ahead or inside[:3] != done[:3] or done.since or not inside.since > done.ran > 0:
+        return None
+    batches = f"{batches_of(inside.first, inside.last)} of {inside.span}"
+    return behind, f"{_are(behind)} in micro-batch {inside.since} of {batches}, and {names_of(others)} ran {done.ran}"
+
+
+def _behind(records: Records) -> str:
+    """The process groups in which ranks have issued different numbers of collectives, or different ones."""
+    issued = {
+        rank: {
+            name: _in_words(count, record.get("last", {}).get(name, ""))
+            for name, count in record["collectives"].items()
+        }
+        for rank, record in records.items()
+    }
+    found = {
+        # Without the ranks that do not belong to the group.
+        name: ranks_by({rank: own[name] for rank, own in issued.items() if name in own})
+        for name in sorted({name for own in issued.values() for name in own})
+    }
+    return "".join(
+        f" Collectives issued in process group {name}: "
+        + ", ".join(f"{words} by {names_of(ranks)}" for words, ranks in values[:4])
+        + "."
+        for name, values in [each for each in found.items() if len(each[1]) > 1][:2]
+    )
+
+
+def _in_words(count: int, last: str) -> str:
+    """What a rank has issued in a process group: how many collectives, and which was the last.
+
+    >>> _in_words(5, "all_reduce of [3]"), _in_words(5, "")
+    ('5 (the last: all_reduce of [3])', '5')
+    """
+    return f"{count} (the last: {last})" if last else f"{count}"

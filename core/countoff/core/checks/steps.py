@@ -1,0 +1,111 @@
+"""Do ranks apply their optimizer steps after the same batches? `StepMismatch`, at marks and at ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from countoff.core.checks.check import Check, TickPart
+from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import count_of
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = ["MICRO_BATCHES", "STEP_MISMATCH", "StepCheck", "compare_steps", "judge_steps"]
+
+MICRO_BATCHES = "micro-batches"
+"""Subject of a `StepMismatch` whose steps are equal, and whose micro-batches are not; see `micro_batches`."""
+SAME_MICRO_BATCHES = (
+    "run as many forward and backward passes in each step on every rank. Where that number depends on the data: "
+    "all-reduce it, take the maximum, and let ranks with fewer run empty micro-batches, any valid input with a loss of "
+    "0 (loss * 0)."
+)
+
+STEP_MISMATCH = VerdictKind(
+    "StepMismatch",
+    "ranks took different numbers of optimizer steps, after different batches, or with different numbers of "
+    "micro-batches",
+    default="raises; different micro-batches warn",
+    level="raise",
+    restart="useless",
+    causes={
+        "": Cause(
+            "Ranks that do not step after the same batches have different weights from there on.",
+            "let all ranks step after the same batches: no condition of one rank around optimizer.step().",
+        ),
+        MICRO_BATCHES: Cause(
+            "In one step, the ranks ran different numbers of passes. That is right where each rank weights its losses "
+            "by the samples. Otherwise the step averages gradients of different amounts of data.",
+            "if the ranks weight their losses by their samples, or the extra pass is no part of the training, ignore "
+            f"this. If not, {SAME_MICRO_BATCHES}",
+        ),
+    },
+)
+
+
+class StepCheck(Check):
+    """Compares optimizer steps at ticks. Marks have them too.
+
+    Args:
+        state: This rank's state.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
+        if not self._state.evidence.steps_by_batch:
+            return None
+        where = f"batch {span.started} of {span.name}"
+        record = {"steps": self._state.steps, "step_hash": self._state.step_hash}
+        return TickPart(lambda: record, compare_steps(record, where))
+
+    def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
+        every = self._state.settings.tick_batches
+        return () if span.evaluation else (tick_key(span, batch) for batch in range(every, span.started + 1, every))
+
+
+def compare_steps(own: Mapping[str, Any], where: str) -> Callable[[Mapping[str, Any], tuple[int, int]], Verdict | None]:
+    """Returns what compares this rank's steps with those of the rank that wrote first at a tick.
+
+    Args:
+        own: This rank's record.
+        where: The batch and its span, in words.
+
+    >>> compare = compare_steps({"steps": 8, "step_hash": 5}, "batch 64 of train epoch 0")
+    >>> compare({"steps": 7, "step_hash": 4}, (0, 1)).sentence
+    'at batch 64 of train epoch 0, rank 0 had applied 7 optimizer steps and rank 1 8.'
+    """
+
+    def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+        if (standing["steps"], standing["step_hash"]) == (own["steps"], own["step_hash"]):
+            return None
+        first, second = ranks
+        counts = f"rank {first} had applied {standing['steps']} optimizer steps and rank {second} {own['steps']}"
+        suffix = "" if standing["steps"] != own["steps"] else ", but after other batches"
+        return STEP_MISMATCH.found(f"at {where}, {counts}{suffix}.", ranks, standing="differ")
+
+    return compare
+
+
+def judge_steps(divergence: Divergence, rank: int) -> Verdict:
+    """Returns a `StepMismatch` that a mark has shown.
+
+    Args:
+        divergence: What the rule proved.
+        rank: The rank that proved it.
+    """
+    standing = divergence.standing
+    theirs, mine = count_of(standing.steps, "optimizer step"), count_of(divergence.count, "optimizer step")
+    where = f"after {count_of(standing.at, 'batch')} of {standing.span}"
+    sentence = f"{where}, rank {standing.rank} had applied {theirs} and rank {rank} {mine}"
+    return STEP_MISMATCH.found(
+        sentence + ("." if standing.steps != divergence.count else ", but after other batches."),
+        (standing.rank, rank),
+        time=standing.time,
+        mark_index=divergence.mark_index,
+        standing="differ",
+    )

@@ -1,0 +1,196 @@
+"""Do ranks have the same number of batches, and evaluate at the same points? `UnevenBatches`.
+
+The rule (`protocol.rule`) proves it; here are the words, and evaluations that run beside the training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.protocol.records import Mark, Records, parse_count
+from countoff.core.protocol.rule import Divergence
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import count_of
+
+if TYPE_CHECKING:
+    from countoff.core.settings import Settings
+
+__all__ = [
+    "DECISION",
+    "EVALUATION",
+    "REPEAT",
+    "UNEVEN_BATCHES",
+    "WHO_EVALUATES",
+    "UnevenCheck",
+    "judge_batches",
+    "nothing_to_repeat",
+    "uneven_apart",
+]
+
+DECISION, WHO_EVALUATES = "decision", "who evaluates"
+"""Subjects for which one rank's loop decided: it has left the loop, or evaluates alone."""
+EVALUATION, REPEAT = "evaluation", "repeat"
+"""Subjects: evaluations differ in length, a rank has nothing to repeat. The subject is empty for train loaders."""
+
+UNEVEN_BATCHES = VerdictKind(
+    "UnevenBatches",
+    "ranks have different numbers of batches, or evaluate at different points",
+    default="raises; uneven evaluations warn",
+    level="raise",
+    restart="useless",
+    causes={
+        "": Cause(
+            "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of "
+            "different batches, and hang in the end."
+        ),
+        DECISION: Cause(
+            "One rank left the loop where the others went on: a break, a limit, an exit or a condition of that rank "
+            "alone.",
+            "look for a break, a limit, an exit or a condition that only some ranks meet, and let all ranks decide "
+            "together (all-reduce the flag before any rank acts on it).",
+            restart="unknown",  # a clock may have decided
+        ),
+        EVALUATION: Cause(
+            "The ranks' evaluation loaders differ in length. A metric that synchronises every batch hangs there."
+        ),
+        WHO_EVALUATES: Cause(
+            "Not all ranks evaluate there. A collective of the evaluation would meet one of the training.",
+            "let all ranks evaluate after the same batch; if only some ranks are to evaluate, say which: "
+            "eval_ranks=[0], on every rank.",
+            restart="unknown",
+        ),
+        REPEAT: Cause(),
+    },
+)
+
+
+class UnevenCheck(Check):
+    """Compares the evaluations that have no place among the spans.
+
+    Args:
+        settings: The user's choices.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._policy = "allow" if settings.eval_ranks is not None else settings.uneven_eval
+        self._others: Others | None = None
+        self._apart: Counter[str] = Counter()
+
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        self._others = others
+
+    def evaluated_apart(self, name: str, batches: int) -> None:
+        """Compares an evaluation that ran beside the training, on another thread, with that of the other ranks.
+
+        Args:
+            name: Its name, equal on all ranks.
+            batches: Batches of this rank, all that its loader has.
+        """
+        if self._others is None or self._policy == "allow":
+            return
+        self._apart[name] += 1
+
+        def judge(records: Records) -> Iterator[Verdict | None]:
+            found = uneven_apart(name, {rank: parse_count(each["batches"]) for rank, each in records.items()})
+            yield found and replace(found, harmful=self._policy == "raise")
+
+        self._others.report(f"apart/{name}/{self._apart[name]}", {"batches": batches}, judge, owed=False)
+
+
+def judge_batches(divergence: Divergence, rank: int) -> Verdict:
+    """Returns an `UnevenBatches` that names both ranks and both counts.
+
+    Args:
+        divergence: What the rule proved.
+        rank: The rank that proved it.
+    """
+    standing, own = divergence.standing, divergence.own
+    if own is not None:
+        action = own.in_words
+    else:
+        verb = "asks for" if divergence.requested else "has" if standing.reason == "exhausted" else "has begun"
+        action = f"{verb} batch {divergence.count}"
+    sides = [(standing.rank, standing.in_words), (rank, action)]
+    if own is not None and _ran_out_before(own, standing):
+        sides.reverse()  # the loader that is known to have ended is what a reader needs first
+    short = own is None and standing.reason == "exhausted"
+    short = short or (own is not None and (_ran_out_before(own, standing) or _ran_out_before(standing, own)))
+    return UNEVEN_BATCHES.found(
+        f"{'; '.join(f'rank {who} {did}' for who, did in sides)}.",
+        (sides[0][0], sides[1][0]),
+        subject=_subject(divergence),
+        time=standing.time,
+        mark_index=divergence.mark_index,
+        announced=divergence.announced,
+        standing="ran out first" if short else "differ",
+    )
+
+
+def uneven_apart(name: str, batches: Mapping[int, int]) -> Verdict | None:
+    """Returns an `UnevenBatches` if ranks had different numbers of batches in an evaluation beside the training.
+
+    Args:
+        name: The evaluation's name.
+        batches: Batches of each rank, by rank.
+
+    >>> uneven_apart("validation", {0: 4, 1: 3}).sentence
+    'rank 1 ran out of data after 3 batches of validation; rank 0 after 4.'
+    """
+    fewest = min(batches, key=lambda rank: batches[rank], default=0)
+    most = max(batches, key=lambda rank: batches[rank], default=0)
+    if not batches or batches[fewest] == batches[most]:
+        return None
+    return UNEVEN_BATCHES.found(
+        f"rank {fewest} ran out of data after {count_of(batches[fewest], 'batch')} of {name}; rank {most} after "
+        f"{batches[most]}.",
+        (fewest, most),
+        subject=EVALUATION,
+        standing="ran out first",
+    )
+
+
+def nothing_to_repeat(rank: int, span: str, batches: int = 0) -> Verdict:
+    """Returns the verdict that a rank's loader has no batch to repeat, where other ranks have more batches.
+
+    Args:
+        rank: The rank.
+        span: The span's name.
+        batches: Batches that its loader gave before it ended for the first time.
+    """
+    if batches:
+        sentence = (
+            f"the loader of rank {rank} ended after {count_of(batches, 'batch')} of {span}, and cannot repeat them."
+        )
+        why = "With uneven_train='repeat', its loader was begun again, and it gave no batch the second time."
+        remedy = (
+            "use a loader that starts from its first batch each time a loop begins it (iter(loader)), as a DataLoader "
+            "does. A generator, an iterator and a function give their batches only once; with these, "
+            "uneven_train='stop' ends the epoch on every rank with the shortest one."
+        )
+    else:
+        sentence = f"rank {rank} has no data in {span}, so it has no batch to repeat; other ranks have batches."
+        why = "With uneven_train='repeat', a short rank repeats its own batches, and the loader of this rank is empty."
+        remedy = (
+            "give every rank data for at least one batch: look at how files or samples are divided among the ranks, "
+            "and at drop_last=True, which drops a rank's only batch if it is not full."
+        )
+    return UNEVEN_BATCHES.found(sentence, (rank,), subject=REPEAT, why=why, remedy=remedy, standing="ran out first")
+
+
+def _ran_out_before(mark: Mark, other: Mark) -> bool:
+    """Whether a rank's loader is known to have ended where another rank had more of the same span."""
+    return mark.reason == "exhausted" and (mark.kind, mark.span) == (other.kind, other.span) and mark.at < other.at
+
+
+def _subject(divergence: Divergence) -> str:
+    if divergence.evaluation:
+        return EVALUATION
+    standing, own = divergence.standing, divergence.own
+    if any(mark is not None and mark.kind == "eval_start" and mark.reason != "exhausted" for mark in (standing, own)):
+        return WHO_EVALUATES
+    stopped = own is not None and own.kind == standing.kind and own.reason == "stopped"
+    return DECISION if standing.reason != "exhausted" or stopped else ""

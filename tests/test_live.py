@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from countoff.report.live import LiveRanks, Row
 from countoff.report.reader import Reader
+from countoff.report.top.rows import LiveRanks, Row
 from tests.example_traces import BEGAN, RankWriter, verdict
 
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from countoff.report import live
 from countoff.report.top import COLUMNS
+from countoff.report.top import rows as live
+from countoff.report.top.watch import WatchedJob
 from tests import example_traces
 from tests.example_traces import HOSTILE, RankWriter
 from tests.terminal import ROOT, Terminal
@@ -442,11 +443,9 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(tmp_path: Path) -> No
 
 def test_a_job_of_4096_ranks_has_two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look reads what each rank has added, and the ranks are two classes."""
-    from countoff.report import top
-
     monkeypatch.setattr(live, "SILENT_SECONDS", 600.0)  # to write the files may take long
     writers = running(tmp_path, ranks=4_096)
-    job = top._Job([str(tmp_path)], once=True)
+    job = WatchedJob([str(tmp_path)], once=True)
     assert [len(row.ranks) for row in job.look().rows] == [1, 4_095]
     for writer in writers:
         writer.tick(5, 10, loader=3.0 if writer is writers[2] else 0.1)

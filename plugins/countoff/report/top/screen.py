@@ -65,7 +65,7 @@ class Screen:
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
         self._woken = woken
-        self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._keys = [sys.stdin.fileno()] if sys.stdin is not None and sys.stdin.isatty() else []
         self._before: list[Any] = []
         self._stop_asked = False
 
@@ -77,28 +77,25 @@ class Screen:
         """Waits so long, or until a key is pressed or the terminal has another size.
 
         Returns:
-            The keys that were pressed; empty if none was.
+            The keys that were pressed; empty if none was, and ``q`` if the terminal is gone.
         """
-        watched = [self._woken, *([] if self._keys is None else [self._keys])]
-        ready, _, _ = select.select(watched, [], [], seconds)
+        ready, _, _ = select.select([self._woken, *self._keys], [], [], seconds)
         if self._woken in ready:
             os.read(self._woken, 512)
         if self._stop_asked:
             self._stop()
-        if self._keys is None or self._keys not in ready:
+        if not set(ready) & set(self._keys):
             return ""
-        pressed = b""
-        with contextlib.suppress(OSError):  # the terminal is gone
-            pressed = os.read(self._keys, 512)
-        if not pressed:
-            self._keys = None
-        return pressed.decode("utf-8", "replace")
+        try:
+            return os.read(self._keys[0], 512).decode("utf-8", "replace") or "q"
+        except OSError:
+            return "q"
 
     def take(self) -> None:
         """Takes the terminal."""
-        if self._keys is not None:
-            self._before = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys)
+        if self._keys:
+            self._before = termios.tcgetattr(self._keys[0])
+            tty.setcbreak(self._keys[0])
         self._live.start(refresh=True)
 
     def give_back(self) -> None:
@@ -107,7 +104,7 @@ class Screen:
             self._live.stop()
         if self._before:
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, self._before)
+                termios.tcsetattr(self._keys[0], termios.TCSAFLUSH, self._before)
 
     def ask_to_stop(self, *_: object) -> None:
         """Lets `wait` stop the process: a picture that is painted at this moment must not be cut in two."""

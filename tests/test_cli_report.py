@@ -34,7 +34,7 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("countoff.report")]:
+    for name in [name for name in sys.modules if name.startswith("countoff.report.page")]:
         monkeypatch.delitem(sys.modules, name)
 
     class Finder:

@@ -119,7 +119,7 @@ def test_the_lanes_are_in_the_document_with_the_odd_one_first(show: Callable[[Pa
 
 
 def test_an_open_span_is_drawn_to_the_end_of_its_rank_and_a_lost_rank_as_uncertain(tmp_path: Path) -> None:
-    from countoff.report.lanes import lanes_of, rests_of
+    from countoff.report.page.lanes import lanes_of, rests_of
 
     for rank in range(2):
         writer = RankWriter(tmp_path, rank, 2)

@@ -29,10 +29,10 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from countoff.report.facts import Parting
-from countoff.report.gaps import TimeAxis
-from countoff.report.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
+from countoff.report.facts.counts import Parting
 from countoff.report.model import Fit, Run
+from countoff.report.page.gaps import TimeAxis
+from countoff.report.page.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
 
 _SIDE = 30
 """Pixels left and right of the lanes, for half of a label of the time axis."""

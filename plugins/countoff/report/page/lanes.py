@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from countoff.core.words import count_of
-from countoff.report.facts import RankClass, classes_of, duration
+from countoff.core.verdict import count_of
+from countoff.report.facts.classes import RankClass, classes_of
 from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
 from countoff.report.ranks import label_of
+from countoff.report.words import duration
 
 MOST_LANES = 256
 _MOST_BLOCKS = 40_000

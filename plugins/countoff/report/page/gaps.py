@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from countoff.report.facts import duration
 from countoff.report.model import Run
+from countoff.report.words import duration
 
 _MARKED_SHARE, _KEPT_SHARE = 0.01, 0.04
 """Shares of the time in which something ran: a shorter gap is not marked, and of a longer one so much is left."""

@@ -15,15 +15,18 @@ from importlib import resources
 from typing import Any
 
 from bokeh.resources import Resources
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import countoff.core
-from countoff.core.words import count_of, names_of, plain
-from countoff.report import facts, figures
-from countoff.report.gaps import TimeAxis, gaps_of
-from countoff.report.lanes import MOST_LANES, lanes_of
+from countoff.core.verdict import count_of, names_of, plain
+from countoff.report import facts
+from countoff.report.facts.paces import hosts_table, slow_table
 from countoff.report.model import Run, Trace
+from countoff.report.page import figures
+from countoff.report.page.gaps import TimeAxis, gaps_of
+from countoff.report.page.lanes import MOST_LANES, lanes_of
+from countoff.report.words import duration, number
 
 _MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
 """The most of each that a page shows; it says how many there are."""
@@ -50,22 +53,13 @@ def render(trace: Trace) -> str:
         **({"rates": rates} if rates else {}),
     }
     scripts = [_bokeh(), _own("page.js")]
-    environment = Environment(
-        loader=PackageLoader("countoff.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"duration": facts.duration, "clock": _clock, "names": names_of, "number": _number}
-    environment.filters |= {"count_of": count_of, "plain": plain}
-    return environment.get_template("page.html").render(
+    return _template().render(
         title=facts.headline(trace),
         heading=facts.title_of(trace),
         verdict=trace.verdict,
         is_healthy=facts.is_healthy(trace),
         trace=trace,
-        runs=[_run(run, number) for number, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
+        runs=[_run(run, at) for at, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
         last=runs[-1],
         several_hosts=len(runs[-1].hosts) > 1,
         lanes=lanes,
@@ -87,17 +81,16 @@ def render(trace: Trace) -> str:
     )
 
 
-def _run(run: Run, number: int) -> dict[str, Any]:
+def _run(run: Run, at: int) -> dict[str, Any]:
     """What the tables show of one run."""
     paces = facts.paces_of(run)
-    counts = facts.counts_of(run)
     fits = list(run.fits.values())
     return {
-        "number": number,
+        "number": at,
         "run": run,
-        "paces": paces,
-        "hosts": facts.hosts_of(run, paces),
-        "counts": counts,
+        "slow": slow_table(paces),
+        "hosts": hosts_table(facts.hosts_of(run, paces)),
+        "counts": facts.counts_of(run),
         "stacks": facts.stacks_of(run),
         "plans": facts.plan_differences_of(run),
         "totals": facts.totals_of(run),
@@ -109,13 +102,26 @@ def _run(run: Run, number: int) -> dict[str, Any]:
     }
 
 
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("countoff.report.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "clock": _clock, "names": names_of, "number": number}
+    environment.filters |= {"count_of": count_of, "plain": plain}
+    return environment.get_template("page.html")
+
+
 def _bokeh() -> str:
     """Bokeh's own script, without its tables, widgets and WebGL."""
     return "\n".join(Resources(mode="inline", minified=True, components=["bokeh"]).js_raw)
 
 
 def _own(name: str) -> str:
-    return resources.files("countoff.report").joinpath(name).read_text("utf-8")
+    return resources.files("countoff.report.page").joinpath(name).read_text("utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:
@@ -138,8 +144,3 @@ def _clock(seconds: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime(pattern)
     except (OverflowError, ValueError, OSError):
         return ""
-
-
-def _number(value: float | None) -> str:
-    """A number with separators, or a dash where there is none."""
-    return "–" if value is None else f"{value:,.10g}"

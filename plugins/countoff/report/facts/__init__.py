@@ -1,0 +1,25 @@
+"""What follows from a trace: pure functions from a run to values.
+
+They find what is worth a look, and accuse nobody: only a verdict does.
+"""
+
+from countoff.report.facts.classes import classes_of
+from countoff.report.facts.counts import counts_of, partings_of
+from countoff.report.facts.headline import headline, is_healthy, title_of
+from countoff.report.facts.paces import hosts_of, paces_of
+from countoff.report.facts.plans import plan_differences_of, totals_of
+from countoff.report.facts.stacks import stacks_of
+
+__all__ = [
+    "classes_of",
+    "counts_of",
+    "headline",
+    "hosts_of",
+    "is_healthy",
+    "paces_of",
+    "partings_of",
+    "plan_differences_of",
+    "stacks_of",
+    "title_of",
+    "totals_of",
+]

@@ -1,0 +1,84 @@
+"""Which ranks behaved alike, and why the others did not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from countoff.core.trace.format import SILENT_SECONDS
+from countoff.report.facts.counts import closed_counts, odd_counts
+from countoff.report.facts.paces import slow_loaders
+from countoff.report.facts.spans import Key, spans_of
+from countoff.report.model import Fit, Run
+from countoff.report.ranks import odd_ranks, ranks_by
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that behaved alike.
+
+    Attributes:
+        ranks: The ranks, ascending.
+        reasons: Why they are not like most others; empty for these.
+        fit: What the first of them has recorded; None if none of them has left a trace.
+        hosts: The names of their hosts.
+    """
+
+    ranks: tuple[int, ...]
+    reasons: tuple[str, ...]
+    fit: Fit | None
+    hosts: tuple[str, ...]
+
+
+def classes_of(run: Run) -> list[RankClass]:
+    """Sorts ranks into classes that behaved alike: the odd ones first, most ranks last.
+
+    Ranks behave alike if they have counted the same, ended the same way, and were in the same kind of place at a stall.
+    Those that are slow or named by the verdict are apart. Ranks that have left no trace are a class.
+    """
+    reasons = _reasons(run)
+    groups = ranks_by(
+        {
+            rank: (reasons.get(rank), *((span.name, closed_counts(span)) for span in fit.spans))
+            for rank, fit in run.fits.items()
+        }
+    )
+    found = [
+        RankClass(ranks, reasons.get(ranks[0], ()), run.fits[ranks[0]], _hosts(run, ranks)) for ranks in groups.values()
+    ]
+    if missing := run.missing:
+        found.append(RankClass(tuple(missing), ("no trace",), None, ()))
+    named = run.verdict.ranks if run.verdict else ()
+    return sorted(found, key=lambda each: (each.ranks[0] not in named, not each.reasons, len(each.ranks), each.ranks))
+
+
+def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
+    """Why ranks are not like most others."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    verdict, end = run.verdict, run.end
+    for rank in verdict.ranks if verdict and len(verdict.ranks) < run.world_size else ():
+        found[rank].append("named by the verdict")
+    for rank in odd_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
+        ending = run.fits[rank].ending
+        found[rank].append(f"end: {ending.how}" if ending else "no end")
+    for rank, fit in run.fits.items():
+        # A rank outside of spans writes nothing, whatever the others do.
+        if fit.ending is None and fit.open and end - fit.last > SILENT_SECONDS:
+            found[rank].append("silent before the others")
+    spans = spans_of(run)
+    for rank in sorted({rank for table in spans.values() for rank in odd_counts(table)}):
+        found[rank].append("other counts")
+    for rank in odd_ranks({rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks}):
+        found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
+    slow: defaultdict[int, list[Key]] = defaultdict(list)
+    for key, table in spans.items():
+        for rank in slow_loaders(table):
+            slow[rank].append(key)
+    for rank, keys in slow.items():
+        found[rank].append(f"slow loader in {keys[0]}" if len(keys) == 1 else "slow loader")
+    return {rank: tuple(reasons) for rank, reasons in found.items()}
+
+
+def _hosts(run: Run, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(run.fits[rank].host for rank in ranks if run.fits[rank].host))

@@ -1,0 +1,204 @@
+"""How much each rank counted, and where their counts begin to differ."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from countoff.core.verdict import count_of, names_of
+from countoff.report.facts.spans import Key, spans_of
+from countoff.report.model import Run, Span
+from countoff.report.ranks import odd_ranks, ranks_by
+
+
+class Counts(NamedTuple):
+    """What one rank has counted in one span; None: not known."""
+
+    batches: int
+    steps: int
+    unused: int | None
+    repeated: int | None
+    closed: bool
+    fetched: int | None = None
+
+
+@dataclass(frozen=True)
+class CountsRow:
+    """The counts of one span, one cell per class of ranks.
+
+    Attributes:
+        key: The span.
+        cells: What each class has counted; None if it has no such span.
+        odd: Whether the cell differs from what most ranks have counted.
+    """
+
+    key: Key
+    cells: tuple[Counts | None, ...]
+    odd: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class CountsTable:
+    """Counts per span and class of ranks.
+
+    Attributes:
+        classes: The ranks of each column; those with other counts than most come first.
+        rows: The spans.
+    """
+
+    classes: tuple[tuple[int, ...], ...]
+    rows: tuple[CountsRow, ...]
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A place where the counts of ranks part.
+
+    Attributes:
+        time: When the first rank had reached its last batch or step of this span.
+        key: The span.
+        noun: What was counted: ``batch`` or ``step``.
+        groups: Each number, and the ranks that have it; the smallest number first.
+    """
+
+    time: float
+    key: Key
+    noun: str
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def sentence(self) -> str:
+        """The two numbers and whose they are."""
+        parts = [f"{names_of(ranks)}: {count_of(number, self.noun)}" for number, ranks in self.groups[:4]]
+        more = "; …" if len(self.groups) > 4 else ""
+        return f"the ranks' counts begin to differ in {self.key}: {'; '.join(parts)}{more}"
+
+
+def counts_of(run: Run) -> CountsTable:
+    """What all ranks have counted in each span. Ranks with the same counts share a column.
+
+    The counts of a span that was not closed are a few seconds old, so ranks that differ in them alone share one, too.
+    """
+    spans = spans_of(run)
+    groups = ranks_by(
+        {
+            rank: tuple(closed_counts(table[rank]) if rank in table else "no such span" for table in spans.values())
+            for rank in run.fits
+        }
+    )
+    odd = {key: odd_counts(table) for key, table in spans.items()}
+    odd_cells = Counter(rank for ranks in odd.values() for rank in ranks)
+    classes = sorted(groups.values(), key=lambda ranks: (-odd_cells[ranks[0]], ranks))
+    rows: list[CountsRow] = []
+    for key, table in spans.items():
+        firsts = [ranks[0] for ranks in classes]
+        cells = tuple(_counts(table[rank]) if rank in table else None for rank in firsts)
+        rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
+    return CountsTable(tuple(classes), tuple(rows))
+
+
+def partings_of(run: Run) -> list[Parting]:
+    """Where the counts of ranks begin to differ, the first place first.
+
+    They differ in a span that ranks have closed after different numbers of batches, or of steps, and where one has read
+    more batches than another has closed it with. A verdict about batches may come before any rank has closed the span:
+    then it is what each had fetched that differs. Ranks that exit are not compared with each other: each is wherever a
+    signal has reached it.
+    """
+    found: list[Parting] = []
+    for key, spans in spans_of(run).items():
+        known = _comparable(spans)
+        if all(span.why == "exited" for span in known.values()):
+            continue
+        ends = [span.end for span in known.values() if span.end is not None]
+        batches = _by_number({rank: _read(spans, span) for rank, span in known.items()})
+        steps = _by_number({rank: span.steps for rank, span in known.items() if span.end is not None})
+        if len(batches) > 1:
+            found.append(Parting(min(ends), key, "batch", batches))
+        elif len(steps) > 1 and any(span.why not in ("", "exited") for span in known.values()):
+            found.append(Parting(min(ends), key, "step", steps))
+    at_verdict = _parting_of_verdict(run)
+    if at_verdict is not None and at_verdict.key not in {parting.key for parting in found}:
+        found.append(at_verdict)
+    return sorted(found, key=lambda parting: parting.time)
+
+
+def _parting_of_verdict(run: Run) -> Parting | None:
+    """Where ranks had fetched different numbers of batches in a span that none has closed, by the verdict's table."""
+    verdict = run.verdict
+    if verdict is None or verdict.kind != "UnevenBatches" or not verdict.rows:
+        return None
+    where = verdict.rows[0].get("where")
+    keys = [key for key, spans in spans_of(run).items() if key.name == where and not _closed(spans)]
+    fetched = {
+        rank: row["fetched"]
+        for row in verdict.rows
+        if row.get("where") == where and isinstance(row.get("fetched"), int)
+        for rank in _ranks_in(row.get("rank"), run)
+    }
+    groups = _by_number(fetched)
+    if not keys or len(groups) < 2:
+        return None
+    return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups)
+
+
+def _closed(spans: Mapping[int, Span]) -> bool:
+    return any(span.end is not None for span in spans.values())
+
+
+def _ranks_in(cell: object, run: Run) -> list[int]:
+    """The ranks of a run that a cell names, such as ``3`` or ``0, 4–7``."""
+    pairs = re.findall(r"(\d{1,9})(?:–(\d{1,9}))?", str(cell))
+    bounds = [(int(first), int(last or first)) for first, last in pairs]
+    return [rank for rank in run.fits if any(first <= rank <= last for first, last in bounds)]
+
+
+def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Ranks by their number, the smallest number first."""
+    return tuple(sorted(ranks_by(numbers).items()))
+
+
+def odd_counts(spans: Mapping[int, Span]) -> set[int]:
+    """The ranks that have counted something else in a span than most."""
+    closed = {rank: span for rank, span in spans.items() if span.end is not None}
+    whole = {_counts(span) for span in closed.values() if span.why != "exited"}
+    # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
+    odd = odd_ranks({rank: found if (found := _counts(span)) in whole else None for rank, span in closed.items()})
+    known = _comparable(spans)
+    least = min((span.batches for span in known.values()), default=0)
+    whole_least = any(span.batches == least and span.why != "exited" for span in known.values())
+    compared = {
+        rank: _read(spans, span) > least and (whole_least or span.why != "exited") for rank, span in known.items()
+    }
+    return odd | odd_ranks(compared)
+
+
+def _comparable(spans: Mapping[int, Span]) -> dict[int, Span]:
+    """The ranks whose batches in a span can be compared: they have closed it, or read more than one that has."""
+    least = min((span.batches for span in spans.values() if span.end is not None), default=None)
+    if least is None:
+        return {}
+    return {rank: span for rank, span in spans.items() if span.end is not None or _read(spans, span) > least}
+
+
+def _read(spans: Mapping[int, Span], span: Span) -> int:
+    """Batches that a rank has read: also one that it has only fetched, where another rank's data has run out.
+
+    Where a span is closed for another reason, as a limit, ranks may have fetched a batch that none of them will use.
+    """
+    if span.end is not None or span.fetched is None or all(each.why != "exhausted" for each in spans.values()):
+        return span.batches
+    return max(span.batches, span.fetched)
+
+
+def closed_counts(span: Span) -> Counts | None:
+    """What a rank has counted in a span that it has closed; None of any other one."""
+    return _counts(span) if span.end is not None else None
+
+
+def _counts(span: Span) -> Counts:
+    fetched = span.fetched if span.end is None and (span.fetched or 0) > span.batches else None
+    return Counts(span.batches, span.steps, span.unused, span.repeated, span.end is not None, fetched)

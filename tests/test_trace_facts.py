@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from countoff.report import facts
+from countoff.report import facts, ranks, words
+from countoff.report.facts import summary
+from countoff.report.facts.paces import slow_table
 from countoff.report.model import Run
 from countoff.report.reader import read
 from tests import example_traces
@@ -404,3 +408,20 @@ def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -
     title = facts.title_of(read([str(tmp_path / "c")]))
     assert title.startswith("No verdict: 1 epoch, 4 ranks, 2 min")
     assert title.endswith(", 1 warning; rank 3 paused for 1 min in its own code")
+
+
+def test_the_table_of_who_is_slow_marks_what_is_worth_a_look(tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path, ranks=4, epochs=1, loader={2: 0.6})
+    table = slow_table(facts.paces_of(run_of(tmp_path)))
+    train, evaluation = ([cell.text for cell in row] for row in table.rows)
+    assert [column.name for column in table.columns][4:6] == ["waited longest for its loader", "it waited"]
+    assert (train[0], train[4:7]) == ("train epoch 0", ["rank 2", "36 s ≠", "1.2 s"])
+    assert [cell.text for row in table.rows for cell in row if cell.is_odd] == ["36 s ≠"]
+    assert evaluation[4:7] == ["–", "–", "–"]
+    assert {cell.hint for cell in table.rows[1][4:7]} == {"not measured"}
+
+
+@pytest.mark.parametrize("module", [ranks, summary, words], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_hold(module: ModuleType) -> None:
+    assert doctest.testmod(module).attempted
+    assert doctest.testmod(module).failed == 0

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from countoff.core.verdict import plain
-from countoff.report.facts.headline import headline
+from countoff.report.facts.summary import headline
 from countoff.report.model import Trace
 from countoff.report.reader import read
 

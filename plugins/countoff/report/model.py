@@ -294,6 +294,11 @@ class Run:
         return ranks_by({rank: fit.host for rank, fit in self.fits.items() if fit.host})
 
     @property
+    def horizons(self) -> list[int]:
+        """The steps after which learning-rate schedules would have ended, as far as ranks know them."""
+        return sorted({fit.horizon for fit in self.fits.values() if fit.horizon})
+
+    @property
     def verdict(self) -> Verdict | None:
         """The verdict, with the table of ranks if a rank has recorded that."""
         found = [fit.verdict for fit in self.fits.values() if fit.verdict is not None]

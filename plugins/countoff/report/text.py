@@ -72,7 +72,7 @@ def _run_facts(run: Run) -> Iterator[Any]:
     rates = [point.learning_rates[0] for point in points if point.learning_rates]
     if rates:
         yield f"\nlearning rate: {rates[0]:.4g} at first, {max(rates):.4g} at most, {rates[-1]:.4g} at last"
-    for horizon in {fit.horizon for fit in run.fits.values() if fit.horizon}:
+    for horizon in run.horizons:
         yield f"the schedule would have ended at step {horizon:,}"
     for ranks_there, state, frames in facts.stacks_of(run)[:_FOLDED]:
         yield f"\nstack of {names_of(ranks_there)}{f': {state}' if state else ''}"

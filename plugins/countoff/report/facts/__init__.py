@@ -5,10 +5,10 @@ They find what is worth a look, and accuse nobody: only a verdict does.
 
 from countoff.report.facts.classes import classes_of
 from countoff.report.facts.counts import counts_of, partings_of
-from countoff.report.facts.headline import headline, is_healthy, title_of
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
+from countoff.report.facts.summary import headline, is_healthy, title_of
 
 __all__ = [
     "classes_of",

@@ -30,6 +30,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from countoff.report.facts.counts import Parting
+from countoff.report.facts.rates import RateLine
 from countoff.report.model import Fit, Run
 from countoff.report.page.gaps import TimeAxis
 from countoff.report.page.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
@@ -37,7 +38,7 @@ from countoff.report.page.lanes import Block, Lane, NotedBlock, blocks_of, pause
 _SIDE = 30
 """Pixels left and right of the lanes, for half of a label of the time axis."""
 _AXIS_HEIGHT, _LABEL_HEIGHT = 40, 20
-_MOST_RATES, _MOST_POINTS, _MOST_MARKERS = 8, 2_000, 200
+_COLORS, _MOST_MARKERS = 8, 200
 _UNITS = ("seconds", "minsec", "minutes", "hourmin", "hours")
 _CLOCK = dict.fromkeys(_UNITS, "%H:%M:%S") | dict.fromkeys(("microseconds", "milliseconds"), "%H:%M:%S.%3N")
 _COUNTS = """
@@ -236,11 +237,15 @@ def axis_figure(begin: float, end: float, partings: Sequence[Parting], axis: Tim
     return json_item(plot)
 
 
-def rates_figure(runs: Sequence[Run]) -> Any | None:
-    """The learning rate by optimizer step, as the lowest rank that knows it recorded it; None if it never changes.
+def rates_figure(lines: Sequence[RateLine], last: Run) -> Any | None:
+    """The learning rate by optimizer step; None if it never changes.
 
-    A run that resumes goes on with the curve of the run before, where its checkpoint was written.
+    Args:
+        lines: The lines.
+        last: The last run, for the step at which its schedule would have ended.
     """
+    if len({rate for line in lines for rate in line.rates}) < 2:
+        return None
     plot = figure(
         name="rates",
         height=260,
@@ -253,59 +258,21 @@ def rates_figure(runs: Sequence[Run]) -> Any | None:
         border_fill_alpha=0,
         min_border_right=_SIDE,
     )
-    lines = _rate_lines(runs)
-    if len({rate for _, rates in lines for rate in rates}) < 2:
-        return None
     for number, (steps, rates) in enumerate(lines):
-        name = f"rate {number % _MOST_RATES}"
+        name = f"rate {number % _COLORS}"
         line = plot.line(steps, rates, line_width=2, name=name)
         if len(steps) <= _MOST_MARKERS:
             plot.scatter(steps, rates, size=6, name=name)
         plot.add_tools(HoverTool(renderers=[line], tooltips=[("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")]))
-    horizons = {fit.horizon for run in runs[-1:] for fit in run.fits.values() if fit.horizon}
-    for horizon in horizons:
+    for horizon in last.horizons:
         plot.add_layout(Span(location=horizon, dimension="height", line_width=2, line_dash="dotted", name="horizon"))
     most = max(rate for _, rates in lines for rate in rates)
     least = min(0.0, *(rate for _, rates in lines for rate in rates))
     plot.y_range = Range1d(start=least * 1.05, end=most + 0.05 * (most - least) if most > least else 1)
-    plot.x_range = Range1d(start=0, end=1.02 * max(1, *horizons, *(steps[-1] for steps, _ in lines)))
+    plot.x_range = Range1d(start=0, end=1.02 * max(1, *last.horizons, *(steps[-1] for steps, _ in lines)))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     plot.add_tools(CrosshairTool(dimensions="height"))
     return json_item(plot)
-
-
-def only_rate(runs: Sequence[Run]) -> float | None:
-    """The learning rate if it never changes, and None otherwise."""
-    found = {rate for _, rates in _rate_lines(runs) for rate in rates}
-    return found.pop() if len(found) == 1 else None
-
-
-def _rate_lines(runs: Sequence[Run]) -> list[tuple[list[int], list[float]]]:
-    """The steps and the learning rates of each parameter group: lines of their own for each training from its start."""
-    trainings: list[dict[int, tuple[float, ...]]] = []
-    for run in runs:
-        before, points = run.steps_before, _rate_points(run)
-        if before and trainings:  # what the run before did after the checkpoint is not part of the training
-            trainings[-1] = {step: rates for step, rates in trainings[-1].items() if step <= before} | points
-        elif points:
-            trainings.append(points)
-    lines: list[tuple[list[int], list[float]]] = []
-    for points in trainings:
-        steps = sorted(points)
-        groups = min(_MOST_RATES, *(len(rates) for rates in points.values())) if points else 0
-        lines += [(steps, [points[step][group] for step in steps]) for group in range(groups)]
-    return lines
-
-
-def _rate_points(run: Run) -> dict[int, tuple[float, ...]]:
-    """The learning rates by step, from the lowest rank that knows them."""
-    for fit in run.fits.values():
-        spans = [span for span in fit.spans if not span.is_evaluation]
-        ticks = [point for span in spans for point in span.points if point.learning_rates]
-        if ticks:
-            every = 1 + len(ticks) // _MOST_POINTS
-            return {tick.steps: tick.learning_rates for tick in [*ticks[::every], ticks[-1]]}
-    return {}
 
 
 def _figure(begin: float, end: float, **options: Any) -> Any:

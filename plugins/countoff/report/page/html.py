@@ -22,6 +22,7 @@ import countoff.core
 from countoff.core.verdict import count_of, names_of, plain
 from countoff.report import facts
 from countoff.report.facts.paces import hosts_table, slow_table
+from countoff.report.facts.rates import only_rate, rate_lines_of
 from countoff.report.model import Run, Trace
 from countoff.report.page import figures
 from countoff.report.page.gaps import TimeAxis, gaps_of
@@ -46,7 +47,8 @@ def render(trace: Trace) -> str:
     margin = max(50.0, 0.01 * (right - left))
     limits = left - margin, right + margin
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
-    rates = figures.rates_figure(runs)
+    lines = rate_lines_of(runs)
+    rates = figures.rates_figure(lines, runs[-1])
     items = {
         "axis": figures.axis_figure(*limits, partings, axis),
         "lanes": figures.lanes_figure(lanes, *limits, partings, axis),
@@ -70,7 +72,7 @@ def render(trace: Trace) -> str:
         cuts=json.dumps(axis.steps),
         begin=begin,
         has_rates=rates is not None,
-        only_rate=figures.only_rate(runs),
+        only_rate=only_rate(lines),
         incident_stacks=[incident.stacks for incident in trace.incidents if incident.stacks],
         limits={"rows": _MOST_ROWS, "columns": _MOST_COLUMNS, "stacks": _MOST_STACKS, "warnings": _MOST_WARNINGS},
         version=countoff.core.__version__,

@@ -49,7 +49,7 @@ def render(trace: Trace) -> str:
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     lines = rate_lines_of(runs)
     rates = figures.rates_figure(lines, runs[-1])
-    items = {
+    pictures = {
         "axis": figures.axis_figure(*limits, partings, axis),
         "lanes": figures.lanes_figure(lanes, *limits, partings, axis),
         **({"rates": rates} if rates else {}),
@@ -79,7 +79,7 @@ def render(trace: Trace) -> str:
         style=Markup(_own("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
-        figures=Markup(_harmless(items)),
+        figures=Markup(_harmless(pictures)),
     )
 
 

@@ -27,9 +27,10 @@ DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy mach
 
 
 @contextlib.contextmanager
-def running(directory: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
+def running(directory: Path, *options: str, path: str = "") -> "Iterator[subprocess.Popen[str]]":
     """The demo, in a process of its own that has this directory for its temporary files; killed in the end."""
-    environment = {**os.environ, "PYTHONPATH": python_path(), "TMPDIR": str(directory), "COUNTOFF": "0", **NAME_LOOKUPS}
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, [path, python_path()])), "TMPDIR": str(directory)}
+    environment = {**os.environ, **own, "COUNTOFF": "0", **NAME_LOOKUPS}
     command = [sys.executable, "-m", "countoff.cli.__main__", "demo", *options]
     with subprocess.Popen(
         command,
@@ -173,6 +174,21 @@ def test_a_demo_that_is_interrupted_or_killed_leaves_no_process(tmp_path, moment
     assert_no_process(tmp_path)
     if number != signal.SIGKILL:
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+def test_a_job_that_cannot_be_imported_ends_the_demo_with_the_reason(tmp_path_factory, error):
+    """No rank is started that could not train."""
+    tmp_path, broken = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("broken")
+    (broken / "lightning.py").write_text(f"raise {error}('of a broken package')")
+    with running(tmp_path, path=str(broken)) as demo:
+        output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
+    assert demo.returncode == 1, output
+    assert "countoff: the process that starts the ranks has died" in output
+    assert f"{error}: of a broken package" in output
+    assert "1. The job without countoff" not in output
+    assert_no_process(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_all_reduce_that_was_cut_off_is_not_recorded(tmp_path):

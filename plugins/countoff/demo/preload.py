@@ -18,7 +18,10 @@ os.dup2(log, 2)
 faulthandler.dump_traceback_later(IMPORT_SECONDS, exit=True)
 sys.path = [entry for entry in sys.path if entry]  # "" is the user's directory, which may have a lightning.py
 
-from countoff.demo import job  # noqa: E402, F401  # only here, so that what the import prints is in the log
+try:
+    from countoff.demo import job  # noqa: F401  # only here, so that what it prints is in the log
+except ImportError as error:  # multiprocessing would pass over it, and fork ranks that cannot train
+    raise RuntimeError("the job cannot be imported") from error
 
 faulthandler.cancel_dump_traceback_later()
 gc.freeze()  # otherwise each rank's garbage collector touches, and so copies, everything that was imported

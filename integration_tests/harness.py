@@ -32,6 +32,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, Final, Literal
+from unittest import mock
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
@@ -237,11 +238,15 @@ class Watch:
         """What is known of each rank so far."""
         return [one.result(self._started_at) for one in self._ranks]
 
-    def finish(self) -> None:
-        """Wait for every rank's end.
+    def finish(self, expect: int | Sequence[int] | None = None) -> list[RankResult]:
+        """Wait for every rank's end, and return their results.
+
+        Args:
+            expect: The exit code of every rank, or of each; None for any.
 
         Raises:
             RanksTimedOut: At the deadline, if ranks are still alive; their stacks have then been printed.
+            RanksFailed: If the exit codes are others.
         """
         self._run_until(lambda: not self._alive(), self._deadline)
         if late := self._alive():
@@ -249,6 +254,12 @@ class Watch:
             names = ", ".join(str(one.rank) for one in late)
             seconds = self._deadline - self._started_at
             raise RanksTimedOut(f"still alive after {seconds:g} s: ranks {names}", self.results())
+        results = self.results()
+        codes = [result.exit_code for result in results]
+        expected = [expect] * len(results) if isinstance(expect, int) else expect
+        if expected is not None and codes != list(expected):
+            raise RanksFailed(f"exit codes {codes}, expected {list(expected)}", results)
+        return results
 
     def _alive(self) -> list[_Rank]:
         return [one for one in self._ranks if one.alive]
@@ -351,10 +362,7 @@ def run_ranks(
             watch.start(call, {**torchruns, **rendezvous, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)
-        watch.finish()
-        results = watch.results()
-    compare_exit_codes(results, expect)
-    return results
+        return watch.finish(expect)
 
 
 def prepare(function: Callable[..., Any], args: Sequence[Any], directory: Path) -> tuple[Path, bytes]:
@@ -368,37 +376,20 @@ def of_rank(env: Environment | None, rank: int) -> Mapping[str, str]:
     return env(rank) if callable(env) else env or {}
 
 
-def compare_exit_codes(results: Sequence[RankResult], expect: int | Sequence[int] | None) -> None:
-    """Compare exit codes with the expected one of every rank, or of each; None for any.
-
-    Raises:
-        RanksFailed: If they are others.
-    """
-    codes = [result.exit_code for result in results]
-    expected = [expect] * len(results) if isinstance(expect, int) else expect
-    if expected is not None and codes != list(expected):
-        raise RanksFailed(f"exit codes {codes}, expected {list(expected)}", results)
-
-
 @functools.cache
 def _forkserver() -> ForkServerContext:
     """The server that every rank of this session is forked from."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["integration_tests.preload"])
-    before = dict(os.environ)
-    try:
-        for name in [name for name in os.environ if name.startswith("COUNTOFF")]:
-            del os.environ[name]
-        # One thread per rank, as torchrun has it. The preload needs the path: the server gets no other. A framework
-        # asks on import whether there is a GPU. By default CUDA itself answers, and no fork can use CUDA after that.
-        os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="1")
-        os.environ.update(PYTHONPATH=python_path(), **NAME_LOOKUPS)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
+    # One thread per rank, as torchrun has it. The preload needs the path: the server gets no other. A framework asks on
+    # import whether there is a GPU. By default CUDA itself answers, and no fork can use CUDA after that.
+    inherited.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", PYTORCH_NVML_BASED_CUDA_CHECK="1")
+    inherited.update(PYTHONPATH=python_path(), **NAME_LOOKUPS)
+    with mock.patch.dict(os.environ, inherited, clear=True):
         first = context.Process(target=int)
         first.start()
         first.join()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
     return context
 
 

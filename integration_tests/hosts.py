@@ -33,7 +33,6 @@ from integration_tests.harness import (
     Environment,
     RankResult,
     Watch,
-    compare_exit_codes,
     of_rank,
     prepare,
     torchrun_environment,
@@ -216,10 +215,7 @@ def run_hosts(
             watch.start(call, environment, directory, finalise, made.hosts[rank // per_host])
         if while_running:
             while_running(watch)
-        watch.finish()
-        results = watch.results()
-    compare_exit_codes(results, expect)
-    return results
+        return watch.finish(expect)
 
 
 def run_torchrun_on_hosts(

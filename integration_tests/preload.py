@@ -10,6 +10,10 @@ import importlib
 import os
 import signal
 
+from integration_tests.rank import end_with_parent
+
+end_with_parent()
+
 # Composer takes over these two when it is imported, which is not for the other frameworks' tests.
 handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

@@ -20,7 +20,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -63,7 +62,7 @@ def main(job: Job, parent: Connection) -> NoReturn:
     """Run the job in this process, then end it as the interpreter ends a script."""
     global _parent
     _parent = parent
-    _belong_to_the_test()
+    _lead_a_group_that_ends_with_its_parent()
     if job.host is not None:
         _move_to(job.host)
     _redirect(job.output)
@@ -135,19 +134,16 @@ def _move_to(host: Host) -> None:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def _belong_to_the_test() -> None:
-    """Make a group of this rank and its data loader's workers, and die, even when stopped, with pytest."""
-    _lead_a_group_that_ends_with_its_parent()
-    # The forkserver lives as long as somebody holds this descriptor; without ours it ends with pytest, and we with it.
-    server: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]  (no public way)
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+def end_with_parent() -> None:
+    """Have the kernel kill this process, even a stopped one, once the process that has started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _lead_a_group_that_ends_with_its_parent() -> None:
+    """Make a group of this rank and its data loader's workers, which dies with the forkserver, as that with pytest."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 def _send(kind: str, content: Any) -> None:

@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Collection
 from pathlib import Path
 
-from countoff.core.verdict import plain
+from countoff.core.words import plain
 from countoff.report.facts.summary import headline
 from countoff.report.model import Trace
 from countoff.report.reader import read

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.report import facts
 from countoff.report.facts.counts import Counts
 from countoff.report.facts.paces import slow_table

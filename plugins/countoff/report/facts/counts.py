@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Run, Span
 from countoff.report.ranks import odd_ranks, ranks_by

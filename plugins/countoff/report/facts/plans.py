@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from countoff.core.trace.format import COMPARED_LIMITS, COMPARED_PLAN, COMPARED_SETTINGS
-from countoff.core.verdict import names_of
+from countoff.core.words import names_of
 from countoff.report.model import Fit, Run, Value
 from countoff.report.ranks import ranks_by
 

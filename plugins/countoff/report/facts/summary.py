@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.core.verdict import count_of, names_of
+from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.spans import is_evaluation, spans_of
 from countoff.report.model import Fit, Run, Trace

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import countoff.core
-from countoff.core.verdict import count_of, names_of, plain
+from countoff.core.words import count_of, names_of, plain
 from countoff.report import facts
 from countoff.report.facts.paces import hosts_table, slow_table
 from countoff.report.facts.rates import only_rate, rate_lines_of

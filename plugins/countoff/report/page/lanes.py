@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from countoff.core.verdict import count_of
+from countoff.core.words import count_of
 from countoff.report.facts.classes import RankClass, classes_of
 from countoff.report.model import Fit, Pause, Run, Span, Tick, Trace
 from countoff.report.ranks import label_of

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
-from countoff.core.verdict import plain
+from countoff.core.words import plain
 from countoff.report.model import Incident, Trace
 from countoff.report.reader.kinds import take_last_counts
 from countoff.report.reader.processes import share_clocks

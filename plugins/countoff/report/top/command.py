@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from rich.console import Console
 from rich.text import Text
 
-from countoff.core.verdict import runs_of
+from countoff.core.words import runs_of
 from countoff.report.top.picture import Picture
 from countoff.report.top.rows import Row
 from countoff.report.top.screen import whole_terminal

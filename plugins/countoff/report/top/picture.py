@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from countoff.core.verdict import count_of, listed, number_of
+from countoff.core.words import count_of, listed, number_of
 from countoff.report.top.rows import Row
 from countoff.report.top.watch import Look
 from countoff.report.words import duration

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from countoff.core.verdict import Verdict, count_of, plain
+from countoff.core.verdict import Verdict
+from countoff.core.words import count_of, plain
 from countoff.report.model import Run, Trace
 from countoff.report.reader import Reader
 from countoff.report.top.rows import LiveRanks, Row

@@ -262,6 +262,34 @@ def test_progress_of_one_rank_makes_it_no_stall() -> None:
     assert store.get("stall/0") == {"moved": True}
 
 
+def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may pause for as long as before again, and may hang for good."""
+    now = 1000.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    stalled = Stalled([0, 1])
+    stalled.state.settings = Settings(stall_seconds=10.0)
+    stalled.stall = Stall(stalled.state, stalled.speaker)
+    stalled.stall.look()
+
+    def seconds_until_reported(longest: int) -> int | None:
+        nonlocal now
+        stalled.state.steps += 1
+        for second in range(longest):
+            now += 1.0
+            stalled.stall.look()
+            stalled.speaker.store.set("stall/1", stalled.speaker.store.get("stall/0") | {"rank": 1})
+            stalled.speaker.poll_once()
+            if (found := printed(stalled.state)) and second:
+                assert found[0].sentence.startswith(f"no rank has made progress for {second - 1} s;")
+                return second
+        return None
+
+    assert seconds_until_reported(15) == 11
+    now += 9.0  # it stands for 20 s in all
+    assert seconds_until_reported(39) is None
+    assert seconds_until_reported(60) == 41
+
+
 @pytest.mark.parametrize("level", ["raise", "warn", "off"])
 def test_the_user_decides_what_a_stall_does(level: Level) -> None:
     """An error says which rank is where, as the warning does, and does not say that the job goes on."""

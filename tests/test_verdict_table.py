@@ -15,11 +15,11 @@ from countoff.core.protocol.records import ranks_from_json, ranks_to_json, verdi
 from countoff.core.protocol.rows import row
 from countoff.core.state import State
 from countoff.core.store.channel import decode, encode
-from countoff.core.verdict import TABLE_ROWS, Kind, Verdict, at_hosts
+from countoff.core.verdict import TABLE_ROWS, Verdict, at_hosts
 from tests.fake_store import FakeStore
 
 
-def with_published(ranks: int, verdict: Verdict, remedies: dict[Kind, str], **header: Any) -> Verdict:
+def with_published(ranks: int, verdict: Verdict, remedies: dict[str, str], **header: Any) -> Verdict:
     """The verdict with a table of so many ranks, of which rank 2 is the odd one."""
     store = FakeStore()
     for place in range(min(ranks, TABLE_ROWS)):

@@ -23,7 +23,7 @@ from countoff.core.threads import watchdog as module
 from countoff.core.threads.session import Session
 from countoff.core.threads.speaker import Job as SpeakerJob
 from countoff.core.threads.watchdog import Watchdog
-from countoff.core.verdict import Kind, Verdict
+from countoff.core.verdict import Verdict
 from tests.fake_store import FakeSpeaker, FakeStore
 
 GONE, SILENT = Loss((2,)), Loss((2, 3), "node-1", 15.0)
@@ -553,7 +553,7 @@ def test_a_rank_that_waits_in_a_collective_after_its_verdict_is_ended(
 
 @pytest.mark.parametrize(("kind", "state", "exits"), [("Stalled", "code", True), ("Stalled", "collective", False)])
 def test_a_loop_that_stalls_the_job_is_ended_though_it_moves(
-    monkeypatch: pytest.MonkeyPatch, kind: Kind, state: str, *, exits: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, state: str, *, exits: bool
 ) -> None:
     """It waits for a file, say, that never comes. A rank that comes out of its collective may save a checkpoint."""
     ending = Ending(monkeypatch, nccl=False)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from countoff._adapter.requirements import needs
+from countoff.core.checks.horizon import WRONG_HORIZON
 
 with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
@@ -180,7 +181,7 @@ def _horizon(job: Job, world_size: int) -> list[Verdict]:
     issues = check_job(job, world_size=world_size)
     silent = [issue.text for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
     found = [text.rpartition("; ") for text in silent[:1]]  # what is wrong, and what to set
-    return [Verdict("WrongHorizon", f"{wrong}.", remedy=f"{remedy}.") for wrong, _, remedy in found]
+    return [WRONG_HORIZON.found(f"{wrong}.", remedy=f"{remedy}.") for wrong, _, remedy in found]
 
 
 def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:

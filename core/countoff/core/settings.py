@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
 from countoff.core.levels import checked, parsed
-from countoff.core.verdict import Kind, Level
+from countoff.core.verdict import Level
 from countoff.core.words import nearest
 
 __all__ = ["Settings", "SettingsError", "factory_enabled"]
@@ -28,7 +28,7 @@ __all__ = ["Settings", "SettingsError", "factory_enabled"]
 _PREFIX = "COUNTOFF"
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
 _OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
-_NEEDED_TO_BE_EVEN: tuple[Kind, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
+_NEEDED_TO_BE_EVEN: tuple[str, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
 """Kinds that must end a job in which ranks wait for one another's batches."""
 _FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
@@ -191,7 +191,7 @@ class Settings:
 
     enabled: bool = True
     on_divergence: Literal["raise", "warn"] = "raise"
-    levels: Mapping[Kind, Level] = field(default_factory=dict[Kind, Level])
+    levels: Mapping[str, Level] = field(default_factory=dict[str, Level])
     totals: Literal["log", "fix"] = "log"
     uneven_train: Literal["raise", "stop", "repeat"] = "raise"
     uneven_eval: Literal["warn", "raise", "allow", "stop"] = "warn"

@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from countoff.core.words import count_of, names_of, plain
 
-Kind = str
-
 Standing = Literal["out of step", "ran out first", "differ"]
 """What is proved of the ranks that a verdict names: they are the minority; the first of them ran out of data before the
 others; or two sides differ, and nobody can tell which is right."""

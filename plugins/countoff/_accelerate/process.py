@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from countoff.core import Verdict
-from countoff.core.verdict import Kind
+from countoff.core.checks.processes import NOT_DISTRIBUTED
 
 __all__ = ["not_distributed", "process_remedies", "unwrapped"]
 
@@ -18,7 +17,7 @@ _warned: set[int] = set()
 """The processes, by pid, in which the warning was given: this one, or the one that it was forked from."""
 
 
-def process_remedies(*, on_cpus: str) -> Mapping[Kind, str]:
+def process_remedies(*, on_cpus: str) -> Mapping[str, str]:
     """Returns the remedies for what the launch of a job can get wrong.
 
     Args:
@@ -49,7 +48,7 @@ def not_distributed(process: Any) -> Verdict | None:
         f"WORLD_SIZE is {launched}, and Accelerate has num_processes={known}: each process trains a model of its own, "
         "on all of the data."
     )
-    return Verdict("NotDistributed", sentence, time=time.time())
+    return NOT_DISTRIBUTED.found(sentence)
 
 
 def _launched_rank() -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from countoff.core.verdict import Kind
-
 __all__ = ["CHECKS"]
 
 _ALWAYS = "yes"
-_EVERYWHERE: Mapping[Kind, str] = {
+_EVERYWHERE: Mapping[str, str] = {
     "PlanMismatch": _ALWAYS,
     "UnevenBatches": _ALWAYS,
     "StepMismatch": _ALWAYS,
@@ -20,9 +18,9 @@ _EVERYWHERE: Mapping[Kind, str] = {
     "LateRank": _ALWAYS,
 }
 
-_EVEN: Mapping[Kind, str] = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
+_EVEN: Mapping[str, str] = {"Truncated": "with `uneven_train`", "Repeated": "with `uneven_train`"}
 
-CHECKS: Mapping[str, Mapping[Kind, str]] = {
+CHECKS: Mapping[str, Mapping[str, str]] = {
     "torch": {
         **_EVERYWHERE,
         **_EVEN,

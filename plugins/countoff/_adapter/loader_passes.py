@@ -18,6 +18,7 @@ from countoff._adapter.even_loaders import forget_state
 from countoff._adapter.held_batch import HeldBatch
 from countoff._adapter.sampling import fingerprint_batch
 from countoff.core import DivergenceError, Guard, Verdict
+from countoff.core.checks.unseen import UNSEEN_LOADER
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
 
@@ -157,7 +158,7 @@ class LoaderPasses:
         else:
             sentence = f"{UNSEEN_STEPS} optimizer steps since the last batch of the train loader that was attached."
             why = "The loop iterates another object now. Its batches are not compared."
-        return Verdict("UnseenLoader", sentence, why=why)
+        return UNSEEN_LOADER.found(sentence, why=why)
 
     def close_stale(self, *, everything: bool) -> None:
         """Closes spans whose iterator still exists although the program has gone on to something else.

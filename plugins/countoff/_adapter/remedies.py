@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from countoff.core.checks.streams import LENGTHS
-from countoff.core.verdict import Kind
 
 __all__ = ["data_remedies", "uneven_remedies"]
 
@@ -51,7 +50,7 @@ def uneven_remedies(
 
 def data_remedies(
     *, shares: str, order: str, off: str, dealer: str = "", undo: str = ""
-) -> dict[Kind, str | Mapping[str, str]]:
+) -> dict[str, str | Mapping[str, str]]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:
@@ -61,7 +60,7 @@ def data_remedies(
         dealer: What shards the data, where the framework does so by itself.
         undo: How the framework is kept from sharding it.
     """
-    dealt: dict[Kind, str | Mapping[str, str]] = {
+    dealt: dict[str, str | Mapping[str, str]] = {
         "DoubleSharded": (
             f"shard the data once, by {dealer}: give it all of the data on every rank, without "
             "split_dataset_by_node, a rank in your own dataset or sampler, another DistributedSampler, or a "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
+from countoff.core.checks.unseen import UNSEEN_LOADER
 from countoff.core.ending import shutdown
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies, remedy_for
@@ -314,7 +314,7 @@ def unseen_loader() -> Verdict:
     """Returns the warning of a loop that gives nothing to count."""
     sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
     why = "The loop iterates other objects, or no loader, and calls none of Fabric's hooks. Nothing is compared so far."
-    return Verdict("UnseenLoader", sentence, why=why, time=time.time())
+    return UNSEEN_LOADER.found(sentence, why=why)
 
 
 _watching: weakref.WeakKeyDictionary[Any, FabricLoaders] = weakref.WeakKeyDictionary()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -30,6 +29,7 @@ from countoff._adapter.schedule_watch import Schedule
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
+from countoff.core.checks.totals import WRONG_TOTAL
 from countoff.core.verdict import Remedies
 
 __all__ = [
@@ -245,4 +245,4 @@ def total_warning(args: Any, world_size: int) -> Verdict | None:
         f"the Trainer counts {true * world_size} samples per optimizer step over {world_size} processes; with "
         f"split_batches they share each batch of {args.per_device_train_batch_size}, so there are {true}."
     )
-    return Verdict("WrongTotal", sentence, time=time.time())
+    return WRONG_TOTAL.found(sentence)

@@ -22,7 +22,10 @@ _GROUPS = 3
 
 
 class Stall:
-    """Reports, once, a job in which no rank has made progress for `stall_seconds`.
+    """Reports a job in which no rank has made progress for `stall_seconds`.
+
+    After a stall that was reported and ended, only one that lasts more than twice as long is reported: a job may have
+    pauses of its own, as to save a checkpoint, and may still hang later.
 
     Args:
         state: This rank's state.
@@ -37,6 +40,7 @@ class Stall:
         self._speaker = speaker
         self._progress: object = None
         self.moved_at = time.monotonic()
+        self._patience = state.settings.stall_seconds
         self._posted = False
         self._reported = False
 
@@ -45,12 +49,14 @@ class Stall:
         progress = self._state.progress()
         now = time.monotonic()
         if progress != self._progress:
+            if self._reported:
+                self._patience, self._reported = max(self._patience, round(2 * (now - self.moved_at))), False
             self._progress, self.moved_at = progress, now
             if self._posted:
                 self._posted = False
                 # Not deleted: rank 0 may be about to read it.
                 self._speaker.hand(lambda channel: channel.set(f"stall/{self._state.rank}", {"moved": True}))
-        elif now - self.moved_at > self._state.settings.stall_seconds and not self._posted and not self._reported:
+        elif now - self.moved_at > self._patience and not self._posted and not self._reported:
             self._posted = True
             self._post()
 
@@ -88,11 +94,11 @@ class Stall:
         # Some rank makes progress: slow, not stalled. Without records, the first roll call is still under way.
         if missing or not records or not self._posted or any("moved" in record for record in records.values()):
             self._posted = False
-            self.moved_at = time.monotonic() - 0.75 * self._state.settings.stall_seconds
+            self.moved_at = time.monotonic() - 0.75 * self._patience
             return
         self._reported = True
         state = self._state
-        verdict = judge_stall(records, state.settings.stall_seconds)
+        verdict = judge_stall(records, self._patience)
         ends = effect(verdict, state.settings.levels) == "raise" and state.world_size > 1
         verdict = replace(verdict, world_size=state.world_size, subject=ENDED if ends else "")
         verdict = replace(verdict, remedy=remedy_for(verdict, state.remedies))

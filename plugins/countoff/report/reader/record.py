@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from countoff.core.verdict import Kind, Standing, Verdict
+from countoff.core.verdict import Standing, Verdict
 from countoff.core.words import plain
 from countoff.report.model import Value
 
@@ -124,7 +124,7 @@ class Record:
             return None
         standing, rows = self.text("standing"), self.rows("rows")
         return Verdict(
-            cast("Kind", kind),
+            kind,
             sentence,
             ranks,
             self.text("why", LONG_TEXT),

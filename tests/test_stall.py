@@ -266,7 +266,10 @@ def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: p
     """A job may pause for as long as before again, and may hang for good."""
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    stalled = Stalled([0, 1])
+    store = FakeStore()
+    for rank in range(2):
+        begin_fit(store, rank)
+    stalled = Stalled([0, 1], store)
     stalled.state.settings = Settings(stall_seconds=10.0)
     stalled.stall = Stall(stalled.state, stalled.speaker)
     stalled.stall.look()
@@ -277,7 +280,7 @@ def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: p
         for second in range(longest):
             now += 1.0
             stalled.stall.look()
-            stalled.speaker.store.set("stall/1", stalled.speaker.store.get("stall/0") | {"rank": 1})
+            store.set("stall/1", store.get("stall/0") | {"rank": 1})
             stalled.speaker.poll_once()
             if (found := printed(stalled.state)) and second:
                 assert found[0].sentence.startswith(f"no rank has made progress for {second - 1} s;")
@@ -285,7 +288,7 @@ def test_after_a_stall_only_one_that_is_twice_as_long_is_reported(monkeypatch: p
         return None
 
     assert seconds_until_reported(15) == 11
-    now += 9.0  # it stands for 20 s in all
+    now += 8.0  # with the second until its next step it stands for 20 s in all
     assert seconds_until_reported(39) is None
     assert seconds_until_reported(60) == 41
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import DivergenceError, Settings, Verdict
 from countoff.core.ending import shutdown
@@ -84,7 +85,7 @@ def test_torchs_buffer_for_an_exception_does_not_hold_a_verdict_back(
         seen.append(capsys.readouterr().err)
 
     monkeypatch.setattr(sys, "excepthook", print_both)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         sys.excepthook(RuntimeError, RuntimeError("torn"), None)
     finally:

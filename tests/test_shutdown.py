@@ -74,24 +74,26 @@ def test_a_stderr_of_another_encoding_gets_the_verdict_too(monkeypatch: pytest.M
 
 
 def test_torchs_buffer_for_an_exception_does_not_hold_a_verdict_back(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A signal that ends the process in that moment would lose it."""
     seen: list[str] = []
+    error = RuntimeError("torn")
 
     def print_both(*_: object) -> None:
         print("RuntimeError: torn", file=sys.stderr)
         shutdown.print_to_stderr(VERDICT, 7)
-        seen.append(capsys.readouterr().err)
+        seen.append(capfd.readouterr().err)
 
     monkeypatch.setattr(sys, "excepthook", print_both)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)  # as the interpreter does
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        sys.excepthook(RuntimeError, RuntimeError("torn"), None)
+        sys.excepthook(RuntimeError, error, None)
     finally:
         dist.destroy_process_group()
     assert seen[0].splitlines()[1] == "[rank 7] countoff: LostRank: rank 2 is gone."
-    assert capsys.readouterr().err == "[rank0]: RuntimeError: torn\n"
+    assert capfd.readouterr().err == "[rank0]: RuntimeError: torn\n"
 
 
 def test_a_verdict_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,15 +104,11 @@ def _own_stderr() -> TextIO:
 
     torch prints it into a buffer first, to put the rank before its lines (`_distributed_excepthook`,
     torch/distributed/distributed_c10d.py:1741 in 2.7). A signal in that moment ends the process, and with it the
-    buffer.
+    buffer. The interpreter keeps such an exception in `sys.last_value` before it calls that function.
     """
-    found, main = sys.stderr, threading.main_thread().ident
-    frame = sys._current_frames().get(main or 0) if isinstance(found, io.StringIO) else None
-    while frame is not None:
-        if frame.f_code.co_name == "_distributed_excepthook":
-            found = frame.f_locals.get("old_stderr", found)
-        frame = frame.f_back
-    return found
+    is_uncaught = getattr(sys, "last_value", None) is not None
+    in_buffer = is_uncaught and isinstance(sys.stderr, io.StringIO)
+    return sys.__stderr__ if in_buffer and sys.__stderr__ is not None else sys.stderr
 
 
 def write_error_file(verdict: Verdict, reporter: int | None = None) -> None:

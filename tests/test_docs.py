@@ -59,12 +59,6 @@ def test_settings_page_lists_every_option() -> None:
         assert variable == ("COUNTOFF" if name == "enabled" else f"COUNTOFF_{name.upper()}")
 
 
-def test_readme_shows_the_defaults() -> None:
-    """README's table of options has the defaults of the code."""
-    shown = re.findall(r"^\| `(\w+)` \| `([^`]*)` \| [^`|]*\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert dict(shown) == defaults()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_somewhere(page: Path) -> None:
     """Each relative link of a page leads to a file of the repository, and to a heading in it."""
@@ -112,14 +106,6 @@ def test_make_targets_exist(page: str) -> None:
 def section(page: Path, heading: str) -> str:
     """The text of one section of a page, up to the next heading of its level."""
     return page.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
-def test_readme_has_the_table_of_verdicts() -> None:
-    """README's table of verdicts is that of the code, cell by cell and in its order."""
-    rows = ROW.findall(section(ROOT / "README.md", "What it checks"))
-    assert [(kind.strip("`"), meaning, default) for kind, meaning, default in rows] == [
-        (kind.name, kind.meaning, kind.default) for kind in KINDS.values()
-    ]
 
 
 def test_docs_list_every_verdict_once() -> None:

@@ -1,7 +1,7 @@
 """The text of every message in every adapter, as golden files: a change of words is a change somebody looks at.
 
-``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, and the messages in
-docs/verdicts.md.
+``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, the messages and the table in
+docs/verdicts.md, and README's table.
 """
 
 import os
@@ -146,6 +146,17 @@ def test_the_table_of_checks_is_what_adapters_declare() -> None:
     assert table in page
 
 
+def test_readme_has_the_table_of_kinds() -> None:
+    """README's table has each kind with its meaning and its default."""
+    rows = "".join(f"| `{kind.name}` | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values())
+    page, head = ROOT / "README.md", "| verdict | meaning | default |\n|---|---|---|\n"
+    text = page.read_text()
+    if WRITES:
+        text = re.sub(rf"{re.escape(head)}(?:\|.*\n)*", lambda _: head + rows, text)
+        page.write_text(text)
+    assert f"\n{head}{rows}\n" in text
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OWN = "give every rank as many batches: Rowboat goes on until the loader ends."  # of docs/write-an-adapter.md
 QUOTED = re.compile(r"^ *(?:\[rank 0\])?   ?(?:why:|do: ) (.+)$", re.MULTILINE)
@@ -173,8 +184,8 @@ SOURCES = {
 SIGNS = {
     "LearningRateMismatch": "optimizers=",
     "RankMapError": "dp_rank=",
-    "WrongHorizon": "WrongHorizon|watch_schedules|ScheduleWatch",
-    "WrongTotal": '"WrongTotal"',
+    "WrongHorizon": "WRONG_HORIZON|watch_schedules|ScheduleWatch",
+    "WrongTotal": "WRONG_TOTAL",
     "NotDistributed": "not_distributed",
     "Repeated": r"observe_loaders|even_prepared|even_inside|\.even\(",
     "UnseenLoader": r"expects_train|UNSEEN_STEPS",

@@ -1,7 +1,7 @@
 """The text of every message in every adapter, as golden files: a change of words is a change somebody looks at.
 
-``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, the messages and the table in
-docs/verdicts.md, and README's table.
+``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, the messages and the table
+in docs/verdicts.md, and README's table.
 """
 
 import os

@@ -117,7 +117,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
 
 def main() -> None:
     """Runs TorchTitan's own training program with every trainer attached."""
-    from torchtitan import train as program  # pyright: ignore[reportMissingImports]
+    from torchtitan import train as program  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     trainer_class: Any = program.Trainer
     original: Callable[[Any], None] = trainer_class.train

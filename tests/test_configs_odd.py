@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from countoff.plan.checks import check_job
+from countoff.plan.fields import Unknown
 from countoff.plan.job import Job, JobError, RunPlan
 from countoff.plan.readers import (
     accelerate,
@@ -25,7 +26,6 @@ from countoff.plan.readers import (
     transformers,
     verl,
 )
-from countoff.plan.readers._fields import Unknown
 
 FIELDS: dict[ModuleType, str] = {
     lingua: """steps grad_acc_steps optim.lr optim.warmup optim.scheduler optim.lr_min_ratio optim.cycle_length

@@ -2,6 +2,7 @@
 
 import io
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from countoff.cli import __main__ as cli
+from countoff.plan.fields import Unknown
 from countoff.plan.readers import ConfigError, read_job
-from countoff.plan.readers._fields import Unknown
-from countoff.plan.readers._launch_script import read_launches
-from countoff.plan.readers._shell import Command, is_unknown, read_commands, unknown_parts
+from countoff.plan.scripts.commands import Command, read_commands
+from countoff.plan.scripts.launches import read_launches
+from countoff.plan.scripts.unknown import is_unknown, unknown_parts
 
 # Scripts whose commands are known, each with at least one `torchrun`.
 KNOWN = [
@@ -20,7 +22,7 @@ KNOWN = [
     "# a comment\ntorchrun a.py # another\n",
     "torchrun a#b --x='#c' \"#d\"",
     "torchrun a.py \\\n  --x 1 \\\n  --y 2\n",
-    "N=4\nM=8; torchrun $N ${M} $((N * M)) $((N*M/3)) $(($N+${M})) $((-7/2)) $((7 % 4)) $(( (1+2)*3 ))",
+    "N=4\nM=8; torchrun $N ${M} $((N * M)) $((N*M/3)) $(($N+${M})) $((7 / 2)) $(( (1+2)*3 )) $((M - N))x",
     "A='a b'\ntorchrun $A \"$A\" '$A' x$A\"y\"",
     'A="it\'s"; B=\'say "hi"\'; torchrun "$A" "$B" \\$A "\\$A" a\\ b',
     'A=(--x 1 "two words" # comment\n --y\n)\nA+=(--z 3)\ntorchrun ${A[@]} "${A[@]}" ${A[1]} "${A[*]}" $A',
@@ -41,6 +43,12 @@ KNOWN = [
     "if false; then exit 1; fi; torchrun a; exit 0; torchrun b",
     'ARGS=(); if [ 1 = 1 ]; then ARGS+=("--x y"); fi; torchrun ${ARGS[@]} "${ARGS[@]}"',
     'torchrun a "$@" $@ | cat',
+    # What tree-sitter's grammar of bash reads otherwise than bash, unless it is helped.
+    "A=x; B=y; P=$A/v_$B/; torchrun $A/$B.c --dir=$A-$B \"${P}$B\" \"  $A  $B \" '$A' '${A}'",
+    "run() { torchrun $1_a/$2.b; }; run x y; true",
+    "A='a b'; B=c; torchrun ${A:+--x \"$A\" $B} ${Z:-u-v} ${Z:-$B/w.d}",
+    "torchrun --x 1 2> /dev/null --y 2 < /dev/null --z\ntorchrun a \\\n",
+    "A=1; f() { A=$((A * 2)); }; f; ( A=7 ); A=8 | true; torchrun $A $'x' \"\"",
 ]
 
 
@@ -71,9 +79,17 @@ def test_a_command_has_the_words_that_bash_gives_it(script: str) -> None:
         ("A=(a); if [ -f x ]; then A+=(b); fi; torchrun ${A[@]}", ["", "${A[@]}"]),
         ("if [ -f x ]; then N=1; else exit 1; fi; torchrun $N", [""]),
         (
-            "torchrun $((1/0)) $((9**9)) $((99999999999 * 99999999999))",
-            ["$((1/0))", "$((9**9))", "$((99999999999 * 99999999999))"],
+            "torchrun $((1/0)) $((9**9)) $((99999999999 * 99999999999)) $((7 % 4)) $((3 - 5)) $((010))",
+            ["$((1/0))", "$((9**9))", "$((99999999999 * 99999999999))", "$((7 % 4))", "$((3 - 5))", "$((010))"],
         ),
+        ("N=1; for N in 1 2; do torchrun $N; done", ["$N"]),
+        ("A=(a b); A[1]=c; torchrun ${A[1]} ${A[0]}", ["${A[1]}", "$A"]),
+        ("N=1; read N; f() { :; }; f 5; torchrun $N $1", ["$N", "$1"]),
+        ("N=1; if command -v x; then N=2; fi; torchrun $N", ["$N"]),
+        ("K=ab; torchrun ${K:$N+1} ${K^^} x", ["${K:$N+1}", "${K^^}", ""]),
+        ("DATA=<where it is>\nOUT=<a b>/c\nN=1\ntorchrun $DATA $OUT $N", ["<where it is>", "<a b>", ""]),
+        ('N=a; eval "A=\\$$M"; eval "B=$Q; C=1"; torchrun "$B" $C', ["$Q", ""]),
+        ('torchrun $1$2 "${HOME}/x $1"', ["$1, $2", "$HOME, $1"]),
     ],
 )
 def test_what_only_the_machine_knows_is_unknown(script: str, words: list[str]) -> None:
@@ -84,24 +100,28 @@ def test_what_only_the_machine_knows_is_unknown(script: str, words: list[str]) -
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo\ntorchrun 'a", "line 2: a quote ' is not closed"),
-        ('torchrun "a\n', 'line 1: a quote " is not closed'),
-        ("A=(1 2", "line 1: an array is not closed: ) is missing"),
-        ("torchrun ${A", "{ is not closed"),
-        ("torchrun $(A", "( is not closed"),
+        ("echo\ntorchrun 'a", "line 2: ' is missing"),
+        ('torchrun "a\n', 'line 1: " is missing'),
+        ("A=(1 2", "line 1: ) is missing"),
+        ("torchrun ${A", "line 1: } is missing"),
+        ("torchrun $(A", "line 1: ) is missing"),
         ("if true; then torchrun a", "line 1: fi is missing"),
-        ("if true; torchrun a", "line 1: then is missing"),
-        ("case a in b) torchrun", "line 1: "),
-        ("while true; torchrun a", "line 1: while has no end"),
-        ("torchrun a\ndone", "line 2: done has no beginning"),
+        ("if true; torchrun a", "line 1: fi is missing"),
+        ("case a in b) torchrun", "line 1: esac is missing"),
+        ("while true; torchrun a", "line 1: done is missing"),
+        ("torchrun a\ndone", "line 2: done is not expected"),
+        ("torchrun a\n)", "line 2: ) is not expected"),
+        ('X="a\nfi"\n\neval "$X"', "line 5: fi is not expected"),
         ("f() { f; }; f", "f calls itself"),
         ("f() { g; g; }; g() { h; h; }; h() { " + "true;" * 6000 + "}; f", "it runs more than 10,000 commands"),
-        ("A=xxxxxxxxxx;" + "A=$A$A;" * 64, "a value grows beyond 1,000,000 characters"),
-        ("A=(x x x x);" + "A+=(${A[@]});" * 64, "a value grows beyond 1,000,000 characters"),
+        ("A=xxxxxxxxxx;" + "A=$A$A;" * 64, "its values grow beyond 1,000,000 characters"),
+        ("A=(x x x x);" + "A+=(${A[@]});" * 64, "its values grow beyond 1,000,000 characters"),
         ("A=" + "${B:-" * 3000 + "}" * 3000, "it is nested too deeply"),
-        ("( " * 20_000, "it is nested too deeply"),
+        ("( " * 20_000, "line 1: ) is missing"),
+        ("( " * 20_000 + "a" + ")" * 20_000, "it is nested too deeply"),
         ("torchrun $((" + "(" * 20_000 + "1" + ")" * 20_000 + "))", "it is nested too deeply"),
-        ("x" * 1_000_001, "it has more than 1,000,000 characters"),
+        ("x" * 200_001, "it has more than 200,000 characters"),
+        ("a|" * 1_001, "it has more than 1,000 pipes"),
         ("torchrun \0", "it is not text"),
     ],
     ids=lambda value: value[:30],
@@ -177,6 +197,20 @@ def test_arguments_have_the_types_of_their_values() -> None:
     assert not any(is_unknown(name) for name in launch.flags)
 
 
+def test_one_program_started_in_two_ways_is_one_launch_on_an_unknown_number_of_ranks() -> None:
+    (launch,) = read_launches("torchrun --nproc_per_node 8 a.py --x 1 --y\ntorchrun --nproc_per_node 4 a.py --y --x 1")
+    assert (launch.size, launch.line) == (None, 1)
+
+
+def test_a_program_whose_name_is_not_known_is_shown_as_written() -> None:
+    assert [launch.program for launch in read_launches("python tasks/$TASK.py --x 1")] == ["$TASK.py"]
+
+
+def test_a_field_in_more_sections_than_any_is_left_out() -> None:
+    (launch,) = read_launches(f"python a.py {'a.' * 50_000}b=1 a.b=2")
+    assert launch.fields == {"a": {"b": 2}}
+
+
 MEGATRON = "--micro-batch-size 2 --train-iters 100 --lr 1e-4 --seq-length 1024"
 
 
@@ -203,6 +237,15 @@ def test_a_command_line_is_read_from_standard_input(
         "--global-batch-size 60 is no multiple of --micro-batch-size 2 × 8 data ranks = 16 samples"
         in capsys.readouterr().out
     )
+
+
+def test_without_what_parses_it_a_script_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tree_sitter", None)
+    assert check([], f"torchrun --nproc_per_node 8 pretrain_gpt.py {MEGATRON}", monkeypatch) == 2
+    needs = "reading a launch script needs tree-sitter: pip install 'countoff[plan]'"
+    assert capsys.readouterr() == ("", f"countoff: standard input: {needs}\n")
 
 
 def test_an_unknown_size_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

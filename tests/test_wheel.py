@@ -27,6 +27,7 @@ ADAPTERS = {
     "torchtitan": "pip install torchtitan",
     "transformers": "pip install 'countoff[transformers]'",
 }
+TOOLS = {"cli", "demo", "plan", "report"}
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 PAGE = "countoff/cli/verdicts.md"
 """Where the wheel has docs/verdicts.md, which `countoff explain` prints."""
@@ -157,6 +158,15 @@ def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None
     assert run.stderr == "countoff: the demo needs torch and lightning and scikit-learn: pip install 'countoff[demo]'\n"
 
 
+def test_a_launch_script_names_the_extra_that_it_needs(installed: Installed, tmp_path: Path) -> None:
+    """Without a parser of bash it is refused in one line, with the command that installs it."""
+    script = tmp_path / "train.sh"
+    script.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
+    run = installed.run("countoff", "check", str(script))
+    needs = "reading a launch script needs tree-sitter: pip install 'countoff[plan]'"
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", f"countoff: {script}: {needs}\n")
+
+
 def test_a_report_without_bokeh_is_text(installed: Installed, tmp_path: Path) -> None:
     """The facts of a trace need only the declared dependencies; one line says what would draw them."""
     example_traces.uneven(tmp_path)
@@ -191,5 +201,4 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
 def test_every_adapter_has_its_case() -> None:
     """Every public module of the plugins is an adapter above, but for those that belong to no framework."""
     modules = {path.stem for path in (ROOT / "plugins" / "countoff").iterdir()} - {"__pycache__", "py"}
-    others = {"mesh", "cli", "plan", "demo", "report"}
-    assert {name for name in modules if not name.startswith("_")} - others == set(ADAPTERS)
+    assert {name for name in modules if not name.startswith("_")} - {"mesh", *TOOLS} == set(ADAPTERS)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from countoff.core.words import nearest
+from countoff.plan.fields import ConfigError, Fields
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
-from countoff.plan.readers._fields import ConfigError, Fields
-from countoff.plan.readers._launch_script import Launch, read_launches, with_ranks
+from countoff.plan.scripts.launches import Launch, read_launches, with_ranks
 
 __all__ = ["FORMATS", "ConfigError", "read_job"]
 

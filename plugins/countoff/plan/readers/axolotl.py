@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import ConfigError, Fields
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._fields import ConfigError, Fields
 from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
 from countoff.plan.readers.transformers import note_misspelt
 from countoff.plan.schedules import TrainerSchedule

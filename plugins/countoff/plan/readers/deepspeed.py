@@ -11,8 +11,8 @@ from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.core.words import nearest
+from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.job import Job
-from countoff.plan.readers._fields import Fields, note_unknown_fields
 from countoff.plan.schedules import WarmupDecay
 
 __all__ = ["read"]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.schedules import WarmupDecay
 
 __all__ = ["read"]

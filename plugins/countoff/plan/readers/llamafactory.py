@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import Fields
 from countoff.plan.job import Job
-from countoff.plan.readers._fields import Fields
 from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
 from countoff.plan.readers.transformers import note_checkpoints, note_misspelt, read_run, read_schedule
 

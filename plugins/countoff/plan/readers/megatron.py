@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import ConfigError, Fields, misspelt, near_miss
 from countoff.plan.job import Job, Origin
 from countoff.plan.ramp import Ramp
-from countoff.plan.readers._fields import ConfigError, Fields, misspelt, near_miss
 from countoff.plan.schedules import MegatronSchedule
 
 __all__ = ["FLAGS", "read"]

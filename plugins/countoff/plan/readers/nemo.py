@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import ConfigError, Fields, near_miss
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._fields import ConfigError, Fields, near_miss
-from countoff.plan.readers._references import with_references
+from countoff.plan.references import with_references
 from countoff.plan.schedules import NemoCosine, Schedule, WarmupDecay
 
 __all__ = ["read"]

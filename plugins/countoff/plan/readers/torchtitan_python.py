@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import ConfigError, Fields
 from countoff.plan.job import Job
-from countoff.plan.readers._fields import ConfigError, Fields
 from countoff.plan.readers.torchtitan_toml import schedule_of
 
 __all__ = ["load", "read"]

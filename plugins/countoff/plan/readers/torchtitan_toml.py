@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.job import Job
-from countoff.plan.readers._fields import Fields, note_unknown_fields
 from countoff.plan.schedules import TorchTitanSchedule
 
 __all__ = ["read", "schedule_of"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from countoff.core.counts.dim_orders import ORDERS
+from countoff.plan.fields import ConfigError, Fields, near_miss
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._fields import ConfigError, Fields, near_miss
 from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
 from countoff.plan.schedules import TrainerSchedule
 

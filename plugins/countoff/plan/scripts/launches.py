@@ -1,26 +1,30 @@
-"""Launch scripts and command lines: the arguments of the training program that they start, and on how many ranks.
+"""The training programs that a script starts: their arguments, and on how many ranks.
 
-Nothing is run: see ``_shell``. A program is read if its arguments are flags (``--micro-batch-size 4``), as those of
+A program is read if its arguments are flags (``--micro-batch-size 4``), as those of
 Megatron-LM and of transformers' examples, or fields of a configuration (``trainer.nnodes=2``), as Hydra takes them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
+from countoff.plan.fields import Unknown
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._fields import Unknown
-from countoff.plan.readers._shell import Command, is_unknown, read_commands, unknown_parts
+from countoff.plan.scripts.commands import Command, read_commands
+from countoff.plan.scripts.unknown import as_written, is_unknown, unknown_parts
 
 __all__ = ["Launch", "read_launches", "with_ranks"]
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "python", "python3", "srun", "mpirun", "mpiexec", "nohup", "env")
 _LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
+# More sections than any field has around it.
+_DEEPEST = 20
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
@@ -82,18 +86,17 @@ def read_launches(text: str) -> list[Launch]:
         >>> launch.program, launch.flags, launch.size.ranks
         ('pretrain_gpt.py', {'--lr': 0.0001, '--bf16': True}, 8)
     """
-    found: list[Launch] = []
+    found: dict[str, Launch] = {}
     for command in _joined(read_commands(text)):
         launch = _launch(command)
         if launch is None:
             continue
-        same = [number for number, one in enumerate(found) if (one.flags, one.fields) == (launch.flags, launch.fields)]
-        if not same:
-            found.append(launch)
-        elif found[same[0]].size != launch.size:
+        arguments = json.dumps([launch.flags, launch.fields], sort_keys=True, default=repr)
+        same = found.setdefault(arguments, launch)
+        if same.size != launch.size:
             # The same program on one machine or on many, as the script decides when it runs.
-            found[same[0]] = replace(launch, size=None)
-    return found
+            found[arguments] = replace(same, size=None)
+    return list(found.values())
 
 
 def _joined(commands: Iterable[Command]) -> list[Command]:
@@ -119,9 +122,8 @@ def _launch(command: Command) -> Launch | None:
         before, program, arguments = words[:start], words[start], words[start + 1 :]
     flags = _flags([word for word in arguments if not _is_override(word)] if start is not None else list(arguments))
     fields = _fields(arguments)
-    return Launch(
-        program.rpartition("/")[2] if program.endswith(".py") else program, flags, fields, _size(before), command.line
-    )
+    name = as_written(_base(program) if program.endswith(".py") else program)
+    return Launch(name, flags, fields, _size(before), command.line)
 
 
 def _program_index(words: Sequence[str]) -> int | None:
@@ -194,6 +196,8 @@ def _fields(words: Sequence[str]) -> dict[str, Any]:
         if found is None or found[3] is None or is_unknown(found[2]):
             continue
         *sections, name = found[2].split(".")
+        if len(sections) > _DEEPEST:
+            continue
         place = data
         for section in sections:
             if not isinstance(place.get(section), dict):

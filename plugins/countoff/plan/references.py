@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff.plan.readers._fields import ConfigError, Unknown
+from countoff.plan.fields import ConfigError, Unknown
 
 __all__ = ["with_references"]
 

@@ -1,0 +1,1 @@
+"""Launch scripts: read without running anything, down to the programs that they start."""

@@ -18,7 +18,7 @@ from transformers.optimization import get_scheduler
 
 from countoff.plan.checks import check_job
 from countoff.plan.readers import transformers as reader
-from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
+from countoff.plan.readers.transformers import TRAINING_ARGUMENTS
 
 RATE = 1e-3
 RUN = 60

@@ -7,9 +7,10 @@ from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _AUTO = ("auto",)
 _SECTIONS = (
@@ -86,3 +87,11 @@ def _sizes(fields: Fields) -> tuple[int, ...]:
     if section and not any(fields.origins[name].given for name in ("dp_replicate", "dp_shard")):
         sizes[0] = -1  # the ranks that the other dims leave over replicate, as in DDP
     return tuple(sizes)
+
+
+FORMAT = Format(
+    "accelerate",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=("compute_environment", "distributed_type", "parallelism_config"),
+)

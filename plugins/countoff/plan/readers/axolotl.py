@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import ConfigError, Fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
-from countoff.plan.readers.transformers import note_misspelt
+from countoff.plan.readers.transformers import TRAINING_ARGUMENTS, note_misspelt
 from countoff.plan.schedules import TrainerSchedule
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _COUNTED = (
     *("micro_batch_size", "gradient_accumulation_steps", "num_epochs", "max_steps", "sequence_len", "sample_packing"),
@@ -221,3 +221,14 @@ def _note_unused(fields: Fields, curve: str, lowest: float | None, constant_from
     if constant_from and not (lowest and curve == "cosine"):
         text = f"cosine_constant_lr_ratio is {constant_from:g}, and has no effect without cosine_min_lr_ratio above 0"
         fields.note("learning-rate", f"{text} and lr_scheduler cosine", "silent")
+
+
+FORMAT = Format(
+    "axolotl",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=(
+        *("sequence_len", "sample_packing", "dataset_prepared_path", "saves_per_epoch", "evals_per_epoch"),
+        *("pad_to_sequence_len", "val_set_size", "eval_sample_packing", "train_on_inputs"),
+    ),
+)

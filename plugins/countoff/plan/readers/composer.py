@@ -13,11 +13,12 @@ from typing import Any, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.references import with_references
 from countoff.plan.schedules import WarmupDecay
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _DURATION = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d+)?)\s*(ba|ep|sp|tok|dur|iter|sec)")
 _CURVES = {
@@ -168,3 +169,11 @@ def _whole(path: str, amount: float) -> int:
     if amount != int(amount):
         raise ConfigError(f"{path} must be a whole number in its unit, got {amount:g}")
     return int(amount)
+
+
+FORMAT = Format(
+    "composer",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=("max_duration", "global_train_batch_size", "device_train_batch_size", "device_train_microbatch_size"),
+)

@@ -12,10 +12,11 @@ from typing import Any
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.core.words import nearest
 from countoff.plan.fields import Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job
 from countoff.plan.schedules import WarmupDecay
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _AUTO = ("auto",)
 _FIELDS = (
@@ -126,3 +127,11 @@ def _schedule(fields: Fields) -> WarmupDecay | None:
         return None
     curve = "linear" if fields.text("scheduler.type") == "WarmupDecayLR" else "cosine"
     return WarmupDecay(curve, warmup or 0, total)
+
+
+FORMAT = Format(
+    "deepspeed",
+    read,
+    endings=(".json",),
+    fields=("train_micro_batch_size_per_gpu", "train_batch_size", "zero_optimization"),
+)

@@ -8,10 +8,11 @@ from typing import Any, Literal, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job
 from countoff.plan.schedules import LinguaSchedule
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _SCHEDULERS = ("constant", "linear", "inv_sqrt", "cosine", "wsd")
 _SECTIONS = (
@@ -105,3 +106,14 @@ def _chunks(fields: Fields) -> dict[str, int]:
         return {}
     sources = [Path(root) / str(name) for name in fields.section("data.sources")]
     return {path.name: sum(1 for _ in path.glob("*.chunk.*.jsonl")) for path in sources if path.is_dir()}
+
+
+FORMAT = Format(
+    "lingua",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=(
+        *("grad_acc_steps", "dump_dir", "distributed.dp_shard", "distributed.dp_replicate", "distributed.fsdp_type"),
+        *("distributed.tp_size", "optim.lr_min_ratio", "optim.warmup", "data.n_views", "data.sources"),
+    ),
+)

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.schedules import WarmupDecay
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _AUTO = ("auto", -1)
 _SECTIONS = ("data", "train", "eval", "log", "optimizer", "model_config", "generate")
@@ -192,3 +193,15 @@ def _finetune_schedule(fields: Fields, run: _Length, warmup: int, lowest: float)
         text = f"train.min_lr is {lowest:g}, and litgpt finetune does not use it: the learning rate decays to 0"
         fields.note("learning-rate", text)
     return WarmupDecay("cosine", warmup, run.steps or 0, horizon_part=1.0)
+
+
+FORMAT = Format(
+    "litgpt",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=(
+        *("train.lr_warmup_steps", "train.lr_warmup_fraction", "train.max_tokens", "train.max_seq_length"),
+        *("train.max_norm", "train.tie_embeddings", "eval.max_new_tokens", "eval.initial_validation"),
+        "eval.final_validation",
+    ),
+)

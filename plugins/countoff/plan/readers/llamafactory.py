@@ -12,11 +12,17 @@ from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import Fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job
-from countoff.plan.readers._training_arguments import TRAINING_ARGUMENTS
-from countoff.plan.readers.transformers import note_checkpoints, note_misspelt, read_run, read_schedule
+from countoff.plan.readers.transformers import (
+    TRAINING_ARGUMENTS,
+    note_checkpoints,
+    note_misspelt,
+    read_run,
+    read_schedule,
+)
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 _COUNTED = (
@@ -72,3 +78,12 @@ def _note_refused(fields: Fields, stage: str, steps: int | None) -> None:
     if fields.flag("neat_packing", False) and stage != "sft":
         text = f"neat_packing is true and stage is {stage}: LLaMA-Factory packs so in stage sft alone, and stops"
         fields.note("batch", text, "stops")
+
+
+FORMAT = Format(
+    "llamafactory",
+    read,
+    endings=(".yaml", ".yml", ".json"),
+    fields=("finetuning_type", "plot_loss", "neat_packing"),
+    extends="transformers",
+)

@@ -16,11 +16,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import ConfigError, Fields, misspelt, near_miss
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.ramp import Ramp
 from countoff.plan.schedules import MegatronSchedule
 
-__all__ = ["FLAGS", "read"]
+__all__ = ["FLAGS", "FORMAT", "read"]
 
 # The flags that are read here.
 FLAGS = (
@@ -291,3 +292,15 @@ def _keep_written(fields: Fields, name: str, amount: int) -> None:
     """Makes messages show a number in samples, as it is written, and not in steps."""
     origin = fields.origins[name]
     fields.origins[name] = Origin(origin.key, given=origin.given, written=f"{amount:,}")
+
+
+FORMAT = Format(
+    "megatron",
+    read,
+    endings=(),
+    fields=(
+        *("--micro-batch-size", "--train-iters", "--train-samples", "--tensor-model-parallel-size"),
+        *("--pipeline-model-parallel-size", "--lr-decay-style", "--lr-decay-iters", "--lr-decay-samples"),
+    ),
+    arguments=lambda launch: launch.flags,
+)

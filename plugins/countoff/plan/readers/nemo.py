@@ -14,11 +14,12 @@ from typing import Any, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import ConfigError, Fields, near_miss
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.references import with_references
 from countoff.plan.schedules import NemoCosine, Schedule, WarmupDecay
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _DEGREES = {
     "pp": "model.pipeline_model_parallel_size",
@@ -218,3 +219,15 @@ def _part(fields: Fields, name: str, stem: str, horizon: int | None) -> tuple[in
     if name:
         fields.origins[name] = Origin(f"{stem}_ratio", written=f"{part:g}")
     return None if horizon is None else int(part * horizon), part
+
+
+FORMAT = Format(
+    "nemo",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=(
+        *("exp_manager", "model.optim.sched", "model.micro_batch_size", "model.global_batch_size"),
+        *("model.tensor_model_parallel_size", "trainer.accumulate_grad_batches"),
+    ),
+    arguments=lambda launch: launch.fields,
+)

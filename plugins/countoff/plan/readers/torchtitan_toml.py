@@ -12,10 +12,11 @@ from typing import Any, Literal, cast
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import Fields, note_unknown_fields
+from countoff.plan.formats import Format
 from countoff.plan.job import Job
 from countoff.plan.schedules import TorchTitanSchedule
 
-__all__ = ["read", "schedule_of"]
+__all__ = ["FORMAT", "read", "schedule_of"]
 
 _DEGREES = {
     "pp": ("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"),
@@ -152,3 +153,11 @@ def _microbatches(fields: Fields, pipeline: int, batch_size: int) -> int:
         fields.note("micro-batches", text, "stops")
         return 1
     return max(count, 1)
+
+
+FORMAT = Format(
+    "torchtitan",
+    read,
+    endings=(".toml",),
+    fields=("training", "parallelism", "lr_scheduler"),
+)

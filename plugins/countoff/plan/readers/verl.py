@@ -18,11 +18,12 @@ from typing import Any
 
 from countoff.core.counts.dim_orders import ORDERS
 from countoff.plan.fields import ConfigError, Fields, misspelt
+from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.references import with_references
 from countoff.plan.schedules import WarmupDecay
 
-__all__ = ["read"]
+__all__ = ["FORMAT", "read"]
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -228,3 +229,15 @@ def _plans_epochs(fields: Fields, steps: int | None) -> bool:
     )
     fields.note("horizon", text)
     return True
+
+
+FORMAT = Format(
+    "verl",
+    read,
+    endings=(".yaml", ".yml"),
+    fields=(
+        *("actor_rollout_ref", "algorithm.adv_estimator", "data.train_batch_size", "data.micro_batch_size_per_gpu"),
+        *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.total_epochs", "model.partial_pretrain"),
+    ),
+    arguments=lambda launch: launch.fields,
+)

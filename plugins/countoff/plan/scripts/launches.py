@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from countoff.plan.fields import Unknown
-from countoff.plan.job import Job, Origin
 from countoff.plan.scripts.commands import Command, read_commands
 from countoff.plan.scripts.unknown import as_written, is_unknown, unknown_parts
 
-__all__ = ["Launch", "read_launches", "with_ranks"]
+__all__ = ["Launch", "read_launches"]
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "python", "python3", "srun", "mpirun", "mpiexec", "nohup", "env")
 _LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -58,18 +57,6 @@ class Launch:
     def named_flags(self) -> Mapping[str, object]:
         """The flags by name, without dashes before it and with underscores in it, as argparse stores them."""
         return {name[2:].replace("-", "_"): value for name, value in self.flags.items()}
-
-
-def with_ranks(job: Job, launch: Launch) -> Job:
-    """Returns the job of a launch with the ranks that its launcher starts.
-
-    Args:
-        job: The job as its arguments describe it.
-        launch: The launch.
-    """
-    if job.world_size is not None or launch.size is None:
-        return job
-    return replace(job, world_size=launch.size.ranks, origins={**job.origins, "world_size": Origin(launch.size.key)})
 
 
 def read_launches(text: str) -> list[Launch]:

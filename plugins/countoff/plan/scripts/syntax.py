@@ -85,7 +85,7 @@ def _first_error(node: Node) -> Node | None:
 
 def _what_is_wrong(node: Node) -> str:
     if node.is_missing:
-        return f"line {node.start_point.row + 1}: {node.type} is missing"
+        return f"line {node.start_point.row + 1}: {node.type.replace('_', ' ')} is missing"
     first = _leaf(node, 0)
     end = _ENDS.get(source(first)[:1] if first.is_named else first.type)
     if end is not None:

@@ -1,0 +1,91 @@
+"""The text of a configuration and what its file format makes of it: TOML, JSON or YAML."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from countoff.plan.fields import ConfigError
+
+__all__ = ["SCRIPTS", "data_of", "standard_input", "text_of"]
+
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+"""The endings of launch scripts and of files of arguments."""
+# Real configurations have below 100,000. YAML takes seconds for this many.
+_MOST_CHARACTERS = 200_000
+
+
+def text_of(path: Path) -> str:
+    """Returns the text of a file.
+
+    Raises:
+        ConfigError: If it is not a file, not text, empty, or larger than any real configuration.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
+    try:
+        is_huge = path.stat().st_size > 4 * _MOST_CHARACTERS
+        text = "" if is_huge else path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"{path} cannot be read: {why}") from None
+    if is_huge or len(text) > _MOST_CHARACTERS:
+        raise ConfigError(f"{path} has more than {_MOST_CHARACTERS:,} characters")
+    if not text.strip():
+        raise ConfigError(f"{path} is empty")
+    return text
+
+
+def standard_input() -> str:
+    """Returns what is on standard input.
+
+    Raises:
+        ConfigError: If it is not text, or cannot be read.
+    """
+    try:
+        return sys.stdin.read(_MOST_CHARACTERS + 1)
+    except UnicodeDecodeError:
+        raise ConfigError("it is not text") from None
+    except (AttributeError, OSError, ValueError):  # a closed one, or none at all
+        raise ConfigError("it cannot be read") from None
+
+
+def data_of(path: Path) -> Mapping[str, Any]:
+    """Returns the fields of a file.
+
+    Raises:
+        ConfigError: If it cannot be read, or is not what its ending says.
+    """
+    text = text_of(path)
+    if path.suffix not in _PARSERS:
+        raise ConfigError(f"{path} must end in {', '.join((*_PARSERS, *SCRIPTS))}, or be module:function")
+    try:
+        data = _PARSERS[path.suffix](text)
+    except (ValueError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else "it is nested too deeply"
+        raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {why}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} must hold named fields, got {type(data).__name__}")
+    return cast("Mapping[str, Any]", data)
+
+
+def _toml(text: str) -> object:
+    # Imported by name: type checkers do not know tomllib for Python 3.10, and tomli is not installed from 3.11 on.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return parser.loads(text)
+
+
+def _yaml(text: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}

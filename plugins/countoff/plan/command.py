@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from countoff.core.counts.dim_orders import ORDERS
-from countoff.core.ranks import INFERRED
+from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
 from countoff.plan import curve_plot, table
 from countoff.plan.checks import check_job, check_length

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CODES", "ConfigIssue", "Level", "worst_first"]
+__all__ = ["CODES", "ConfigIssue", "Level", "counted", "worst_first"]
 
 Level = Literal["silent", "stops", "note"]
 CODES = (
@@ -63,3 +63,13 @@ def worst_first(issues: Iterable[ConfigIssue]) -> list[ConfigIssue]:
         ['silent', 'note']
     """
     return sorted(dict.fromkeys(issues), key=lambda issue: _ORDER.index(issue.level))
+
+
+def counted(number: float, noun: str) -> str:
+    """Returns a number with its noun.
+
+    Example:
+        >>> counted(1, "step"), counted(4096, "token")
+        ('1 step', '4,096 tokens')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

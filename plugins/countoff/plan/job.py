@@ -8,7 +8,7 @@ rounded: it is refused, and the error names the nearest numbers that divide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from countoff.core.counts.batches import check_count, distributed_samples_per_ra
 from countoff.core.counts.samples import strided_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
 from countoff.core.ranks import INFERRED, RankMap
-from countoff.plan.issues import ConfigIssue
+from countoff.plan.issues import ConfigIssue, counted
 from countoff.plan.schedules import Schedule
 
 __all__ = ["Job", "JobError", "Origin", "RunPlan"]
@@ -110,6 +110,7 @@ class Job:
         data_ends: Whether each dp_rank reads its own data once, so that dp_ranks may run out at different steps.
         refilled_dim: The dim that the framework changes where the sizes do not multiply to the world size; else None.
         expert_parallel: Ranks among which experts are sharded; they are ranks of other dims.
+        expert_dims: The dims whose ranks share the experts, as far as the mesh has them.
         experts_must_divide: Whether the framework refuses, before anything else, experts that do not divide.
         learning_rate: The configured learning rate; None if unknown.
         schedule: The learning-rate schedule; None if its curve is unknown.
@@ -117,6 +118,7 @@ class Job:
             by the configuration's own if it has none here.
         origins: Where each of these numbers comes from, by its name here.
         issues: What the reader of the configuration found wrong, or worth knowing.
+        own_checks: What is checked for this framework alone: each returns issues of the run and of its ranks.
 
     Raises:
         ValueError: If a number is outside its domain.
@@ -158,12 +160,14 @@ class Job:
     data_ends: bool = False
     refilled_dim: str | None = None
     expert_parallel: int = 1
+    expert_dims: tuple[str, ...] = ("dp_shard", "cp", "tp")
     experts_must_divide: bool = False
     learning_rate: float | None = None
     schedule: Schedule | None = None
     unknown: Mapping[str, str] = field(default_factory=dict[str, str])
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
     issues: tuple[ConfigIssue, ...] = ()
+    own_checks: tuple[Callable[[Job, RankMap], Iterable[ConfigIssue]], ...] = ()
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():
@@ -249,9 +253,7 @@ class Job:
     def uneven_experts(self, ranks: RankMap) -> str | None:
         """Returns the reason why the experts do not divide the ranks that they use; None if they do."""
         sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
-        # Megatron-LM shards experts among the ranks of dp and cp; in TorchTitan they may be those of tp, too.
-        wide = ("dp", "cp") if self.framework == "megatron" else ("dp_shard", "cp", "tp")
-        used = [name for name in wide if name in sizes]
+        used = [name for name in self.expert_dims if name in sizes]
         pool = math.prod(sizes[name] for name in used)
         if self.expert_parallel == 1 or pool % self.expert_parallel == 0:
             return None
@@ -348,12 +350,12 @@ class RunPlan:
         elif self.batch_size is None:
             return "the batch size is not known: give --batch-size"
         elif job.sequence_length is None:
-            factors.append(_count(self.batch_size, "sample"))
+            factors.append(counted(self.batch_size, "sample"))
         else:
-            factors += [_count(self.batch_size, "sequence"), _count(job.sequence_length, "token")]
+            factors += [counted(self.batch_size, "sequence"), counted(job.sequence_length, "token")]
         if not job.microbatches_inside and job.pipeline_microbatches > 1:
             factors.append(f"{job.pipeline_microbatches:,} pipeline micro-batches")
-        factors += [_count(plan.dp_degree, "data rank"), f"{self.gradient_accumulation_steps:,} accumulation"]
+        factors += [counted(plan.dp_degree, "data rank"), f"{self.gradient_accumulation_steps:,} accumulation"]
         if plan.tokens_per_step is None:
             return f"{' × '.join(factors)} = {plan.global_batch_size:,} samples per step"
         return f"{' × '.join(factors)} = {plan.tokens_per_step:,} tokens per step"
@@ -451,7 +453,7 @@ def _accumulation(job: Job, ranks: RankMap, total_name: str, size_name: str, uni
         factors = f" × {micro_batches} pipeline micro-batches" if micro_batches > 1 else ""
         raise JobError(
             f"{job.key(total_name)} {total:,} is no multiple of {job.stated(size_name, size, '')}{factors} × "
-            f"{_count(dp_degree, 'data rank')} = {divisor:,} {unit}: {_nearest(total, divisor)} would do"
+            f"{counted(dp_degree, 'data rank')} = {divisor:,} {unit}: {_nearest(total, divisor)} would do"
         )
     return total // divisor
 
@@ -470,7 +472,7 @@ def _batch_size(job: Job, ranks: RankMap, total: int, accumulation: int) -> int:
             samples = job.samples_per_prompt
             remedy = f"{of_prompts} {_nearest(total // samples, divisor // math.gcd(divisor, samples))}"
         raise JobError(
-            f"{key} {total:,} does not divide into {_count(ranks.dp_degree, 'data rank')} × {batches:,} {noun} each: "
+            f"{key} {total:,} does not divide into {counted(ranks.dp_degree, 'data rank')} × {batches:,} {noun} each: "
             f"{total:,} = {total // divisor:,} × {divisor:,} + {total % divisor:,}; {remedy} would"
         )
     return total // divisor
@@ -482,7 +484,7 @@ def _check_product(job: Job, ranks: RankMap, total: int, size: int, accumulation
         batches = f"{job.key('gradient_accumulation_steps')} {accumulation}"
         raise JobError(
             f"{job.key('global_batch_size')} {total:,} is not {job.key('batch_size')} {size:,} × {batches} × "
-            f"{_count(ranks.dp_degree, 'data rank')} = {product:,}: {_likely_mistake(job, ranks, total, product)}"
+            f"{counted(ranks.dp_degree, 'data rank')} = {product:,}: {_likely_mistake(job, ranks, total, product)}"
             f"change one of them, or leave one out"
         )
 
@@ -501,7 +503,3 @@ def _likely_mistake(job: Job, ranks: RankMap, total: int, product: int) -> str:
 def _nearest(total: int, divisor: int) -> str:
     below = total // divisor * divisor
     return f"{below:,} or {below + divisor:,}" if below else f"{divisor:,}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

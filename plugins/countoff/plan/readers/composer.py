@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS, RankMap
 from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.formats import Format
+from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
 from countoff.plan.schedules import LinguaSchedule
 
@@ -80,6 +81,7 @@ def read(data: Mapping[str, Any]) -> Job:
         learning_rate=fields.number("learning_rate", "optim.lr", 3e-4),
         schedule=_schedule(fields, steps),
         chunks=_chunks(fields),
+        own_checks=(_check_dp_ranks, _check_chunks),
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
@@ -106,6 +108,44 @@ def _chunks(fields: Fields) -> dict[str, int]:
         return {}
     sources = [Path(root) / str(name) for name in fields.section("data.sources")]
     return {path.name: sum(1 for _ in path.glob("*.chunk.*.jsonl")) for path in sources if path.is_dir()}
+
+
+def _check_dp_ranks(_: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
+    """Yields the issue of lingua's ``replicate * dp_replicate + shard``, where the factor must be dp_shard."""
+    sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
+    # A mesh without shards has no dim for them, and lingua then multiplies by nothing.
+    factor = sizes["dp_replicate"] if sizes["dp_shard"] > 1 else 1
+    computed: list[int] = []
+    for rank in range(ranks.world_size):
+        position = ranks.coordinates(rank)
+        computed.append(position["dp_replicate"] * factor + position["dp_shard"])
+    verdict = ranks.check_dp_ranks(computed)
+    if verdict is None:
+        return
+    text = (
+        f"lingua's train.py multiplies by dp_replicate where dp_shard is right: {verdict.sentence[:-1]}; make it "
+        f'dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), or use --ignore dp-rank '
+        f"if your train.py has that already"
+    )
+    crashes = any(value >= ranks.dp_degree for value in computed)
+    yield ConfigIssue("stops" if crashes else "silent", "dp-rank", text)
+
+
+def _check_chunks(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
+    degree = ranks.dp_degree
+    for source, chunks in job.chunks.items():
+        if not chunks:
+            yield ConfigIssue("stops", "chunks", f"{source} has no *.chunk.*.jsonl: lingua divides by zero")
+        elif chunks > degree:
+            unread = chunks - degree
+            text = (
+                f"{source} has {chunks} chunks for {degree} data ranks: lingua reads the first {degree}, and {unread} "
+                f"({100 * unread / chunks:.3g} % of the files) are never read; make it {degree} chunks"
+            )
+            yield ConfigIssue("silent", "chunks", text)
+        elif degree % chunks:
+            text = f"{source} has {chunks} chunks, which must divide {degree} data ranks: lingua stops on an assertion"
+            yield ConfigIssue("stops", "chunks", text)
 
 
 FORMAT = Format(

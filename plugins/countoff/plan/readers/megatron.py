@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, misspelt, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
@@ -90,6 +90,7 @@ def read(data: Mapping[str, Any]) -> Job:
         ramp=ramp,
         batch_stages=stages,
         expert_parallel=_experts(fields, degrees["tp"]),
+        expert_dims=("dp", "cp"),
         learning_rate=fields.number("learning_rate", "--lr", None),
         schedule=_schedule(fields, length, batch, ramp),
         unknown=fields.unknown_numbers,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields
 from countoff.plan.job import Job
-from countoff.plan.readers.torchtitan_toml import schedule_of
+from countoff.plan.readers.torchtitan_toml import check_sequence_length, schedule_of
 
 __all__ = ["load", "read"]
 
@@ -87,6 +87,7 @@ def read(config: Any) -> Job:
         experts_must_divide=in_tokens,
         data_ends=not fields.flag("dataloader.infinite", True),
         schedule=schedule_of(fields, steps),
+        own_checks=(check_sequence_length,),
         origins=fields.origins,
         issues=tuple(fields.issues),
     )

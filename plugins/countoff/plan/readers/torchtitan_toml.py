@@ -7,16 +7,17 @@ two, and the degrees of pipelines and contexts were in ``[experimental]``. From 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS, RankMap
 from countoff.plan.fields import Fields, note_unknown_fields
 from countoff.plan.formats import Format
+from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job
 from countoff.plan.schedules import TorchTitanSchedule
 
-__all__ = ["FORMAT", "read", "schedule_of"]
+__all__ = ["FORMAT", "check_sequence_length", "read", "schedule_of"]
 
 _DEGREES = {
     "pp": ("parallelism.pipeline_parallel_degree", "experimental.pipeline_parallel_degree"),
@@ -102,6 +103,7 @@ def read(data: Mapping[str, Any]) -> Job:
         expert_parallel=fields.parse_count("expert_parallel", "parallelism.expert_parallel_degree", 1) or 1,
         learning_rate=fields.number("learning_rate", "optimizer.lr", None),
         schedule=schedule,
+        own_checks=(check_sequence_length,),
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
@@ -127,6 +129,22 @@ def schedule_of(fields: Fields, steps: int) -> TorchTitanSchedule:
         min_factor=fields.number("min_factor", ("lr_scheduler.min_lr_factor", "lr_scheduler.lr_min"), 0.0) or 0.0,
         own_horizon=fields.has("lr_scheduler.total_steps"),
     )
+
+
+def check_sequence_length(job: Job, ranks: RankMap) -> Iterator[ConfigIssue]:
+    """Yields the issue of a sequence that TorchTitan cannot cut among tensor and context parallel ranks.
+
+    Args:
+        job: The run.
+        ranks: Its ranks.
+    """
+    sizes = dict(zip(ranks.names, ranks.sizes, strict=True))
+    tp, cp = sizes["tp"], sizes["cp"]
+    divisor = tp * (2 * cp if cp > 1 else 1)
+    if job.sequence_length is not None and job.sequence_length % divisor:
+        product = f"tp {tp}{f' × 2 × cp {cp}' if cp > 1 else ''} = {divisor}"
+        text = f"{job.stated('sequence_length', job.sequence_length, '')} must divide by {product}"
+        yield ConfigIssue("stops", "sequence-length", text)
 
 
 def _degree(fields: Fields, name: str) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin

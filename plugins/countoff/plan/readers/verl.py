@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from countoff.core.counts.dim_orders import ORDERS
+from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, misspelt
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from countoff.plan.held_minimum import check_held_minimum
+from countoff.plan.checks.held_minimum import check_held_minimum
 from countoff.plan.issues import ConfigIssue, Level
 from countoff.plan.job import Job, RunPlan
 from countoff.plan.schedules import (
@@ -102,7 +102,7 @@ def _check_horizon(job: Job, schedule: Schedule, steps: int, plan: RunPlan | Non
     other_unit = None if plan is None else _counted_in_another_unit(job, schedule, steps, plan)
     if other_unit is not None:
         # TorchTitan's own total_steps exists so that a run can end before its schedule.
-        yield ConfigIssue("note" if job.framework == "torchtitan" else "silent", "horizon", other_unit)
+        yield ConfigIssue("note" if isinstance(schedule, TorchTitanSchedule) else "silent", "horizon", other_unit)
     elif schedule.warmup_steps < steps:
         text = (
             f"{job.stated('horizon_steps', horizon)} and the run ends after {steps:,} steps, at a learning rate of "

@@ -1,0 +1,6 @@
+"""What is wrong with a run on a number of ranks: mistakes that its configuration shows before the job starts."""
+
+from countoff.plan.checks.all import check_job
+from countoff.plan.checks.length import check_length
+
+__all__ = ["check_job", "check_length"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
-from countoff.plan import curve_plot, table
+from countoff.plan import drawing, table
 from countoff.plan.checks import check_job, check_length
 from countoff.plan.issues import CODES, ConfigIssue, worst_first
 from countoff.plan.job import Job, JobError, Origin, RunPlan
@@ -58,19 +58,19 @@ def plan(chosen: argparse.Namespace) -> int:
             [
                 table.as_json(one, options)
                 | table.issues_as_json(found)
-                | (curve_plot.as_json(one, options, chosen.config) if chosen.curve else {})
+                | (drawing.as_json(one, options, chosen.config) if chosen.curve else {})
                 for one, found in zip(plans, issues, strict=True)
             ]
         )
         return 0
-    drawings = curve_plot.drawings(plans, options, chosen.config) if chosen.curve else []
-    table.table(plans, options)
+    curves = drawing.drawings(plans, options, chosen.config) if chosen.curve else []
+    table.print_table(plans, options)
     for one in plans:
         print(f"{one.ranks.world_size} ranks: {one.identity}")
-    for drawing in drawings:
-        drawing.print()
+    for curve in curves:
+        curve.print()
     if chosen.explain:
-        table.explain(plans[0])
+        table.print_origins(plans[0])
     for issue in worst_first(issue for found in issues for issue in found):
         print(issue.line)
     return 0

@@ -11,7 +11,7 @@ from countoff.plan.job import RunPlan
 from countoff.plan.ramp import ramped_steps
 from countoff.plan.scaling import scaled_learning_rate
 
-__all__ = ["Options", "as_json", "explain", "issues_as_json", "rows", "table"]
+__all__ = ["Options", "as_json", "issues_as_json", "print_origins", "print_table"]
 
 _RAMP_STEPS = "steps of the ramp"
 _RAMP_SAMPLES = "samples of the ramp"
@@ -42,7 +42,7 @@ class Options(NamedTuple):
     resume_samples: int | None = None
 
 
-def rows(plan: RunPlan, options: Options) -> dict[str, object]:
+def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
     """Returns the numbers of a plan that are known, by the name of their row in the table.
 
     Raises:
@@ -79,12 +79,12 @@ def rows(plan: RunPlan, options: Options) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def table(plans: Sequence[RunPlan], options: Options) -> None:
+def print_table(plans: Sequence[RunPlan], options: Options) -> None:
     """Prints plans side by side, one column per world size."""
     from rich.console import Console
     from rich.table import Table
 
-    shown = [rows(plan, options) for plan in plans]
+    shown = [_rows(plan, options) for plan in plans]
     grid = Table("ranks", *[f"{plan.ranks.world_size:,}" for plan in plans], box=None, pad_edge=False)
     for column in grid.columns[1:]:
         column.justify = "right"
@@ -141,7 +141,7 @@ def issues_as_json(issues: Sequence[ConfigIssue]) -> dict[str, Any]:
     return {"issues": [{"level": issue.level, "code": issue.code, "text": issue.text} for issue in issues]}
 
 
-def explain(plan: RunPlan) -> None:
+def print_origins(plan: RunPlan) -> None:
     """Prints where each number comes from."""
     job = plan.job
     print("\nwhere each number comes from:")

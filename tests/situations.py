@@ -7,7 +7,6 @@ adapter, and its table from what rank 0 would publish.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from countoff._adapter.checks import CHECKS
+from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.checks import data as identity
 from countoff.core.checks import judge, late, resume, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
-from countoff.core.checks.horizon import Horizon, RunLength, Stepping, guessed_horizon, run_out, wrong_horizon
+from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import DIED, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
@@ -46,33 +45,18 @@ from countoff.core.state import State
 from countoff.core.totals import Totals
 from countoff.core.verdict import Remedies
 from countoff.plan.readers import torchtitan_toml
+from tests.adapters import WORDS
 from tests.fake_store import FakeStore
 
 EPOCH = "train epoch 0"
-ALL = tuple(CHECKS)
+ALL = tuple(WORDS)
 _COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
-_REMEDIES = {
-    "accelerate": "countoff._accelerate.facts",
-    "transformers": "countoff._transformers.trainer",
-    "lightning": "countoff._lightning.trainer",
-    "composer": "countoff._composer.messages",
-}
 _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
 
 
 def module_of(adapter: str) -> ModuleType:
-    """The module with the adapter's remedies. TorchTitan is on no machine that runs these tests."""
-    if adapter != "torchtitan":
-        return import_module(_REMEDIES.get(adapter, f"countoff.{adapter}"))
-    names = ("torchtitan", "torchtitan.components", "torchtitan.components.dataloader")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.setitem(sys.modules, name, ModuleType(name))
-        setattr(sys.modules[names[-1]], "DataloaderExhaustedError", type("Ended", (Exception,), {}))  # noqa: B010
-        patch.delitem(sys.modules, "countoff.torchtitan", raising=False)
-        module = import_module("countoff.torchtitan")
-        patch.delitem(sys.modules, "countoff.torchtitan")
-        return module
+    """The module with the adapter's words."""
+    return import_module(f"countoff._{adapter}.words")
 
 
 @dataclass(frozen=True)
@@ -85,7 +69,7 @@ class Situation:
         make: Makes the verdict, for an adapter.
         rows: What each rank has counted by then; none for what is printed without a table.
         adapters: The adapters in which it can happen.
-        remedies: The name of the remedies in the adapter's module.
+        words: The name of the words in the adapter's module.
     """
 
     kind: str
@@ -93,11 +77,11 @@ class Situation:
     make: Callable[[str], Verdict | None]
     rows: Sequence[Mapping[str, Any]] = ()
     adapters: Sequence[str] = ALL
-    remedies: str = "REMEDIES"
+    words: str = "WORDS"
 
     def message(self, adapter: str, capsys: pytest.CaptureFixture[str]) -> str:
         """The message as rank 0 prints it, without the rank."""
-        remedies: Remedies = getattr(module_of(adapter), self.remedies)
+        remedies: Remedies = getattr(module_of(adapter), self.words).remedies
         made = self.make(adapter)
         if made is None:  # it prints by itself
             return _plain(capsys)
@@ -231,7 +215,7 @@ def steps() -> Iterator[Situation]:
     yield Situation("StepMismatch", title, lambda _: extra, adapters=_COUNT_MICRO_BATCHES)
     both = [0.00031711500169576796] * 2, [0.0003] * 2
     rates = rate_mismatch(f"at {where}", "tick/1/64", (0, 1), *both)
-    able = [adapter for adapter in ALL if "LearningRateMismatch" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "LearningRateMismatch" in WORDS[adapter].kinds]
     of_both = [{**line, "rates": own} for line, own in zip(rows, both, strict=True)]
     yield Situation(
         "LearningRateMismatch",
@@ -254,7 +238,7 @@ def steps() -> Iterator[Situation]:
 
 
 def rank_maps() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "RankMapError" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "RankMapError" in WORDS[adapter].kinds]
     wrong = [rank // 4 * 2 + rank % 4 for rank in range(8)]
     made = judge_dp_ranks({rank: {"dp_rank": share, "dp_degree": 8} for rank, share in enumerate(wrong)})
     rows = [row(rank, None, 0, "between spans") for rank in range(8)]
@@ -353,7 +337,7 @@ def stalls() -> Iterator[Situation]:
 
 
 def lengths() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "WrongLength" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "WrongLength" in WORDS[adapter].kinds]
 
     def wrong(adapter: str, reported: int = 16, fixes: bool = False, length: int | None = None) -> Verdict:
         facts = LoaderFacts(
@@ -416,7 +400,7 @@ def lengths() -> Iterator[Situation]:
 
 def evens() -> Iterator[Situation]:
     """What is said where ranks with different numbers of batches are to take the same number."""
-    able = [adapter for adapter in ALL if "Repeated" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "Repeated" in WORDS[adapter].kinds]
 
     def situation(kind: str, title: str, made: Verdict | None, rows: Sequence[Any] = ()) -> Situation:
         return Situation(kind, title, lambda _: made, rows, able)
@@ -457,7 +441,7 @@ def evens() -> Iterator[Situation]:
 
 def data() -> Iterator[Situation]:
     def able(kind: str) -> list[str]:
-        return [adapter for adapter in ALL if kind in CHECKS[adapter]]
+        return [adapter for adapter in ALL if kind in WORDS[adapter].kinds]
 
     read = {"first": 1, "prints": ["5e", "a1"], "informative": True, "is_sharded": False}
     other = {**read, "prints": ["0b", "c4"]}
@@ -527,7 +511,7 @@ def dealt() -> Iterator[Situation]:
             "DoubleSharded",
             "rows of each rank's own",
             rows,
-            [adapter for adapter in ALL if "DoubleSharded" in CHECKS[adapter]],
+            [adapter for adapter in ALL if "DoubleSharded" in WORDS[adapter].kinds],
         ),
         ("StreamsDiffer", "a shuffle with other seeds", seeds, prepared),
         ("StreamsDiffer", "another order", overlapping, prepared),
@@ -536,7 +520,7 @@ def dealt() -> Iterator[Situation]:
             "StreamsDiffer",
             "rows in another order",
             shuffled,
-            [adapter for adapter in ALL if "StreamsDiffer" in CHECKS[adapter]],
+            [adapter for adapter in ALL if "StreamsDiffer" in WORDS[adapter].kinds],
         ),
     ]
     for kind, title, facts, adapters in cases:
@@ -572,7 +556,7 @@ RESUME_RECORD = resume.ResumeRecord(
 
 
 def resumes() -> Iterator[Situation]:
-    able = [adapter for adapter in ALL if "ResumeMismatch" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "ResumeMismatch" in WORDS[adapter].kinds]
     record = RESUME_RECORD
     plan = FitPlan(batch_size=8, dp_degree=2)
     exact = resume.Restored(exact=True)
@@ -592,15 +576,6 @@ def resumes() -> Iterator[Situation]:
     }
     for title, verdict in found.items():
         yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
-
-
-def stepping_of(adapter: str) -> Stepping:
-    homes = {
-        "lightning": "countoff._lightning.trainer",
-        "composer": "countoff._composer.messages",
-        "transformers": "countoff._transformers.trainer",
-    }
-    return import_module(homes[adapter]).STEPPING if adapter in homes else Stepping()
 
 
 def schedules() -> Iterator[Situation]:
@@ -652,19 +627,19 @@ def schedules() -> Iterator[Situation]:
             accumulated,
         ),
     }
-    able = [adapter for adapter in ALL if "WrongHorizon" in CHECKS[adapter] and adapter != "torchtitan"]
+    able = [adapter for adapter in ALL if "WrongHorizon" in WORDS[adapter].kinds and adapter != "torchtitan"]
     for title, (horizon, run) in found.items():
         yield Situation(
             "WrongHorizon",
             title,
-            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=stepping_of(adapter)),
+            lambda adapter, horizon=horizon, run=run: wrong_horizon(horizon, run, stepping=WORDS[adapter].stepping),
             adapters=able,
         )
     job = torchtitan_toml.read({"training": {"steps": 100}, "lr_scheduler": {"warmup_steps": 10, "total_steps": 50}})
     yield Situation(
         "WrongHorizon",
         "a schedule that is shorter than the run",
-        lambda adapter: module_of(adapter)._horizon(job, 4)[0],
+        lambda _: wrong_horizons(job, 4)[0],
         adapters=["torchtitan"],
     )
 
@@ -678,7 +653,7 @@ def processes() -> Iterator[Situation]:
             patch.setattr(process, "_warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 
-    able = [adapter for adapter in ALL if "NotDistributed" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "NotDistributed" in WORDS[adapter].kinds]
     yield Situation("NotDistributed", "torchrun on CPUs without a flag", not_distributed, adapters=able)
     args = SimpleNamespace(
         per_device_train_batch_size=4,
@@ -688,7 +663,7 @@ def processes() -> Iterator[Situation]:
     yield Situation(
         "WrongTotal",
         "split_batches on 2 processes",
-        lambda adapter: module_of(adapter).total_warning(args, 2),
+        lambda _: import_module("countoff._transformers.trainer").total_warning(args, 2),
         adapters=["transformers"],
     )
 
@@ -696,13 +671,13 @@ def processes() -> Iterator[Situation]:
 def others() -> Iterator[Situation]:
     def unseen(adapter: str) -> Verdict:
         if adapter == "fabric":
-            return import_module("countoff._fabric.loaders").unseen_loader()
+            return module_of("fabric").unseen_loader(64)
         return _unseen(has_loader=True)
 
     def missing(adapter: str) -> None:
-        print_warning(State(0, 2, Settings(), module_of(adapter).REMEDIES), late.goes_on_without([1]))
+        print_warning(State(0, 2, Settings(), WORDS[adapter].remedies), late.goes_on_without([1]))
 
-    able = [adapter for adapter in ALL if "UnseenLoader" in CHECKS[adapter]]
+    able = [adapter for adapter in ALL if "UnseenLoader" in WORDS[adapter].kinds]
     yield Situation("UnseenLoader", "the loop iterates another loader", unseen, adapters=able)
     watched = [adapter for adapter in able if adapter != "fabric"]
     later = lambda _: _unseen(has_loader=True, first=False)  # noqa: E731  # as short as the others
@@ -722,13 +697,13 @@ def without_loaders() -> Iterator[Situation]:
     }
     for each in [*unevens(), *data()]:
         if each.title in with_loader:
-            yield replace(each, title=with_loader[each.title], adapters=["torch"], remedies="WITHOUT_LOADER")
+            yield replace(each, title=with_loader[each.title], adapters=["torch"], words="WITHOUT_LOADER")
     yield Situation(
         "UnseenLoader",
         "a loop without a loader counts nothing",
         lambda _: _unseen(has_loader=False),
         adapters=["torch"],
-        remedies="WITHOUT_LOADER",
+        words="WITHOUT_LOADER",
     )
 
 

@@ -39,6 +39,9 @@ OWNERS = {
     "_composer": {"composer"},
     "_accelerate": {"accelerate", "transformers", "_transformers"},  # the Trainer stands on Accelerate
     "_transformers": {"transformers"},
+    "_torch": {"torch"},
+    "_torchtitan": {"torchtitan"},
+    "_lingua": {"lingua"},
 }
 """The private package of each framework, and the public modules that may import it."""
 
@@ -51,7 +54,7 @@ TOOLS = {
     "_entry_points": {"lightning", "pytorch_lightning", "fabric"},
 }
 """What is no adapter, and what it may import besides the core."""
-USES_PLAN = "torchtitan"
+USES_PLAN = {"torchtitan", "_torchtitan"}
 """The adapter that reads its framework's configurations."""
 
 
@@ -174,7 +177,7 @@ def test_adapters_keep_to_their_own_private_package() -> None:
         if parts[1] in ("core", *TOOLS):
             continue
         allowed = {"core", "_adapter", parts[1]} | {private for private, owners in OWNERS.items() if parts[1] in owners}
-        allowed |= {"plan"} if parts[1] == USES_PLAN else set()
+        allowed |= {"plan"} if parts[1] in USES_PLAN else set()
         assert {target.split(".")[1] for target in targets} <= allowed, name
 
 

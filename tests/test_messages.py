@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from countoff._adapter.checks import CHECKS
+from countoff._adapter.words import Words
 from countoff.core.checks import KINDS
+from tests.adapters import WORDS
 from tests.situations import ALL, SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def test_every_message_is_the_golden_one(adapter: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("adapter", ALL)
 def test_every_check_of_an_adapter_has_its_message(adapter: str) -> None:
     """The golden file has each kind that the adapter declares, and no other."""
-    assert {situation.kind for situation in possible(adapter)} == set(CHECKS[adapter])
+    assert {situation.kind for situation in possible(adapter)} == set(WORDS[adapter].kinds)
 
 
 @pytest.mark.parametrize("adapter", ALL)
@@ -119,24 +120,17 @@ def test_the_page_has_a_section_for_each_kind() -> None:
             assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == ["Cause", "Example", "Fix"], kind
 
 
-COLUMNS = {
-    "torch": "PyTorch",
-    "accelerate": "Accelerate",
-    "transformers": "transformers",
-    "lightning": "Lightning",
-    "fabric": "Fabric",
-    "composer": "Composer",
-    "torchtitan": "TorchTitan",
-    "lingua": "lingua",
-}
+def cell(words: Words, kind: str) -> str:
+    """Whether an adapter can report a kind, and under which condition."""
+    return words.only.get(kind, "yes") if kind in words.kinds else "no"
 
 
 def test_the_table_of_checks_is_what_adapters_declare() -> None:
     """The page's table of checks has each kind and each adapter, with the condition where there is one."""
-    head = "| |" + "".join(f" {title} |" for title in COLUMNS.values())
-    rows = [head, "|---" * (len(COLUMNS) + 1) + "|"]
+    head = "| |" + "".join(f" {words.framework} |" for words in WORDS.values())
+    rows = [head, "|---" * (len(WORDS) + 1) + "|"]
     for kind in KINDS:
-        cells = "".join(f" {CHECKS[adapter].get(kind, 'no')} |" for adapter in COLUMNS)
+        cells = "".join(f" {cell(words, kind)} |" for words in WORDS.values())
         rows.append(f"| [`{kind}`](#{kind.lower()}) |{cells}")
     table = "\n".join(rows)
     page = PAGE.read_text()
@@ -172,14 +166,14 @@ def test_the_pages_quote_what_is_printed(page: Path) -> None:
 
 
 SOURCES = {
-    "torch": ["torch.py"],
+    "torch": ["torch.py", "_torch/*.py"],
     "accelerate": ["accelerate.py", "_accelerate/*.py"],
     "transformers": ["transformers.py", "_transformers/*.py"],
     "lightning": ["lightning.py", "_lightning/*.py"],
     "fabric": ["fabric.py", "_fabric/*.py"],
     "composer": ["composer.py", "_composer/*.py"],
-    "torchtitan": ["torchtitan.py"],
-    "lingua": ["lingua.py"],
+    "torchtitan": ["torchtitan.py", "_torchtitan/*.py"],
+    "lingua": ["lingua.py", "_lingua/*.py"],
 }
 SIGNS = {
     "LearningRateMismatch": "optimizers=",
@@ -195,9 +189,10 @@ SIGNS = {
 
 
 def sources(adapter: str) -> str:
-    """The sources of an adapter."""
+    """The sources of an adapter, without its words."""
     files = [file for each in SOURCES[adapter] for file in sorted((ROOT / "plugins" / "countoff").glob(each))]
-    assert files
+    assert "words.py" in {file.name for file in files}
+    files = [file for file in files if file.name != "words.py"]
     return "\n".join(file.read_text() for file in files)
 
 
@@ -205,12 +200,12 @@ def sources(adapter: str) -> str:
 @pytest.mark.parametrize("kind", SIGNS)
 def test_an_adapter_declares_what_its_sources_show(adapter: str, kind: str) -> None:
     text = sources(adapter)
-    assert bool(re.search(SIGNS[kind], text)) == (kind in CHECKS[adapter])
+    assert bool(re.search(SIGNS[kind], text)) == (kind in WORDS[adapter].kinds)
 
 
 @pytest.mark.parametrize("adapter", ALL)
 def test_an_adapter_declares_truncated_where_its_sources_show_who_ends_an_epoch(adapter: str) -> None:
     """Composer always ends epochs with the shortest rank; elsewhere countoff does, if it can repeat batches too."""
-    found = CHECKS[adapter].get("Truncated")
+    found = cell(WORDS[adapter], "Truncated")
     assert (found == "yes") == ("report_unused" in sources(adapter))
-    assert (found == "with `uneven_train`") == ("Repeated" in CHECKS[adapter])
+    assert (found == "with `uneven_train`") == ("Repeated" in WORDS[adapter].kinds)

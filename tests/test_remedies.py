@@ -1,24 +1,20 @@
-"""The remedies of the adapters: one sentence or more for each kind, and none that loses data in silence."""
+"""The words of the adapters: one sentence or more for each kind, and none that loses data in silence."""
 
+import re
 from collections.abc import Iterator
-from importlib import import_module
+from dataclasses import fields
 
 import pytest
 
-from countoff._adapter.remedies import data_remedies, uneven_remedies
+from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._torch.words import WITHOUT_LOADER
 from countoff.core.checks import KINDS
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
+from countoff.core.settings import Settings
 from countoff.core.verdict import Remedies
+from tests.adapters import WORDS
 
-HOMES = [
-    "countoff.torch",
-    "countoff.fabric",
-    "countoff.lingua",
-    "countoff._accelerate.facts",
-    "countoff._composer.messages",
-    "countoff._lightning.trainer",
-    "countoff._transformers.trainer",
-]
+ALL = [*WORDS.values(), WITHOUT_LOADER]
 
 
 def sentences(remedies: Remedies) -> Iterator[str]:
@@ -28,15 +24,15 @@ def sentences(remedies: Remedies) -> Iterator[str]:
 
 
 def test_data_remedies_say_how_to_turn_the_check_off() -> None:
-    remedies = data_remedies(shares="shard.", order="seed.", off="attach(fingerprint_batches=0)")
+    remedies = data_remedies(shares="shard.", order="seed.", option="attach({})")
     assert set(remedies) == {"DuplicateData", "PeersDiffer", "SameOrder"}
     assert all("attach(fingerprint_batches=0)" in remedies[kind] for kind in ("DuplicateData", "PeersDiffer"))
 
 
 def test_a_framework_that_shards_by_itself_has_remedies_for_what_it_deals_out() -> None:
-    remedies = data_remedies(shares="shard.", order="seed.", off="attach(off)", dealer="prepare()", undo="leave it")
+    remedies = data_remedies(shares="shard.", order="seed.", option="attach({})", dealer="prepare()", undo="leave it")
     dealt: Remedies = {"DoubleSharded": remedies["DoubleSharded"], "StreamsDiffer": remedies["StreamsDiffer"]}
-    assert all("prepare()" in each and "attach(off)" in each for each in sentences(dealt))
+    assert all("prepare()" in each and "attach(fingerprint_batches=0)" in each for each in sentences(dealt))
 
 
 def test_uneven_remedies_set_options_as_the_framework_does() -> None:
@@ -50,34 +46,50 @@ def test_uneven_remedies_set_options_as_the_framework_does() -> None:
     assert together[WHO_EVALUATES].endswith(" evaluate after the same batch: Trainer(every=N).")
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_every_adapter_has_whole_sentences_for_known_kinds(home: str) -> None:
-    remedies = import_module(home).REMEDIES
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
+def test_every_adapter_has_whole_sentences_for_known_kinds(words: Words) -> None:
+    remedies = words.remedies
     assert set(remedies) <= set(KINDS)
     assert "UnevenBatches" in remedies
     assert all(each.endswith(".") and "  " not in each for each in sentences(remedies))
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_a_remedy_names_the_subjects_of_its_kind(home: str) -> None:
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
+def test_a_remedy_names_the_subjects_of_its_kind(words: Words) -> None:
     """A misspelt subject would never be found."""
-    for kind, remedy in import_module(home).REMEDIES.items():
+    for kind, remedy in words.remedies.items():
         if not isinstance(remedy, str):
             assert set(remedy) <= {"", *KINDS[kind].causes}
 
 
 def test_a_loop_without_a_loader_is_not_told_to_change_one() -> None:
     """Of what such a loop can report about its training, nothing sends the reader to a DataLoader."""
-    remedies = import_module("countoff.torch").WITHOUT_LOADER
+    remedies = WITHOUT_LOADER.remedies
     uneven = remedies["UnevenBatches"]
     assert not isinstance(uneven, str)
-    for each in (uneven[""], remedies["DuplicateData"]):
+    for each in (uneven[""], str(remedies["DuplicateData"])):
         assert "loader" not in each.lower()
     assert "handle.counted(" in uneven[""]
 
 
-@pytest.mark.parametrize("home", HOMES)
-def test_no_remedy_reads_the_data_of_one_rank_only(home: str) -> None:
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
+def test_no_remedy_reads_the_data_of_one_rank_only(words: Words) -> None:
     """With `dispatch_batches`, rank 0 reads for all: the shares of the others, if each has its own, are never read."""
-    remedies = [each.replace("dispatch_batches=False", "") for each in sentences(import_module(home).REMEDIES)]
+    remedies = [each.replace("dispatch_batches=False", "") for each in sentences(words.remedies)]
     assert not [each for each in remedies if "dispatch_batches" in each]
+
+
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
+def test_an_option_is_written_as_its_framework_takes_it(words: Words) -> None:
+    """Where a remedy tells to set an option of countoff's, it does so as `Words.option` says."""
+    options = "|".join(field.name for field in fields(Settings))
+    for each in sentences(words.remedies):
+        for found in re.finditer(rf"\b(?:Countoff|attach|watch)\([^()]*?((?:{options})=[^()]*)\)", each):
+            assert found[0] == words.option.format(found[1])
+
+
+@pytest.mark.parametrize("words", ALL, ids=lambda words: words.framework)
+def test_an_adapter_says_why_it_cannot_report_a_kind(words: Words) -> None:
+    assert not words.only.keys() & words.cannot.keys()
+    assert not words.remedies.keys() & words.cannot.keys() - {"PeersDiffer"}  # of the shared ones
+    assert all(len(why.split()) > 3 for why in words.cannot.values())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from countoff._adapter.dealt_streams import stream_facts
-from countoff._adapter.remedies import data_remedies
+from countoff._adapter.words import data_remedies
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.streams import (
@@ -105,7 +105,7 @@ def test_datasets_of_other_lengths_are_not_said_to_be_shuffled_by_other_seeds() 
     found = judge_streams("train epoch 0", {rank: StreamFacts("It", 2, **each) for rank, each in enumerate(shuffled)})
     assert found is not None
     assert found.sentence.endswith(" differ in train epoch 0: they have from 8 to 9 samples.")
-    remedies = data_remedies(shares="shard.", order="seed.", off="off", dealer="It", undo="leave it")
+    remedies = data_remedies(shares="shard.", order="seed.", option="off", dealer="It", undo="leave it")
     assert "seed" not in remedy_for(found, remedies)
 
 

@@ -19,6 +19,7 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
 from countoff._accelerate import facts as reading
 from countoff._accelerate.observation import observe
 from countoff._accelerate.process import not_distributed
+from countoff._accelerate.words import TICKS, WORDS
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
 from countoff._adapter.options import own_arguments
@@ -76,10 +77,9 @@ def attach(
     make_guard = functools.partial(
         new_guard,
         settings,
-        "Accelerate",
+        WORDS,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
-        remedies=reading.REMEDIES,
         optimizers=lambda: accelerator._optimizers,
         schedulers=lambda: [getattr(each, "scheduler", each) for each in accelerator._schedulers],
         ticks_per_step=accelerator.num_processes,
@@ -101,7 +101,7 @@ def attach(
         reading.schedules(accelerator),
         processes=dp_degree,
         source_batches=None if train is None else source_length(train),
-        why=reading.TICKS,
+        why=TICKS,
     )
     plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
     attached.begin(

@@ -18,53 +18,10 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
     from countoff._fabric.loaders import FabricLoaders, watch_fabric
 from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.options import Options
-from countoff._adapter.remedies import data_remedies, uneven_remedies
+from countoff._fabric.words import WORDS
 from countoff.core import FitPlan, Guard
-from countoff.core.checks.resume import AGAIN, RATE
-from countoff.core.verdict import Remedies
 
 __all__ = ["Countoff"]
-
-REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(
-        train=(
-            "give every rank as many batches. If each rank's dataset holds all of the data, "
-            "fabric.setup_dataloaders(loader) does it. If each holds a part, or is iterable: end the loop after as "
-            "many batches on every rank; what is beyond them is not read."
-        ),
-        option="Countoff({})",
-    ),
-    "RankMapError": (
-        "let fabric.setup_dataloaders add the DistributedSampler, or give your own the size and this rank's number of "
-        "the mesh's data dim."
-    ),
-    "ResumeMismatch": {
-        AGAIN: (
-            "skip the batches that were trained on before the checkpoint, or save and load the state of a loader that "
-            'has one: fabric.save(path, {"loader": train_loader, …}). Fabric counts the sampler\'s epochs from 0 in '
-            "every process: resume with DistributedSampler(dataset, seed=seed + epochs that are done)."
-        ),
-        RATE: (
-            'save and load the scheduler with the rest: fabric.load(path, {"scheduler": scheduler, …}). If you have '
-            "begun a new schedule on purpose, ignore this."
-        ),
-    },
-    "UnseenLoader": (
-        "pass the loader that the loop iterates through fabric.setup_dataloaders. A loop without a loader takes "
-        "its batches from handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()."
-    ),
-    "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
-    **data_remedies(
-        shares=(
-            "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the num_replicas "
-            "and rank of this rank's share; an iterable dataset must take its share by itself."
-        ),
-        order="let Fabric call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
-        off="Countoff(fingerprint_batches=0)",
-        dealer="fabric.setup_dataloaders()",
-        undo="pass use_distributed_sampler=False to it",
-    ),
-}
 
 
 class Countoff(Options):
@@ -221,7 +178,7 @@ class Countoff(Options):
             LeftFit(guard, exception, guard.close).leave()
 
     def _watch(self) -> None:
-        self._loaders = FabricLoaders(self.settings, REMEDIES)
+        self._loaders = FabricLoaders(self.settings)
         if self.settings.enabled:
             watch_fabric(self, self._loaders)
 
@@ -235,10 +192,9 @@ class Countoff(Options):
         rank, world_size = rank_and_world_size()
         self._guard = guard = new_guard(
             self.settings,
-            "Fabric",
+            WORDS,
             rank=rank,
             world_size=world_size,
-            remedies=REMEDIES,
             optimizers=self._loaders.optimizers,
             models=self._loaders.models,
         )

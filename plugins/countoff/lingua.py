@@ -26,28 +26,11 @@ with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
 from countoff._adapter.options import own_arguments
-from countoff._adapter.remedies import data_remedies
+from countoff._lingua.words import WORDS
 from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies
 
 __all__ = ["watch"]
-
-REMEDIES: Remedies = {
-    "UnevenBatches": "look for a break or an exception of one rank alone: lingua's loader has no end.",
-    "PlanMismatch": "start every rank with the same configuration.",
-    "StepMismatch": "look at train_state.acc_step: it must be equal on all ranks, so that they step together.",
-    "LearningRateMismatch": "give optim and steps the same values on every rank.",
-    "RankMapError": (
-        'in train.py: dp_rank = dp_rank * world_mesh["dp_shard"].size() + world_mesh["dp_shard"].get_local_rank(), '
-        "not dp_rank * dp_degree, which is the number of replicas there."
-    ),
-    **data_remedies(
-        shares="give build_dataloader_from_args the dp_rank and dp_degree of the mesh, one dp_rank for each share.",
-        order="give every epoch its own seed.",
-        off="watch(..., fingerprint_batches=0)",
-    ),
-}
 
 
 @contextlib.contextmanager
@@ -86,7 +69,7 @@ def watch(
         ValueError: If dp_degree is not that of the mesh.
     """
     settings = Settings.resolve(*own_arguments(watch), **options)
-    cannot_make_even(settings, "lingua")
+    cannot_make_even(settings, WORDS.framework)
     if not settings.enabled:
         yield data_loader
         return
@@ -99,10 +82,9 @@ def watch(
     make_guard = functools.partial(
         new_guard,
         settings,
-        "lingua",
+        WORDS,
         rank=rank,
         world_size=world_size,
-        remedies=REMEDIES,
         optimizers=lambda: [] if optimizer is None else [optimizer],
         models=lambda: [] if model is None else [model],
     )

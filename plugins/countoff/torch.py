@@ -31,58 +31,11 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     )
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
-from countoff._adapter.remedies import data_remedies, uneven_remedies
+from countoff._torch.words import WITHOUT_LOADER, WORDS
 from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies
 
 __all__ = ["Attached", "attach"]
-
-_OPTION = "attach({})"
-REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(
-        train=(
-            "give every rank as many batches. If each rank's dataset holds all of the data: "
-            "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part, or is iterable: "
-            "itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not read."
-        ),
-        option=_OPTION,
-    ),
-    "UnseenLoader": (
-        "attach the very loader that the loop iterates, again where it makes a new one; without a loader, leave out "
-        "train= and take the batches from handle.counted(…)."
-    ),
-    "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
-    **data_remedies(
-        shares=(
-            "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every world_size-th "
-            "sample of an iterable dataset; where ranks share a batch, say which: attach(mesh=…)."
-        ),
-        order="call loader.sampler.set_epoch(epoch) before every pass over the train loader.",
-        off="attach(fingerprint_batches=0)",
-        dealer="DistributedSampler",
-        undo="leave out the DistributedSampler",
-    ),
-}
-WITHOUT_LOADER: Remedies = {
-    **REMEDIES,
-    "UnevenBatches": uneven_remedies(
-        train=(
-            "give every rank as many batches: handle.counted(itertools.islice(batches, n)), with n batches that every "
-            "rank has; what is beyond them is not read."
-        ),
-        option=_OPTION,
-    ),
-    "UnseenLoader": (
-        "take the train batches from handle.counted(…); if the loop iterates a loader, attach(train=loader) instead."
-    ),
-    "DuplicateData": (
-        "seed by rank where samples are drawn at random: seed + rank. Otherwise give every rank its own share: every "
-        "world_size-th sample, or files of its own; where ranks share a batch, say which: attach(mesh=…). If equal "
-        "data is what you want: attach(fingerprint_batches=0)."
-    ),
-}
-"""What to do in a loop without a loader: `attach` without `train`."""
 
 
 def attach(
@@ -176,11 +129,10 @@ def attach(
     make_guard = functools.partial(
         new_guard,
         settings,
-        "PyTorch",
+        WITHOUT_LOADER if train is None else WORDS,
         rank=rank,
         world_size=len(ranks),
         part=part,
-        remedies=WITHOUT_LOADER if train is None else REMEDIES,
         optimizers=lambda: optimizers,
         schedulers=lambda: schedulers,
         # Where passes are not compared, ranks may train apart on purpose.

@@ -16,41 +16,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from countoff._adapter.requirements import needs
-from countoff.core.checks.horizon import WRONG_HORIZON
 
 with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
 from countoff._adapter.guards import cannot_make_even, new_guard
 from countoff._adapter.handle import Attached
 from countoff._adapter.options import own_arguments
-from countoff._adapter.remedies import data_remedies
 from countoff._adapter.torch_facts import rank_and_world_size, versions
-from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
+from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
+from countoff._torchtitan.words import WORDS
+from countoff.core import FitPlan, Settings
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies
-from countoff.plan.checks import check_job
-from countoff.plan.job import Job
-from countoff.plan.readers import torchtitan_python
 
 __all__ = ["attach", "main"]
-
-REMEDIES: Remedies = {
-    "UnevenBatches": {
-        "": (
-            "let the loader start over at its end (infinite=True, the default), or set training.steps to what every "
-            "data rank has. TorchTitan cancels the step in which data runs out, on that rank alone."
-        ),
-    },
-    "PlanMismatch": "start every rank with the same config.",
-    "StepMismatch": "let all ranks step after the same batches: no condition of one rank around optimizers.step().",
-    "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
-    "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
-    **data_remedies(
-        shares="read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
-        order="give every epoch its own seed.",
-        off="attach(trainer, fingerprint_batches=0)",
-    ),
-}
 
 
 def attach(trainer: Any, **options: Any) -> Attached:
@@ -70,18 +48,17 @@ def attach(trainer: Any, **options: Any) -> Attached:
         SettingsError: If an option or a ``COUNTOFF_*`` variable has a bad value.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
-    cannot_make_even(settings, "TorchTitan")
+    cannot_make_even(settings, WORDS.framework)
     rank, world_size = rank_and_world_size()
-    job = _job(trainer)
-    facts = _facts(trainer, job)
-    dp_rank, dp_degree = _position(trainer, job, rank, world_size)
+    job = job_of(trainer)
+    facts = facts_of(trainer, job)
+    dp_rank, dp_degree = position_of(trainer, job, rank, world_size)
     make_guard = functools.partial(
         new_guard,
         settings,
-        "TorchTitan",
+        WORDS,
         rank=rank,
         world_size=world_size,
-        remedies=REMEDIES,
         optimizers=lambda: trainer.optimizers,
         models=lambda: trainer.model_parts,
     )
@@ -100,7 +77,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
     def begin(loader: Any) -> Iterator[Any]:
         batches = trainer.step * facts.gradient_accumulation_steps
         resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
-        attached.begin(resumed, versions("torchtitan"), give_back, *_horizon(job, world_size))
+        attached.begin(resumed, versions("torchtitan"), give_back, *wrong_horizons(job, world_size))
         trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
         return _counted(attached, read(loader), batches)
 
@@ -142,46 +119,6 @@ def _replace_methods(trainer: Any, **methods: Callable[..., Any]) -> Callable[[]
         vars(trainer).update(before)
 
     return give_back
-
-
-def _job(trainer: Any) -> Job:
-    """Returns the run as its config describes it; versions of TorchTitan name the config's attribute differently."""
-    return torchtitan_python.read(getattr(trainer, "config", None) or trainer.job_config)
-
-
-def _facts(trainer: Any, job: Job) -> LoaderFacts:
-    micro_batches = 1
-    for name in ("num_pipeline_parallel_microbatches", "num_pp_microbatches"):
-        micro_batches = getattr(trainer, name, micro_batches)
-    return LoaderFacts(
-        reported_batches=None,
-        # Where the config counts only tokens, a batch is one packed row.
-        batch_size=1 if job.batch_size is None else getattr(trainer.dataloader, "batch_size", job.batch_size),
-        drop_last=True,
-        samples_per_rank=None,
-        gradient_accumulation_steps=trainer.gradient_accumulation_steps * micro_batches,
-        max_steps=job.steps,
-        sequence_length=job.tokens_per_micro_batch or job.sequence_length,
-        reported_is_cap=False,
-        partial_step="dropped",
-    )
-
-
-def _position(trainer: Any, job: Job, rank: int, world_size: int) -> tuple[int, int]:
-    """Returns the dp_rank and the dp_degree of TorchTitan's loader; of any other loader, those of the config."""
-    loader = trainer.dataloader
-    if hasattr(loader, "dp_rank") and hasattr(loader, "dp_world_size"):
-        return int(loader.dp_rank), int(loader.dp_world_size)
-    ranks = job.rank_map(world_size)
-    return ranks.dp_rank(rank), ranks.dp_degree
-
-
-def _horizon(job: Job, world_size: int) -> list[Verdict]:
-    """Returns a warning about the first schedule of the config that does not fit the run, if there is one."""
-    issues = check_job(job, world_size=world_size)
-    silent = [issue.text for issue in issues if issue.level == "silent" and issue.code in ("horizon", "warm-up")]
-    found = [text.rpartition("; ") for text in silent[:1]]  # what is wrong, and what to set
-    return [WRONG_HORIZON.found(f"{wrong}.", remedy=f"{remedy}.") for wrong, _, remedy in found]
 
 
 def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:

@@ -27,8 +27,6 @@ from countoff._adapter.torch_facts import versions
 from countoff._adapter.weights import Wrappers
 from countoff._transformers.resume import first_epoch, loaded_record, restore, state_of
 from countoff._transformers.trainer import (
-    REMEDIES,
-    STEPPING,
     named_evaluation,
     observe,
     plan_of,
@@ -36,6 +34,7 @@ from countoff._transformers.trainer import (
     total_warning,
     train_facts,
 )
+from countoff._transformers.words import WORDS
 from countoff.core import Guard
 from countoff.core.totals import Totals
 
@@ -97,7 +96,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             schedules(of_trainer["lr_scheduler"], state),
             processes=process.num_processes,
             steps=max(0, state.max_steps),
-            stepping=STEPPING,
+            stepping=WORDS.stepping,
         )
         handle.begin(
             plan_of(facts, args, state, self.settings),
@@ -142,10 +141,9 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         make_guard = functools.partial(
             new_guard,
             self.settings,
-            "transformers",
+            WORDS,
             rank=process.process_index,
             world_size=process.num_processes,
-            remedies=REMEDIES,
             optimizers=lambda: [optimizer],
             models=Wrappers(lambda: [model]),
             schedulers=lambda: [getattr(scheduler, "scheduler", scheduler)],

@@ -8,66 +8,13 @@ from typing import Any
 
 from countoff._accelerate.loader_facts import loader_facts
 from countoff._accelerate.loaders import source_length
-from countoff._accelerate.process import process_remedies, unwrapped
+from countoff._accelerate.process import unwrapped
 from countoff._adapter.mesh_position import data_position
-from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length
 from countoff.core import FitPlan, LoaderFacts
-from countoff.core.checks.resume import AGAIN, POSITION, RATE
-from countoff.core.verdict import Remedies
 
 _log = logging.getLogger("countoff")
-
-REMEDIES: Remedies = {
-    **process_remedies(on_cpus="Accelerator(cpu=True)"),
-    "UnevenBatches": uneven_remedies(
-        train=(
-            "give every rank as many batches. If the dataset has a length: even_batches=True, the default, and the "
-            "same dataset on every rank. If it is iterable: itertools.islice(loader, n), with n batches that every "
-            "rank has, a multiple of gradient_accumulation_steps; what is beyond them is not read."
-        ),
-        option="attach(..., {})",
-    ),
-    "UnseenLoader": "attach the very loader that the loop iterates: the one that prepare() returned.",
-    "StepMismatch": (
-        "let all ranks step after the same batches: no condition of one rank around optimizer.step(), and no break of "
-        "one rank. In an evaluation inside an epoch, a break hides the end of the train loader from accumulate()."
-    ),
-    "WrongLength": "make len() of the dataset the number of samples that it yields, which len(loader) follows.",
-    "ResumeMismatch": {
-        POSITION: (
-            "give the resumed epoch's loader as many batches to skip as the checkpoint has: "
-            "accelerator.skip_first_batches(loader, batches). If the batch size or the number of processes has "
-            "changed: the samples divided by the new batch size and the new number. If you have moved on purpose, "
-            "ignore this."
-        ),
-        AGAIN: (
-            "iterate accelerator.skip_first_batches(loader, batches) in the resumed epoch, and call "
-            "loader.set_epoch(epoch) with its number before; or let Accelerate restore the loader: "
-            "DataLoaderConfiguration(use_stateful_dataloader=True). If the run is to begin anew, ignore this."
-        ),
-        RATE: (
-            "give the scheduler to accelerator.prepare(), so that save_state() and load_state() include it. If you "
-            "have begun a new schedule on purpose, ignore this."
-        ),
-    },
-    **data_remedies(
-        shares=(
-            "let accelerator.prepare() shard the loader. One that is prepared as that of one process, as a stream of "
-            "ready-made batches must be, needs a share of its own on each rank: take it by accelerator.process_index."
-        ),
-        order="iterate the prepared loader to its end, or call its set_epoch(epoch) before every pass.",
-        off="attach(..., fingerprint_batches=0)",
-        dealer="accelerator.prepare()",
-        undo=(
-            "prepare the train loader as that of one process: prepare_data_loader(loader, accelerator.device, "
-            "num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False) of accelerate.data_loader"
-        ),
-    ),
-}
-TICKS = "accelerator.prepare() makes each scheduler.step() step the scheduler once per process."
-"""Why a prepared scheduler is ahead of the optimizer."""
 
 
 def position_of(accelerator: Any) -> tuple[int, int]:

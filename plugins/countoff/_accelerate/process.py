@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from countoff.core import Verdict
 from countoff.core.checks.processes import NOT_DISTRIBUTED
 
-__all__ = ["not_distributed", "process_remedies", "unwrapped"]
+__all__ = ["not_distributed", "unwrapped"]
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Where launchers tell a process its rank."""
 _warned: set[int] = set()
 """The processes, by pid, in which the warning was given: this one, or the one that it was forked from."""
-
-
-def process_remedies(*, on_cpus: str) -> Mapping[str, str]:
-    """Returns the remedies for what the launch of a job can get wrong.
-
-    Args:
-        on_cpus: The argument by which the framework makes a job of processes without GPUs.
-    """
-    return {
-        "NotDistributed": (
-            f"start it with torchrun or accelerate launch on GPUs; on CPUs set ACCELERATE_USE_CPU=true for torchrun, "
-            f"or {on_cpus}."
-        ),
-    }
 
 
 def not_distributed(process: Any) -> Verdict | None:

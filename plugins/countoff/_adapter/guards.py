@@ -8,21 +8,20 @@ from typing import Any
 
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
 from countoff._adapter.weights import PendingReplicas
+from countoff._adapter.words import Words
 from countoff.core import Guard, Settings, SettingsError
 from countoff.core.part import Part
-from countoff.core.verdict import Remedies
 
 __all__ = ["cannot_make_even", "new_guard", "with_common_end"]
 
 
 def new_guard(
     settings: Settings,
-    framework: str,
+    words: Words,
     *,
     rank: int,
     world_size: int,
     part: Part | None = None,
-    remedies: Remedies,
     optimizers: Callable[[], Iterable[Any]] = tuple,
     schedulers: Callable[[], Iterable[Any]] = tuple,
     ticks_per_step: int = 1,
@@ -32,11 +31,10 @@ def new_guard(
 
     Args:
         settings: The user's choices.
-        framework: The framework's name, for the trace.
+        words: The adapter's words.
         rank: This rank.
         world_size: Ranks that are compared.
         part: Which ranks these are, if they are a part of the job.
-        remedies: What to do about each kind of verdict, in the framework's terms.
         optimizers: Returns the optimizers whose learning rates are compared; called every `tick_batches` batches.
         schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
             stand with its checkpoint.
@@ -49,12 +47,12 @@ def new_guard(
         rank=rank,
         world_size=world_size,
         part=part,
-        remedies=remedies,
+        remedies=words.remedies,
         learning_rates=lambda: learning_rates(optimizers()),
         schedules=lambda: schedule_positions(optimizers(), schedulers()),
         ticks_per_step=ticks_per_step,
         weights=None if models is None else lambda: PendingReplicas(models()),
-        framework=framework,
+        framework=words.framework,
     )
 
 

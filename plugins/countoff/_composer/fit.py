@@ -14,10 +14,10 @@ from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
-from countoff._composer.messages import REMEDIES, STEPPING
 from countoff._composer.resume import record_of, restore
 from countoff._composer.schedules import schedules
 from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
+from countoff._composer.words import WORDS
 from countoff.core import DivergenceError, Settings, Verdict
 
 __all__ = ["WatchedFit"]
@@ -42,16 +42,15 @@ class WatchedFit:
     """
 
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
-        self._settings = settings = with_common_end(settings, "Composer")
+        self._settings = settings = with_common_end(settings, WORDS.framework)
         self._corrected = corrected
         self._rank, self._world_size = rank_and_world_size()
         self._data_position = position_of(state, rank=self._rank, world_size=self._world_size)
         self.guard = new_guard(
             settings,
-            "Composer",
+            WORDS,
             rank=self._rank,
             world_size=self._world_size,
-            remedies=REMEDIES,
             optimizers=lambda: state.optimizers,
             models=lambda: [state.model],
             schedulers=lambda: own_schedulers(state),
@@ -99,7 +98,7 @@ class WatchedFit:
                 schedules(state, length_is_right=report.wrong_length() is None),
                 # Another fit(duration=…) may go on with the run.
                 lambda _: run_length(report.totals.plan, processes=degree, limited=True),
-                stepping=STEPPING,
+                stepping=WORDS.stepping,
             )
             self._undo.callback(self._schedules.forget)
             self._warn(self._schedules.begin(self._steps_before))

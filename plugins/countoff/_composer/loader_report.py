@@ -8,16 +8,16 @@ from typing import Any
 
 from countoff._adapter.loader_observer import ObservedPass, samples_in
 from countoff._adapter.torch_facts import loader_facts, reported_length
-from countoff._composer.messages import (
+from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
+from countoff._composer.streaming_facts import StreamingFacts
+from countoff._composer.streaming_pass import streaming_pass
+from countoff._composer.words import (
     consequences,
     consequences_in_evaluation,
     remedy_of_length,
     uneven_by_design,
     with_correction,
 )
-from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
-from countoff._composer.streaming_facts import StreamingFacts
-from countoff._composer.streaming_pass import streaming_pass
 from countoff.core import LoaderFacts, Verdict
 from countoff.core.plan import LoaderPass
 from countoff.core.protocol.counters import UnusedBatches

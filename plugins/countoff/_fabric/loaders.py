@@ -24,13 +24,13 @@ from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
-from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
-from countoff.core.checks.unseen import UNSEEN_LOADER
+from countoff._fabric.words import WORDS, unseen_loader
+from countoff.core import FitPlan, LoaderFacts, Settings
 from countoff.core.ending import shutdown
 from countoff.core.totals import Totals
-from countoff.core.verdict import Remedies, remedy_for
+from countoff.core.verdict import remedy_for
 
-__all__ = ["FabricLoaders", "unseen_loader", "watch_fabric"]
+__all__ = ["FabricLoaders", "watch_fabric"]
 
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -51,7 +51,6 @@ class FabricLoaders:
 
     Args:
         settings: The user's choices.
-        remedies: What to do about each kind of verdict, in Fabric's terms.
 
     Attributes:
         attached: The handle of the fit; None while there is none.
@@ -59,12 +58,11 @@ class FabricLoaders:
         known: Whether Fabric has set up any loaders.
     """
 
-    def __init__(self, settings: Settings, remedies: Remedies) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.attached: Attached | None = None
         self.aside = not settings.enabled
         self.known = False
         self._settings = settings
-        self._remedies = remedies
         self._data_position: tuple[int, int] | None = None
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -258,10 +256,9 @@ class FabricLoaders:
         make_guard = functools.partial(
             new_guard,
             self._settings,
-            "Fabric",
+            WORDS,
             rank=rank,
             world_size=world_size,
-            remedies=self._remedies,
             optimizers=self.optimizers,
             schedulers=lambda: self._schedulers,
             models=lambda: self.models() if attached.passes.comparing else [],
@@ -306,15 +303,8 @@ class FabricLoaders:
         off = self._settings.levels.get("UnseenLoader") == "off"
         if off or self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1 or any_active():
             return
-        unseen = unseen_loader()
-        shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, self._remedies)), rank)
-
-
-def unseen_loader() -> Verdict:
-    """Returns the warning of a loop that gives nothing to count."""
-    sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of a loader that Fabric has set up."
-    why = "The loop iterates other objects, or no loader, and calls none of Fabric's hooks. Nothing is compared so far."
-    return UNSEEN_LOADER.found(sentence, why=why)
+        unseen = unseen_loader(UNSEEN_STEPS)
+        shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, WORDS.remedies)), rank)
 
 
 _watching: weakref.WeakKeyDictionary[Any, FabricLoaders] = weakref.WeakKeyDictionary()

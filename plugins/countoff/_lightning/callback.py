@@ -22,8 +22,6 @@ from countoff._lightning.even_fetches import CommonEstimate, EvenFetches, EvenLi
 from countoff._lightning.method_hook import MethodHook
 from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
-    REMEDIES,
-    STEPPING,
     after_teardown,
     announce_requests,
     count,
@@ -41,8 +39,8 @@ from countoff._lightning.trainer import (
     set_length,
     time_fetches,
     train_facts,
-    with_remedy,
 )
+from countoff._lightning.words import WORDS, with_remedy
 from countoff.core import FitPlan, Guard, Verdict
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.learning_rates import SchedulePlan
@@ -276,10 +274,9 @@ class CountoffCallback(Options):
         self._epoch_begins, self._logged = True, {}
         self._guard = guard = new_guard(
             self.settings,
-            "Lightning",
+            WORDS,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
-            remedies=REMEDIES,
             optimizers=lambda: trainer.optimizers,
             models=lambda: [trainer.strategy.model],
             schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
@@ -332,7 +329,7 @@ class CountoffCallback(Options):
         """Returns the batches of an epoch on every rank, from those of this rank's loader. Collective."""
         world_size = trainer.world_size
         settings = replace(self.settings, trace_dir=None)  # the fit itself is traced
-        guard = new_guard(settings, "Lightning", rank=trainer.global_rank, world_size=world_size, remedies=REMEDIES)
+        guard = new_guard(settings, WORDS, rank=trainer.global_rank, world_size=world_size)
         try:
             guard.fit_start(FitPlan(), own_length=own)
             guard.fit_end()
@@ -466,7 +463,7 @@ def _schedule_watch(trainer: Any, totals: Totals, dp_degree: int) -> ScheduleWat
     def run(_: int | None = None) -> RunLength:
         return run_length(totals.plan, processes=dp_degree)
 
-    return ScheduleWatch(schedules(trainer, run()), run, stepping=STEPPING)
+    return ScheduleWatch(schedules(trainer, run()), run, stepping=WORDS.stepping)
 
 
 def _holds_all_fit(trainer: Any, batches: int | None) -> bool:

@@ -5,76 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from countoff._adapter.evaluation_totals import evaluation_facts
 from countoff._adapter.mesh_position import data_position
-from countoff._adapter.remedies import data_remedies, uneven_remedies
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
 from countoff._lightning.method_hook import FetchTimer, MethodHook
-from countoff.core import FitPlan, Guard, LoaderFacts, Verdict
+from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.horizon import RunLength, Stepping
-from countoff.core.checks.resume import AGAIN, POSITION, RATE
-from countoff.core.plan import BatchPlan
+from countoff.core.checks.horizon import RunLength
 from countoff.core.totals import evaluation_metrics
-from countoff.core.verdict import Remedies
-
-_RIGHT_LENGTH = "make len(loader) one rank's number of batches"
-_FRACTION = "A fraction is one of each rank's own number of batches"
-REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(
-        train=(
-            "give every rank as many batches. A map-style dataset that is whole on every rank gets a "
-            "DistributedSampler of Lightning's. If each rank holds a part, or the dataset is iterable: "
-            "Trainer(limit_train_batches=N), with N batches that every rank has; what is beyond them is not read."
-        ),
-        option="Countoff({})",
-        together=f"give them the same Trainer(val_check_interval=N), a whole number of batches or 1.0. {_FRACTION}",
-    ),
-    "PlanMismatch": {
-        "": (
-            "give every rank as many batches. A map-style dataset that is whole on every rank gets a "
-            "DistributedSampler of Lightning's. If each rank holds a part: Trainer(limit_train_batches=N), with N "
-            "batches that every rank has."
-        ),
-        "batches_between_evaluations": (
-            "set Trainer(val_check_interval=N) to a whole number of batches, at most those of the shortest rank's "
-            f"loader, or to 1.0, to evaluate at the end of each epoch. {_FRACTION}."
-        ),
-    },
-    "RankMapError": "let Lightning add the DistributedSampler, or give your own the data_parallel size and rank.",
-    "ResumeMismatch": {
-        POSITION: (
-            "let trainer.fit(ckpt_path=…) restore its loops, from a checkpoint whose key 'loops' is as Lightning has "
-            "written it."
-        ),
-        AGAIN: (
-            "use a loader that saves its position (StatefulDataLoader of torchdata, or state_dict() and "
-            "load_state_dict() of your own), or resume from the end of an epoch: "
-            "ModelCheckpoint(save_on_train_epoch_end=True). Lightning begins any other loader again."
-        ),
-        RATE: (
-            "return the scheduler from configure_optimizers(), as before the checkpoint: Lightning saves and restores "
-            "it then. If you have begun a new schedule on purpose, ignore this."
-        ),
-    },
-    "WrongLength": f"{_RIGHT_LENGTH}.",
-    **data_remedies(
-        shares=(
-            "leave Trainer(use_distributed_sampler=True), or give your own sampler the num_replicas and rank of "
-            "trainer.distributed_sampler_kwargs; an iterable dataset must take its share by itself."
-        ),
-        order="let Lightning call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
-        off="Countoff(fingerprint_batches=0)",
-        dealer="Trainer(use_distributed_sampler=True)",
-        undo="set Trainer(use_distributed_sampler=False)",
-    ),
-}
 
 
 def _finite(number: int | float) -> int | None:
@@ -114,24 +57,6 @@ def _fraction_of_length(trainer: Any) -> int | None:
     if not evaluates or batches < trainer.val_check_batch or (every and epochs not in (None, -1) and epochs < every):
         return None
     return _finite(trainer.val_check_batch)
-
-
-def with_remedy(wrong: Verdict, plan: BatchPlan, *, fixes: bool) -> Verdict:
-    """Returns the warning of a wrong length with what to do about it.
-
-    Args:
-        wrong: The warning.
-        plan: The train loader's plan.
-        fixes: Whether `totals="fix"` is set.
-    """
-    true, believed = plan.loader_batches, plan.reported_batches
-    if fixes or true is None or believed is None or believed < true:  # Lightning reads no batch beyond len(loader)
-        return wrong
-    fix = "until then, Countoff(totals='fix') sets Lightning's own number where the true one is proven"
-    return replace(wrong, remedy=f"{_RIGHT_LENGTH}; {fix}.")
-
-
-STEPPING = Stepping(per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"')
 
 
 def train_facts(trainer: Any) -> LoaderFacts:

@@ -1,20 +1,50 @@
-"""What to do about each kind of verdict: the sentences that several adapters share.
+"""The words of an adapter: what it tells its users in the terms of their framework, and what it cannot tell them.
 
-What is the same in every framework is in the files of the checks. An adapter has what only the words of
-its framework can say. The remedy that most often fits comes first.
+What is the same in every framework is in the files of the checks. The modules `words` of the adapters import no
+framework. In a remedy, what most often fits comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
+from countoff.core.checks import KINDS
+from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.streams import LENGTHS
+from countoff.core.verdict import Remedies
 
-__all__ = ["data_remedies", "uneven_remedies"]
-
+__all__ = ["Words", "data_remedies", "uneven_remedies"]
 
 _STOP = "uneven_train='stop'"
 _STOP_EVAL = "uneven_eval='stop'"
+_NO_SAMPLES = "fingerprint_batches=0"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What one adapter says, and which kinds of verdict it cannot report.
+
+    Attributes:
+        framework: The framework's name, for the trace.
+        option: How an option is set, with ``{}`` in its place: ``attach({})``.
+        remedies: What to do about each kind of verdict.
+        stepping: How a scheduler is stepped.
+        only: By kind of verdict, when the adapter can report it, if that is not always.
+        cannot: By kind of verdict, why the adapter cannot report it.
+    """
+
+    framework: str
+    option: str
+    remedies: Remedies
+    stepping: Stepping = field(default_factory=Stepping)
+    only: Mapping[str, str] = field(default_factory=dict[str, str])
+    cannot: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of verdict that the adapter can report."""
+        return KINDS.keys() - self.cannot.keys()
 
 
 def uneven_remedies(
@@ -49,17 +79,18 @@ def uneven_remedies(
 
 
 def data_remedies(
-    *, shares: str, order: str, off: str, dealer: str = "", undo: str = ""
+    *, shares: str, option: str, order: str = "", dealer: str = "", undo: str = ""
 ) -> dict[str, str | Mapping[str, str]]:
     """Returns the remedies for the verdicts of data identity.
 
     Args:
         shares: How each rank gets a share of its own, in the framework's terms.
-        order: How each epoch gets an order of its own.
-        off: How the check is turned off.
+        option: How an option is set in this framework, with ``{}`` in its place: ``attach({})``.
+        order: How each epoch gets an order of its own; empty where countoff does not see the order.
         dealer: What shards the data, where the framework does so by itself.
         undo: How the framework is kept from sharding it.
     """
+    off = option.format(_NO_SAMPLES)
     dealt: dict[str, str | Mapping[str, str]] = {
         "DoubleSharded": (
             f"shard the data once, by {dealer}: give it all of the data on every rank, without "
@@ -79,8 +110,11 @@ def data_remedies(
             ),
         },
     }
+    same_order = f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False)."
+    ordered: dict[str, str | Mapping[str, str]] = {"SameOrder": same_order} if order else {}
     return {
         **(dealt if dealer else {}),
+        **ordered,
         "DuplicateData": (
             f"{shares} Where each rank draws samples at random without a sampler, seed these draws by rank "
             "(seed + rank); the seeds of a DistributedSampler and of the model stay equal on all ranks. If equal data "
@@ -90,5 +124,4 @@ def data_remedies(
             "shard and seed by dp_rank, not by rank: ranks that work on one batch together must read the same samples "
             f"in the same order, with the same random transforms. If they are to differ: {off}."
         ),
-        "SameOrder": f"{order} If one order for all epochs is what you want: DistributedSampler(shuffle=False).",
     }

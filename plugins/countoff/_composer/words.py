@@ -1,84 +1,103 @@
-"""The remedies and messages for users of Composer, in Composer's own terms."""
+"""The words of the adapter for Composer."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
-from countoff._adapter.remedies import data_remedies, uneven_remedies
+from countoff._adapter.words import Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
+from countoff.core.checks.even import TRUNCATED
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 from countoff.core.plan import BatchPlan
-from countoff.core.verdict import Remedies
 
 __all__ = [
-    "REMEDIES",
-    "STEPPING",
+    "WORDS",
     "consequences",
     "consequences_in_evaluation",
+    "equal_for_interval",
+    "equal_for_schedule",
     "remedy_of_length",
     "uneven_by_design",
     "with_correction",
 ]
 
+_OPTION = "Countoff({})"
 _EQUAL_LENGTHS = (
     "give every rank as many batches: StreamingDataset(batching_method='random'), or for a dataset that is whole on "
     "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size)"
-STEPPING = Stepping(
-    per_step="let Composer step {} after every batch: Trainer(step_schedulers_every_batch=True)",
-    per_epoch="let Composer step {} after every epoch: Trainer(step_schedulers_every_batch=False)",
-)
 
-REMEDIES: Remedies = {
-    "UnevenBatches": uneven_remedies(
-        train=f"{_EQUAL_LENGTHS}.",
-        option="Countoff({})",
-        goes_on=False,
-        together="no eval_interval that depends on the rank. Composer lets all ranks meet after each of its batches",
-        alone=False,
-    ),
-    "Truncated": (
-        f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
-        "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
-    ),
-    "PlanMismatch": (
-        "give every rank as many batches, or Trainer(train_subset_num_batches=N) with N batches that every rank has. "
-        "Otherwise a schedule in epochs gives each rank a learning rate of its own, and max_duration in batches ends "
-        "an epoch on some ranks only."
-    ),
-    "StepMismatch": (
-        "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."
-    ),
-    "LearningRateMismatch": "compare state.dataloader_len on the ranks: the scheduler's length follows from it.",
-    "WrongLength": f"{_RIGHT_LENGTH}.",
-    "ResumeMismatch": {
-        POSITION: (
-            "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch size, or "
-            "with a StreamingDataset, which goes by samples."
+WORDS = Words(
+    framework="Composer",
+    option=_OPTION,
+    remedies={
+        "UnevenBatches": uneven_remedies(
+            train=f"{_EQUAL_LENGTHS}.",
+            option=_OPTION,
+            goes_on=False,
+            together=(
+                "no eval_interval that depends on the rank. Composer lets all ranks meet after each of its batches"
+            ),
+            alone=False,
         ),
-        AGAIN: (
-            "make the data set's load_state_dict() go on behind the samples that it is given; without that method "
-            "Composer skips them by itself."
+        "Truncated": (
+            f"{_EQUAL_LENGTHS}. drop_last=True does not make such ranks even. If you accept the loss, give a number "
+            "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
         ),
-        RATE: (
-            "leave state/schedulers out of load_ignore_keys, so that Composer restores the scheduler. If you have "
-            "begun a new schedule on purpose, ignore this."
+        "PlanMismatch": (
+            "give every rank as many batches, or Trainer(train_subset_num_batches=N) with N batches that every rank "
+            "has. Otherwise a schedule in epochs gives each rank a learning rate of its own, and max_duration in "
+            "batches ends an epoch on some ranks only."
+        ),
+        "StepMismatch": (
+            "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."
+        ),
+        "LearningRateMismatch": "compare state.dataloader_len on the ranks: the scheduler's length follows from it.",
+        "WrongLength": f"{_RIGHT_LENGTH}.",
+        "ResumeMismatch": {
+            POSITION: (
+                "load the whole State with Trainer(load_path=…), and resume with as many ranks of the same batch size, "
+                "or with a StreamingDataset, which goes by samples."
+            ),
+            AGAIN: (
+                "make the data set's load_state_dict() go on behind the samples that it is given; without that method "
+                "Composer skips them by itself."
+            ),
+            RATE: (
+                "leave state/schedulers out of load_ignore_keys, so that Composer restores the scheduler. If you have "
+                "begun a new schedule on purpose, ignore this."
+            ),
+        },
+        **data_remedies(
+            shares=(
+                "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
+                "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
+            ),
+            order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
+            option=_OPTION,
+            dealer="dist.get_sampler(dataset)",
+            undo="leave out the DistributedSampler",
         ),
     },
-    **data_remedies(
-        shares=(
-            "give every rank its own share: DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils, or a "
-            "StreamingDataset, with `replication` only where ranks share their batches; Composer adds no sampler."
-        ),
-        order="let Composer call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
-        off="Countoff(fingerprint_batches=0)",
-        dealer="dist.get_sampler(dataset)",
-        undo="leave out the DistributedSampler",
+    stepping=Stepping(
+        per_step="let Composer step {} after every batch: Trainer(step_schedulers_every_batch=True)",
+        per_epoch="let Composer step {} after every epoch: Trainer(step_schedulers_every_batch=False)",
     ),
-}
+    only={
+        "DoubleSharded": "behind a DistributedSampler",
+        "StreamsDiffer": "behind a DistributedSampler",
+        "WeightsDiffer": "with `weights_every=`",
+        "WrongHorizon": "durations in epochs or batches",
+    },
+    cannot={
+        "Repeated": "Composer itself ends every epoch on all ranks with the shortest one",
+        "UnseenLoader": "the Trainer iterates its own loaders",
+        "WrongTotal": "Composer tells no number of samples that countoff could prove wrong",
+        "NotDistributed": "Composer's launcher sets torch.distributed up",
+    },
+)
 
 
 def consequences(plan: BatchPlan, *, epochs: int | None) -> str:
@@ -122,12 +141,10 @@ def uneven_by_design(batching_method: str, uneven: tuple[int, int]) -> Verdict:
         uneven: The fewest and the most batches of a rank in one epoch.
     """
     fewest, most = uneven
-    return Verdict(
-        "Truncated",
+    return TRUNCATED.found(
         f"with batching_method='{batching_method}' ranks have from {fewest} to {most} batches of train data per epoch; "
         f"Composer ends every epoch after {fewest} on all of them, and what the others have beyond is not trained on.",
         why="Batches go to the ranks in turns, stream by stream, and their number is not a multiple of the ranks.",
-        time=time.time(),
         subject="plan",
     )
 
@@ -143,8 +160,9 @@ def remedy_of_length(plan: BatchPlan, *, limit: str, fixes: bool) -> str:
     true, believed = plan.loader_batches, plan.reported_batches_per_epoch
     if true is None or believed is None or believed < true:  # no limit of Composer's goes beyond len(loader)
         return f"{_RIGHT_LENGTH}."
-    fix = "" if fixes else ", or Countoff(totals='fix') where it is proven"
-    return f"{_RIGHT_LENGTH}; until then {limit} with the true number{fix}."
+    fix = _OPTION.format("totals='fix'")
+    also = "" if fixes else f", or {fix} where it is proven"
+    return f"{_RIGHT_LENGTH}; until then {limit} with the true number{also}."
 
 
 def with_correction(wrong: Verdict, length: int, since: str = "before the first batch") -> Verdict:

@@ -1,0 +1,83 @@
+"""The words of the adapter for Fabric."""
+
+from __future__ import annotations
+
+from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff.core import Verdict
+from countoff.core.checks.resume import AGAIN, RATE
+from countoff.core.checks.unseen import UNSEEN_LOADER
+
+__all__ = ["WORDS", "unseen_loader"]
+
+_OPTION = "Countoff({})"
+
+WORDS = Words(
+    framework="Fabric",
+    option=_OPTION,
+    remedies={
+        "UnevenBatches": uneven_remedies(
+            train=(
+                "give every rank as many batches. If each rank's dataset holds all of the data, "
+                "fabric.setup_dataloaders(loader) does it. If each holds a part, or is iterable: end the loop after as "
+                "many batches on every rank; what is beyond them is not read."
+            ),
+            option=_OPTION,
+        ),
+        "RankMapError": (
+            "let fabric.setup_dataloaders add the DistributedSampler, or give your own the size and this rank's number "
+            "of the mesh's data dim."
+        ),
+        "ResumeMismatch": {
+            AGAIN: (
+                "skip the batches that were trained on before the checkpoint, or save and load the state of a loader "
+                'that has one: fabric.save(path, {"loader": train_loader, …}). Fabric counts the sampler\'s epochs '
+                "from 0 in every process: resume with DistributedSampler(dataset, seed=seed + epochs that are done)."
+            ),
+            RATE: (
+                'save and load the scheduler with the rest: fabric.load(path, {"scheduler": scheduler, …}). If you '
+                "have begun a new schedule on purpose, ignore this."
+            ),
+        },
+        "UnseenLoader": (
+            "pass the loader that the loop iterates through fabric.setup_dataloaders. A loop without a loader takes "
+            "its batches from handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()."
+        ),
+        "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+        **data_remedies(
+            shares=(
+                "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the "
+                "num_replicas and rank of this rank's share; an iterable dataset must take its share by itself."
+            ),
+            order="let Fabric call set_epoch(epoch): your sampler must be the loader's own, and follow the call.",
+            option=_OPTION,
+            dealer="fabric.setup_dataloaders()",
+            undo="pass use_distributed_sampler=False to it",
+        ),
+    },
+    only={
+        "RankMapError": "with a mesh",
+        "Truncated": "with `uneven_train`",
+        "Repeated": "with `uneven_train`",
+        "DoubleSharded": "map-style datasets",
+        "StreamsDiffer": "map-style datasets",
+        "PeersDiffer": "with a mesh",
+        "ResumeMismatch": "with `state_dict()` in the checkpoint",
+        "WeightsDiffer": "with `weights_every=`",
+        "WrongHorizon": "with `watch_schedule()`",
+    },
+    cannot={
+        "WrongTotal": "Fabric tells no total",
+        "NotDistributed": "Fabric launches the processes, or joins them, by itself",
+    },
+)
+
+
+def unseen_loader(steps: int) -> Verdict:
+    """Returns the warning of a loop that gives nothing to count.
+
+    Args:
+        steps: Optimizer steps that it has made.
+    """
+    sentence = f"{steps} optimizer steps, and no batch of a loader that Fabric has set up."
+    why = "The loop iterates other objects, or no loader, and calls none of Fabric's hooks. Nothing is compared so far."
+    return UNSEEN_LOADER.found(sentence, why=why)

@@ -1,0 +1,1 @@
+"""The adapter for lingua. Imports nothing of lingua."""

@@ -1,0 +1,1 @@
+"""The adapter for a plain PyTorch loop."""

@@ -1,0 +1,48 @@
+"""The words of the adapter for TorchTitan."""
+
+from __future__ import annotations
+
+from countoff._adapter.words import Words, data_remedies
+
+__all__ = ["WORDS"]
+
+_OPTION = "attach(trainer, {})"
+_NO_LENGTH = "TorchTitan asks no loader for its length"
+_NO_COMMON_END = "TorchTitan's ranks cannot be made even"
+_MAKES_OWN_STREAMS = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
+
+WORDS = Words(
+    framework="TorchTitan",
+    option=_OPTION,
+    remedies={
+        "UnevenBatches": {
+            "": (
+                "let the loader start over at its end (infinite=True, the default), or set training.steps to what "
+                "every data rank has. TorchTitan cancels the step in which data runs out, on that rank alone."
+            ),
+        },
+        "PlanMismatch": "start every rank with the same config.",
+        "StepMismatch": (
+            "let all ranks step after the same batches: no condition of one rank around optimizers.step()."
+        ),
+        "LearningRateMismatch": "give lr_scheduler the same steps on every rank.",
+        "RankMapError": "read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+        **data_remedies(
+            shares="read with the dp_rank and dp_world_size that TorchTitan gives to dataloader.build().",
+            option=_OPTION,
+        ),
+    },
+    only={"WeightsDiffer": "with `weights_every=`", "WrongHorizon": "the configuration's"},
+    cannot={
+        "WrongLength": _NO_LENGTH,
+        "Truncated": _NO_COMMON_END,
+        "Repeated": _NO_COMMON_END,
+        "DoubleSharded": _MAKES_OWN_STREAMS,
+        "StreamsDiffer": _MAKES_OWN_STREAMS,
+        "SameOrder": _MAKES_OWN_STREAMS,
+        "ResumeMismatch": "TorchTitan's checkpoint has no record of countoff's",
+        "UnseenLoader": "the trainer iterates its own loader",
+        "WrongTotal": "TorchTitan tells no total",
+        "NotDistributed": "TorchTitan sets torch.distributed up by itself",
+    },
+)

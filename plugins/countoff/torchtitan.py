@@ -21,6 +21,7 @@ with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
 from countoff._adapter.guards import cannot_make_even, new_guard
 from countoff._adapter.handle import Attached
+from countoff._adapter.hooks import MethodHook
 from countoff._adapter.options import own_arguments
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
@@ -72,23 +73,26 @@ def attach(trainer: Any, **options: Any) -> Attached:
         dp_degree=dp_degree,
         dp_rank=dp_rank,
     )
-    read, train = trainer.batch_generator, trainer.train
 
-    def begin(loader: Any) -> Iterator[Any]:
+    def begin(read: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
         batches = trainer.step * facts.gradient_accumulation_steps
         resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
         attached.begin(resumed, versions("torchtitan"), give_back, *wrong_horizons(job, world_size))
         trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
         return _counted(attached, read(loader), batches)
 
-    def watched() -> None:
+    def watched(train: Callable[[], None]) -> None:
         try:
             with attached:
                 train()
         finally:
             give_back()
 
-    give_back = _replace_methods(trainer, batch_generator=begin, train=watched)
+    def give_back() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    hooks = [MethodHook(trainer, "batch_generator", instead=begin), MethodHook(trainer, "train", instead=watched)]
     return attached
 
 
@@ -96,29 +100,13 @@ def main() -> None:
     """Runs TorchTitan's own training program with every trainer attached."""
     from torchtitan import train as program  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
-    trainer_class: Any = program.Trainer
-    original: Callable[[Any], None] = trainer_class.train
-
-    def train(trainer: Any) -> None:
-        trainer_class.train = original
+    def train(_: Callable[[Any], None], trainer: Any) -> None:
+        hook.remove()
         attach(trainer)
         trainer.train()
 
-    trainer_class.train = train
+    hook = MethodHook(program.Trainer, "train", instead=train)
     program.main()
-
-
-def _replace_methods(trainer: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
-    """Replaces methods of one trainer; returns a function that gives it its own back, and may be called again."""
-    before = {name: value for name, value in vars(trainer).items() if name in methods}
-    vars(trainer).update(methods)
-
-    def give_back() -> None:
-        for name in methods:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(before)
-
-    return give_back
 
 
 def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from accelerate import Accelerator
 
-from countoff._adapter.watched_methods import WatchedMethods
+from countoff._adapter.hooks import SharedHooks
 
 __all__ = ["count_backward_passes"]
 
@@ -28,15 +27,11 @@ def count_backward_passes(count: Callable[[], None], accelerator: Any = None) ->
     return _backward.add(watcher)
 
 
-def _watched_backward(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    def backward(accelerator: Any, *arguments: Any, **options: Any) -> Any:
-        result = original(accelerator, *arguments, **options)
-        for watcher in _backward:
-            watcher(accelerator)
-        return result
-
-    return backward
+def _watched(backward: Callable[..., Any], accelerator: Any, *arguments: Any, **options: Any) -> Any:
+    result = backward(accelerator, *arguments, **options)
+    for watcher in _backward:
+        watcher(accelerator)
+    return result
 
 
-_backward: WatchedMethods[Callable[[Any], None]] = WatchedMethods({(Accelerator, "backward"): _watched_backward})
+_backward: SharedHooks[Callable[[Any], None]] = SharedHooks(lambda: {(Accelerator, "backward"): _watched})

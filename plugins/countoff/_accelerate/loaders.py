@@ -17,9 +17,9 @@ from accelerate.local_sgd import LocalSGD
 from torch.utils.data import BatchSampler, IterableDataset
 
 from countoff._adapter.even_loaders import even_inside
+from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.loader_passes import Even
 from countoff._adapter.torch_facts import reported_length
-from countoff._adapter.watched_methods import WatchedMethods
 
 __all__ = [
     "Follower",
@@ -52,20 +52,16 @@ def follow(follower: Follower) -> Callable[[], None]:
     return _followers.add(follower)
 
 
-def _followed(original: Callable[[Any], Iterator[Any]]) -> Any:
-    @functools.wraps(original)
-    def observed(loader: Any) -> Iterator[Any]:
-        batches = original(loader)
-        for follower in _followers:
-            found = follower(loader, batches)
-            if found is not None:
-                return found
-        return batches
-
-    return observed
+def _followed(iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
+    batches = iterate(loader)
+    for follower in _followers:
+        found = follower(loader, batches)
+        if found is not None:
+            return found
+    return batches
 
 
-_followers: WatchedMethods[Follower] = WatchedMethods({(loaders, "__iter__"): _followed for loaders in PREPARED})
+_followers: SharedHooks[Follower] = SharedHooks(lambda: {(kind, "__iter__"): _followed for kind in PREPARED})
 
 
 def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
@@ -80,19 +76,15 @@ def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:
     return _local_sgd.add(watcher)
 
 
-def _watched(original: Callable[..., Any], *, inside: bool) -> Any:
-    @functools.wraps(original)
-    def watched(local_sgd: Any, *error: Any) -> Any:
-        result = original(local_sgd, *error)
-        for watcher in _local_sgd if local_sgd.enabled else ():
-            watcher(local_sgd.accelerator, inside)
-        return result
-
-    return watched
+def _watched(method: Callable[..., Any], local_sgd: Any, *error: Any, inside: bool) -> Any:
+    result = method(local_sgd, *error)
+    for watcher in _local_sgd if local_sgd.enabled else ():
+        watcher(local_sgd.accelerator, inside)
+    return result
 
 
-_local_sgd: WatchedMethods[Callable[[Any, bool], None]] = WatchedMethods(
-    {
+_local_sgd: SharedHooks[Callable[[Any, bool], None]] = SharedHooks(
+    lambda: {
         (LocalSGD, "__enter__"): functools.partial(_watched, inside=True),
         (LocalSGD, "__exit__"): functools.partial(_watched, inside=False),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from countoff._accelerate.loaders import (
 from countoff._accelerate.resume import watch_checkpoints
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter.handle import Attached
-from countoff._adapter.watched_methods import WatchedMethods
+from countoff._adapter.hooks import SharedHooks
 
 __all__ = ["observe"]
 
@@ -85,22 +84,20 @@ def _uncounted_joins(accelerator: Any, attached: Attached) -> Callable[[], None]
     return _joins.add(watcher)
 
 
-def _watched_join(original: Callable[..., Any]) -> Any:
-    @functools.wraps(original)
-    @contextlib.contextmanager
-    def joined(accelerator: Any, joinables: Any, even_batches: bool | None = None) -> Iterator[None]:
-        even = accelerator.even_batches if even_batches is None else even_batches
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(original(accelerator, joinables, even_batches))
-            for watcher in _joins if accelerator.multi_device and not even else ():
-                stack.enter_context(watcher(accelerator))
-            yield
-
-    return joined
+@contextlib.contextmanager
+def _joined(
+    join: Callable[..., Any], accelerator: Any, joinables: Any, even_batches: bool | None = None
+) -> Iterator[None]:
+    even = accelerator.even_batches if even_batches is None else even_batches
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(join(accelerator, joinables, even_batches))
+        for watcher in _joins if accelerator.multi_device and not even else ():
+            stack.enter_context(watcher(accelerator))
+        yield
 
 
-_joins: WatchedMethods[Callable[[Any], contextlib.AbstractContextManager[None]]] = WatchedMethods(
-    {(Accelerator, "join_uneven_inputs"): _watched_join}
+_joins: SharedHooks[Callable[[Any], contextlib.AbstractContextManager[None]]] = SharedHooks(
+    lambda: {(Accelerator, "join_uneven_inputs"): _joined}
 )
 
 

@@ -12,14 +12,14 @@ import contextlib
 import functools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
 from countoff._adapter.handle import Attached
-from countoff._adapter.watched_methods import WatchedMethods
+from countoff._adapter.hooks import SharedHooks
 
 __all__ = ["FILE", "watch_checkpoints"]
 
@@ -68,25 +68,16 @@ def _hook(register: Callable[[Any], Any], hook: Callable[..., None]) -> Iterator
         registered.remove()
 
 
-def _inside(watchers: Callable[[], WatchedMethods[Around]], original: Callable[..., Any]) -> Any:
-    """Returns a method that calls Accelerate's own inside the watchers' contexts."""
-
-    @functools.wraps(original)
-    def method(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for watcher in watchers():
-                stack.enter_context(watcher(accelerator))
-            return original(accelerator, *args, **kwargs)
-
-    return method
+def _inside(watchers: Iterable[Around], method: Callable[..., Any], accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of Accelerate's inside the watchers' contexts."""
+    with contextlib.ExitStack() as stack:
+        for watcher in watchers:
+            stack.enter_context(watcher(accelerator))
+        return method(accelerator, *args, **kwargs)
 
 
-_saves: WatchedMethods[Around] = WatchedMethods(
-    {(Accelerator, "save_state"): functools.partial(_inside, lambda: _saves)}
-)
-_loads: WatchedMethods[Around] = WatchedMethods(
-    {(Accelerator, "load_state"): functools.partial(_inside, lambda: _loads)}
-)
+_saves: SharedHooks[Around] = SharedHooks(lambda: {(Accelerator, "save_state"): functools.partial(_inside, _saves)})
+_loads: SharedHooks[Around] = SharedHooks(lambda: {(Accelerator, "load_state"): functools.partial(_inside, _loads)})
 
 
 def _write(path: Path, record: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import get_worker_info
 
 from countoff._accelerate.loaders import source_of
 from countoff._adapter.dealt_streams import indices_seen
-from countoff._adapter.watched_methods import WatchedMethods
+from countoff._adapter.hooks import SharedHooks
 from countoff.core.checks.data import DataIdentity
 
 __all__ = ["watch_stream"]
@@ -62,24 +62,20 @@ class _Followed:
         return getattr(self._source, name)
 
 
-def _dealt(original: Callable[[Any], Iterator[Any]], *, source: str) -> Any:
-    @functools.wraps(original)
-    def dealt(shard: Any) -> Iterator[Any]:
-        if get_worker_info() is None:  # in a worker, nobody could read what was seen
-            for watcher in _watchers:
-                follow = watcher(shard)
-                if follow is not None:
-                    reading = object.__new__(type(shard))
-                    reading.__dict__.update(shard.__dict__)
-                    setattr(reading, source, _Followed(getattr(shard, source), follow))
-                    return original(reading)
-        return original(shard)
-
-    return dealt
+def _dealt(deal: Callable[[Any], Iterator[Any]], shard: Any, *, source: str) -> Iterator[Any]:
+    if get_worker_info() is None:  # in a worker, nobody could read what was seen
+        for watcher in _watchers:
+            follow = watcher(shard)
+            if follow is not None:
+                reading = object.__new__(type(shard))
+                reading.__dict__.update(shard.__dict__)
+                setattr(reading, source, _Followed(getattr(shard, source), follow))
+                return deal(reading)
+    return deal(shard)
 
 
-_watchers: WatchedMethods[Callable[[Any], _Follow | None]] = WatchedMethods(
-    {
+_watchers: SharedHooks[Callable[[Any], _Follow | None]] = SharedHooks(
+    lambda: {
         (BatchSamplerShard, "__iter__"): functools.partial(_dealt, source="batch_sampler"),
         (IterableDatasetShard, "__iter__"): functools.partial(_dealt, source="dataset"),
     }

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 
+from countoff._adapter.hooks import MethodHook
 from countoff.core.ending import shutdown
 
 __all__ = ["ExitHooks", "exception_at_exit", "is_over"]
@@ -56,11 +56,9 @@ class ExitHooks:
     """
 
     def __init__(self, failed: Callable[[BaseException], None], at_exit: Callable[[], None]) -> None:
-        self._failed = failed
         self._at_exit = at_exit
         self._cancel_at_exit: Callable[[], None] | None = None
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._report_and_print
+        self._excepthook = MethodHook(sys, "excepthook", before=lambda _, error, __: failed(error))
 
     def register_at_exit(self) -> None:
         """Registers, or registers again, the function for the program's end.
@@ -75,11 +73,4 @@ class ExitHooks:
         """Removes the hooks. Does nothing when called again."""
         if self._cancel_at_exit is not None:
             self._cancel_at_exit()
-        if sys.excepthook == self._report_and_print:  # else a later hook calls this one, and must go on to find it
-            sys.excepthook = self._excepthook
-
-    def _report_and_print(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        self._failed(error)
-        self._excepthook(kind, error, traceback)
+        self._excepthook.remove()

@@ -20,6 +20,7 @@ from countoff._adapter.class_swap import handle_of
 from countoff._adapter.even_loaders import even_inside, keeps_length
 from countoff._adapter.guards import new_guard
 from countoff._adapter.handle import Attached, any_active
+from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import Schedule
@@ -307,10 +308,15 @@ class FabricLoaders:
         shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, WORDS.remedies)), rank)
 
 
-_watching: weakref.WeakKeyDictionary[Any, FabricLoaders] = weakref.WeakKeyDictionary()
+class _Watch(NamedTuple):
+    """A callback, as long as it exists, and the loaders of its Fabric."""
+
+    callback: weakref.ref[Any]
+    loaders: FabricLoaders
+
+
 _owners: weakref.WeakKeyDictionary[Any, weakref.ref[FabricLoaders]] = weakref.WeakKeyDictionary()
 _fits: weakref.WeakSet[Attached] = weakref.WeakSet()
-_originals: dict[tuple[type, str], tuple[Any, Any]] = {}
 
 
 def watch_fabric(callback: Any, loaders: FabricLoaders) -> None:
@@ -323,101 +329,75 @@ def watch_fabric(callback: Any, loaders: FabricLoaders) -> None:
         callback: One of a Fabric's callbacks, now or later.
         loaders: The loaders of that Fabric.
     """
-    _watching[callback] = loaders
-    weakref.finalize(callback, _restore_unless_needed).atexit = False
-    for owner, name, substitute_for in _places():
-        if (owner, name) not in _originals:
-            original = vars(owner)[name]
-            substitute = substitute_for(original)
-            _originals[owner, name] = substitute, original
-            setattr(owner, name, substitute)
+    weakref.finalize(callback, _watches.add(_Watch(weakref.ref(callback), loaders))).atexit = False
 
 
-def _places() -> Iterator[tuple[type, str, Callable[[Any], Any]]]:
-    """Yields the methods of Fabric's classes that are exchanged."""
+def _methods() -> dict[tuple[type, str], Callable[..., Any]]:
+    """Returns what stands in for methods of Fabric's classes."""
+    found: dict[tuple[type, str], Callable[..., Any]] = {}
     for package in _PACKAGES:
         fabric = getattr(sys.modules.get(package), "Fabric", None)
         loader = getattr(sys.modules.get(f"{package}.wrappers"), "_FabricDataLoader", None)
         if fabric is not None and loader is not None:
-            yield fabric, "setup_dataloaders", _setting_up_loaders
-            yield fabric, "backward", _counting_backward
-            yield fabric, "setup", _setting_up
-            yield fabric, "setup_module", _setting_up
-            yield fabric, "setup_optimizers", _setting_up
-            yield loader, "__iter__", _counting
+            found |= {
+                (fabric, "setup_dataloaders"): _set_up_loaders,
+                (fabric, "backward"): _backward,
+                (fabric, "setup"): _set_up,
+                (fabric, "setup_module"): _set_up,
+                (fabric, "setup_optimizers"): _set_up,
+                (loader, "__iter__"): _iterate,
+            }
+    return found
 
 
-def _restore_unless_needed() -> None:
-    if list(_watching):  # its length may still include the callback that is gone
-        return
-    for (owner, name), (substitute, original) in list(_originals.items()):
-        if vars(owner).get(name) is substitute:  # else other code has wrapped it, and it stays, with nothing to tell
-            setattr(owner, name, original)
-            del _originals[owner, name]
+_watches: SharedHooks[_Watch] = SharedHooks(_methods)
 
 
-def _setting_up_loaders(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def setup_dataloaders(fabric: Any, *dataloaders: Any, **options: Any) -> Any:
-        result = original(fabric, *dataloaders, **options)
-        found = _watching_of(fabric)
-        for loaders in found[1:]:
-            loaders.leave_to_others()
-        for loaders in found[:1]:
-            loaders.add(fabric, result if isinstance(result, list) else [result])
-        return result
-
-    return setup_dataloaders
-
-
-def _watching_of(fabric: Any) -> list[FabricLoaders]:
+def _watching(fabric: Any) -> list[FabricLoaders]:
     """Returns what watches a Fabric, in the order of its callbacks."""
-    known = list(_watching.items())
-    callbacks = getattr(fabric, "_callbacks", ())
-    return [loaders for each in callbacks for callback, loaders in known if callback is each]
+    known = {id(watch.callback()): watch.loaders for watch in _watches}  # the id of None is that of no callback
+    return [known[id(each)] for each in getattr(fabric, "_callbacks", ()) if id(each) in known]
 
 
-def _counting_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def backward(fabric: Any, *arguments: Any, **options: Any) -> Any:
-        result = original(fabric, *arguments, **options)
-        for loaders in _watching_of(fabric):
-            if loaders.attached is not None:
-                loaders.attached.micro_batch()
-        return result
-
-    return backward
+def _set_up_loaders(setup: Callable[..., Any], fabric: Any, *dataloaders: Any, **options: Any) -> Any:
+    result = setup(fabric, *dataloaders, **options)
+    found = _watching(fabric)
+    for loaders in found[1:]:
+        loaders.leave_to_others()
+    for loaders in found[:1]:
+        loaders.add(fabric, result if isinstance(result, list) else [result])
+    return result
 
 
-def _setting_up(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def setup(fabric: Any, *parts: Any, **options: Any) -> Any:
-        result = original(fabric, *parts, **options)
-        for loaders in _watching_of(fabric)[:1]:
-            for part in result if isinstance(result, tuple) else (result,):
-                if isinstance(part, torch.nn.Module):
-                    loaders.add_model(part)
-                else:
-                    loaders.add_optimizer(getattr(part, "optimizer", None))
-        return result
-
-    return setup
+def _backward(backward: Callable[..., Any], fabric: Any, *arguments: Any, **options: Any) -> Any:
+    result = backward(fabric, *arguments, **options)
+    for loaders in _watching(fabric):
+        if loaders.attached is not None:
+            loaders.attached.micro_batch()
+    return result
 
 
-def _counting(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    @functools.wraps(original)
-    def iterate(loader: Any) -> Iterator[Any]:
-        batches = original(loader)
-        reference = _owners.get(loader)
-        loaders = None if reference is None else reference()
-        if loaders is None:
-            return batches
-        if handle_of(loader) is not None:  # the script has attached it by itself
-            loaders.leave_to_others()
-            return batches
-        return loaders.follow(loader, batches)
+def _set_up(setup: Callable[..., Any], fabric: Any, *parts: Any, **options: Any) -> Any:
+    result = setup(fabric, *parts, **options)
+    for loaders in _watching(fabric)[:1]:
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, torch.nn.Module):
+                loaders.add_model(part)
+            else:
+                loaders.add_optimizer(getattr(part, "optimizer", None))
+    return result
 
-    return iterate
+
+def _iterate(iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
+    batches = iterate(loader)
+    reference = _owners.get(loader)
+    loaders = None if reference is None else reference()
+    if loaders is None:
+        return batches
+    if handle_of(loader) is not None:  # the script has attached it by itself
+        loaders.leave_to_others()
+        return batches
+    return loaders.follow(loader, batches)
 
 
 def _source(loader: Any) -> Any:

@@ -13,21 +13,19 @@ from typing import Any
 
 from countoff._adapter.even_loaders import saves_state
 from countoff._adapter.guards import new_guard
+from countoff._adapter.hooks import MethodHook
 from countoff._adapter.left_fit import LeftFit
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.options import Options
 from countoff._adapter.schedule_watch import ScheduleWatch, run_length
 from countoff._adapter.torch_facts import on_optimizer_step, versions
 from countoff._lightning.even_fetches import CommonEstimate, EvenFetches, EvenLimits, EvenLoaders
-from countoff._lightning.method_hook import MethodHook
+from countoff._lightning.fetchers import FetchTimer, count, countable_fetcher, fetcher_of, seen_exhausted
 from countoff._lightning.resume import KEY, KeptBatch, record_of, restore
 from countoff._lightning.trainer import (
     after_teardown,
     announce_requests,
-    count,
-    countable_fetcher,
     eval_loop,
-    fetcher_of,
     fingerprint_before_transfer,
     has_loaders_in_a_row,
     last_step,
@@ -35,9 +33,7 @@ from countoff._lightning.trainer import (
     metrics_of_evaluation,
     plan_of,
     schedules,
-    seen_exhausted,
     set_length,
-    time_fetches,
     train_facts,
 )
 from countoff._lightning.words import WORDS, with_remedy
@@ -127,7 +123,7 @@ class CountoffCallback(Options):
         self._begin(trainer, plan_of(trainer, facts, proven, (dp_rank, dp_degree)), planned)
         if makes_even and self._guard is not None:
             self._limits = EvenLimits(trainer, self.settings.uneven_train == "repeat", self._guard.common_batches)
-            hook = MethodHook(trainer.fit_loop.epoch_loop, "on_run_start", after=lambda: self._begin_even(trainer))
+            hook = MethodHook(trainer.fit_loop.epoch_loop, "on_run_start", after=lambda *_: self._begin_even(trainer))
             self._hooks = (*self._hooks, hook, self._limits)
         wrong = self._wrong_length(self._totals)
         if wrong is not None and self._guard is not None:
@@ -163,7 +159,7 @@ class CountoffCallback(Options):
                 ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
                 guard.train_start(trainer.current_epoch, ready - 1)
             if self._train_pass is None:
-                self._hook_into_epoch(time_fetches(guard, trainer.fit_loop))
+                self._hook_into_epoch(FetchTimer(trainer.fit_loop, guard.waited))
             self._fetcher, self._last_step = countable_fetcher(trainer.fit_loop), last_step(trainer)
         if (fetcher := self._fetcher) is None:
             guard.batch()
@@ -313,7 +309,7 @@ class CountoffCallback(Options):
         record, self._loaded = self._loaded, None
         if record is not None:
             restore(trainer, guard, record)
-            hook = MethodHook(epoch_loop, "on_run_start", after=lambda: self._open_resumed(trainer))
+            hook = MethodHook(epoch_loop, "on_run_start", after=lambda *_: self._open_resumed(trainer))
             self._hooks = (*self._hooks, hook)
 
     def _open_resumed(self, trainer: Any) -> None:

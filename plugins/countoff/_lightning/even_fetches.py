@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from countoff._adapter.even_loaders import fetches_ahead, finished
+from countoff._adapter.hooks import MethodHook, PlacedValue
 from countoff._adapter.loader_observer import samples_in
-from countoff._lightning.method_hook import MethodHook
 from countoff.core import Guard
 
 __all__ = ["CommonEstimate", "EvenFetches", "EvenLimits", "EvenLoaders"]
@@ -50,7 +50,6 @@ class EvenFetches:
         evaluation: Any = None,
     ) -> None:
         self._guard = guard
-        self._fetcher = fetcher
         self._loader = fetcher.combined_loader
         self._length = fetcher.length
         fetches = hasattr(fetcher, "batches")  # without them, training_step fetches by itself
@@ -77,8 +76,9 @@ class EvenFetches:
         self._resumable: Any = getattr(self._even, "resumable", None)
         self._hook: MethodHook | None = None
         if self._resumable is not None:
-            self._hook = MethodHook(self._loader, "_state_dicts", instead=self._states)
-        fetcher.iterator, fetcher.length, fetcher.fetched, fetcher.done = self, self._common, resumed_at, False
+            self._hook = MethodHook(self._loader, "_state_dicts", instead=lambda _: self._states())
+        self._placed = PlacedValue(fetcher, "iterator", self), PlacedValue(fetcher, "length", self._common)
+        fetcher.fetched, fetcher.done = resumed_at, False
         if fetches:
             fetcher.batches = []
         if self._ahead:
@@ -115,8 +115,8 @@ class EvenFetches:
         """Gives the fetcher and the loader back what was theirs. Does nothing when called again."""
         if self._hook is not None:
             self._hook.remove()
-        if self._fetcher.iterator is self:
-            self._fetcher.iterator, self._fetcher.length = self._loader, self._length
+        for placed in self._placed:
+            placed.remove()
 
     def _limited(self, done: int, held: list[Any], iterator: Iterator[Any]) -> Iterator[Any]:
         """Ends where Lightning ends a pass: at the length that the loader reports, or at the user's limit."""
@@ -148,14 +148,14 @@ class EvenLoaders:
         fetcher = loop._data_fetcher
         self._guard = guard
         self._loop = loop
-        self._fetcher = fetcher
         self._loader = fetcher.combined_loader
         self._next_loader = next_loader
         self._index = 0
         self._pending = list(fetcher.batches)
         fetcher.fetched -= len(self._pending)
         self._length = fetcher.length
-        fetcher.iterator, fetcher.length, fetcher.batches, fetcher.done = self, None, [], False
+        self._placed = PlacedValue(fetcher, "iterator", self), PlacedValue(fetcher, "length", None)
+        fetcher.batches, fetcher.done = [], False
         self._even = self._pass()
 
     def __iter__(self) -> Iterator[Any]:
@@ -181,8 +181,8 @@ class EvenLoaders:
 
     def remove(self) -> None:
         """Gives the fetcher back what was its own. Does nothing when called again."""
-        if self._fetcher.iterator is self:
-            self._fetcher.iterator, self._fetcher.length = self._loader, self._length
+        for placed in self._placed:
+            placed.remove()
 
     def _pass(self) -> Iterator[Any]:
         return self._guard.even(self._batches(self._index), lambda: iter(()), samples=samples_in)
@@ -218,24 +218,21 @@ class CommonEstimate:
     def __init__(self, trainer: Any, agree: Callable[[int | None], int | None]) -> None:
         self._loop = trainer.fit_loop
         self._agree = agree
-        self._placed: tuple[Any, Any] | None = None
-        self._hook = MethodHook(self._loop, "setup_data", after=self._share)
+        self._placed: PlacedValue | None = None
+        self._hook = MethodHook(self._loop, "setup_data", after=lambda *_: self._share())
 
     def remove(self) -> None:
         """Gives Lightning its own number back. Does nothing when called again."""
         self._hook.remove()
         if self._placed is not None:
-            own, common = self._placed
-            if self._loop.max_batches == common:
-                self._loop.max_batches = own
-            self._placed = None
+            self._placed.remove()
 
     def _share(self) -> None:
         self._hook.remove()
         own = self._loop.max_batches
         common = self._agree(None if math.isinf(own) else int(own))
         if common and common != own:
-            self._loop.max_batches, self._placed = common, (own, common)
+            self._placed = PlacedValue(self._loop, "max_batches", common)
 
 
 class EvenLimits:
@@ -251,7 +248,7 @@ class EvenLimits:
         self._trainer = trainer
         self._repeats = repeats
         self._common = common
-        self._placed: dict[str, tuple[Any, Any, Any]] = {}
+        self._placed: dict[str, PlacedValue] = {}
 
     def set(self) -> None:
         """Sets them. Lightning computes them anew when it loads the train loader again."""
@@ -269,16 +266,12 @@ class EvenLimits:
 
     def remove(self) -> None:
         """Gives Lightning its own numbers back, where they have not been set anew. Does nothing when called again."""
-        for name, (owner, own, value) in self._placed.items():
-            if getattr(owner, name) == value:
-                setattr(owner, name, own)
-        self._placed = {}
+        for placed in self._placed.values():
+            placed.remove()
 
     def _place(self, owner: Any, name: str, value: float) -> None:
-        own = getattr(owner, name)
-        if own != value:
-            self._placed[name] = (owner, own, value)
-            setattr(owner, name, value)
+        if getattr(owner, name) != value:
+            self._placed[name] = PlacedValue(owner, name, value)
 
 
 def _fetch_one(fetcher: Any) -> None:

@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import Any
 
 from countoff._adapter.evaluation_totals import evaluation_facts
+from countoff._adapter.hooks import MethodHook
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
-from countoff._lightning.method_hook import FetchTimer, MethodHook
+from countoff._lightning.fetchers import module_fetches
 from countoff.core import FitPlan, Guard, LoaderFacts
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.horizon import RunLength
@@ -107,26 +108,6 @@ def _pace(config: Any, run: RunLength) -> Fraction | None:
     return Fraction(1, per_epoch * config.frequency)
 
 
-def fetcher_of(loop: Any, name: str) -> Any:
-    """Returns an attribute of the loop's data fetcher; None where a version of Lightning does not have it."""
-    return getattr(getattr(loop, "_data_fetcher", None), name, None)
-
-
-def _module_fetches(loop: Any) -> bool:
-    # With training_step(dataloader_iter) the module fetches by itself, so what the fetcher holds tells nothing.
-    return fetcher_of(loop, "iterator_wrapper") is not None
-
-
-def seen_exhausted(loop: Any) -> bool:
-    """Returns whether the loop's fetcher has seen the loader exhausted by fetching ahead."""
-    return bool(fetcher_of(loop, "done")) and not _module_fetches(loop)
-
-
-def countable_fetcher(loop: Any) -> Any:
-    """Returns the loop's data fetcher if its `fetched` and `done` describe what the loop has fetched; else None."""
-    return None if _module_fetches(loop) else getattr(loop, "_data_fetcher", None)
-
-
 def last_step(trainer: Any) -> int | None:
     """Returns the optimizer steps after which the current batch may be the last one, by `max_steps`.
 
@@ -134,20 +115,6 @@ def last_step(trainer: Any) -> int | None:
     another is not out of step.
     """
     return None if trainer.max_steps < 0 else trainer.max_steps - max(1, len(trainer.optimizers))
-
-
-def count(guard: Guard, loop: Any) -> None:
-    """Counts the batch that the loop is about to use, with what its fetcher has fetched."""
-    fetcher = countable_fetcher(loop)
-    if fetcher is None:
-        guard.batch()
-    else:
-        guard.batch(fetcher.fetched, last=fetcher.done)
-
-
-def time_fetches(guard: Guard, loop: Any) -> FetchTimer:
-    """Adds the time of every fetch to the open span, from the next fetch on; returns what takes that back."""
-    return FetchTimer(getattr(loop, "_data_fetcher", None), guard.waited)
 
 
 def announce_requests(guard: Guard, epoch_loop: Any) -> MethodHook | None:
@@ -204,7 +171,7 @@ def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:
         What takes that back; None for a version of Lightning that does not show which loop is active.
     """
     loop = getattr(trainer, "_active_loop", None)
-    return None if loop is None else MethodHook(loop, "teardown", after=end)
+    return None if loop is None else MethodHook(loop, "teardown", after=lambda *_: end())
 
 
 def eval_loop(trainer: Any) -> Any:
@@ -217,7 +184,7 @@ def eval_loop(trainer: Any) -> Any:
 def has_loaders_in_a_row(loop: Any) -> bool:
     """Returns whether an evaluation loop takes several loaders, one after the other, and fetches by itself."""
     loader = loop._data_fetcher.combined_loader
-    return loader._mode == "sequential" and len(loader.flattened) > 1 and not _module_fetches(loop)
+    return loader._mode == "sequential" and len(loader.flattened) > 1 and not module_fetches(loop)
 
 
 def metrics_of_evaluation(trainer: Any, loop: Any) -> dict[str, float]:
@@ -231,7 +198,7 @@ def metrics_of_evaluation(trainer: Any, loop: Any) -> dict[str, float]:
         fetcher, limits = loop._data_fetcher, loop.max_batches
         loader = fetcher.combined_loader
         several = len(loader.flattened) > 1
-        if (several and loader._mode != "sequential") or _module_fetches(loop) or fetcher.fetched != sum(limits):
+        if (several and loader._mode != "sequential") or module_fetches(loop) or fetcher.fetched != sum(limits):
             return {}
         mesh = getattr(trainer.strategy, "device_mesh", None)
         dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.results import WALL_TIME, Table, compared, in_turns
-from countoff._adapter.weights import hash_bits
+from countoff._adapter.weight_hashes import hash_bits
 
 HASHED = "the hashes of `weights_every`"
 

@@ -70,7 +70,7 @@ def resumed(save_at: tuple[int, int], differently: bool = False) -> dict[str, An
         "resumed": weights(model),
         "steps": raw.applied,
         "counted": handle.guard.steps,
-        "epoch": handle.passes.epoch,
+        "epoch": handle.loop.passes.epoch,
         "batches": handle.guard.train_batches,
     }
     handle.detach()
@@ -102,7 +102,7 @@ def checkpoints_of_their_own() -> tuple[int, int, int]:
         accelerator.load_state(folder)
         for _ in accelerator.skip_first_batches(train, 3):
             optimizer.step()
-        return handle.passes.epoch, handle.guard.train_batches, handle.steps_before
+        return handle.loop.passes.epoch, handle.guard.train_batches, handle.loop.fit.steps_before
 
 
 def two_accelerators() -> list[tuple[int, int, int]]:

@@ -254,8 +254,8 @@ def outcome(fabric: Fabric, model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"weights": weights(model), "counted": None}
     for callback in fabric._callbacks:
         if (guard := getattr(callback, "guard", None)) is not None:
-            attached = callback._loaders.attached
-            epochs = callback._epoch if attached is None else attached.passes.epoch
+            loop = callback._loaders.loop
+            epochs = callback._epoch if loop is None else loop.passes.epoch
             found["counted"] = {"epochs": epochs, "batches": guard.train_batches, "steps": guard.steps}
     return found
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from countoff._adapter.weights import hash_bits
+from countoff._adapter.weight_hashes import hash_bits
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
 from countoff.core.ending import nccl
 from countoff.core.liveness import collectives

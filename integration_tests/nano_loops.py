@@ -108,7 +108,7 @@ def over_iterables() -> list[Any]:
         train_on(model, optimizer, next(several))
         for batch in several:
             train_on(model, optimizer, batch)
-        found += [handle.guard.train_batches, handle.passes.epoch]
+        found += [handle.guard.train_batches, handle.loop.passes.epoch]
     off = attach(enabled=False)
     found.append(off.counted(get_batch) is get_batch)
     try:

@@ -35,7 +35,7 @@ def trials(batches: list[int], options: dict[str, Any], fate: str = "") -> list[
                         os.kill(os.getpid(), signal.SIGKILL)
                     train_on(model, optimizer, batch)
         tell(f"trial {trial}")
-        found.append((taken, handle.totals.plan.metrics()["countoff/dp_degree"], weights(model)))
+        found.append((taken, handle.progress()["countoff/dp_degree"], weights(model)))
     return found
 
 

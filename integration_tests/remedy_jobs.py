@@ -126,7 +126,7 @@ def heard(attach: Callable[[], Any], loop: Callable[[Any], None]) -> Heard:
     except DivergenceError as error:
         found.append(error.verdict)
         if handle is not None:
-            handle.abandon()
+            handle.loop.abandon()
     return [*found, *([] if handle is None else handle.guard.notices)]
 
 

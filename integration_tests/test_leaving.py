@@ -231,7 +231,7 @@ def is_killed_as_another_leaves() -> None:
     with contextlib.ExitStack() as stack, attach(train=loader) as handle:
         for _ in loader:
             if own_rank() == 0:
-                handle.abandon()
+                handle.loop.abandon()
                 store.set("left", "yes")
                 store.wait(["over"])
                 return

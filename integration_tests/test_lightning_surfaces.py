@@ -65,7 +65,7 @@ def callbacks_of_a_trainer(options: dict[str, Any] | None) -> list[tuple[str, bo
     found = [each for each in trainer.callbacks if isinstance(each, CountoffCallback)]
     for each in found:
         each.setup(trainer, None, "fit")
-    return [(type(each).__module__, each._active) for each in found]
+    return [(type(each).__module__, each._is_active(trainer)) for each in found]
 
 
 def test_the_entry_point_adds_nothing_unless_the_flag_is_on(run_ranks):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 pytest.importorskip("accelerate")
 pytest.importorskip("torchdata")
 
-from countoff._accelerate.resume import _read
+from countoff._accelerate.checkpoints import _read
 from countoff.report.reader import read
 from countoff.torch import attach
 from integration_tests import devices

@@ -177,7 +177,7 @@ SOURCES = {
 }
 SIGNS = {
     "LearningRateMismatch": "optimizers=",
-    "RankMapError": "dp_rank=",
+    "RankMapError": r"OwnRank\((?!rank, world_size, rank, )",  # the data position is not each rank itself
     "WrongHorizon": "WRONG_HORIZON|watch_schedules|ScheduleWatch",
     "WrongTotal": "WRONG_TOTAL",
     "NotDistributed": "not_distributed",

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from countoff._adapter.dealt_streams import indices_seen
 from countoff._adapter.torch_facts import learning_rates
-from countoff._adapter.weights import hash_bits
+from countoff._adapter.weight_hashes import hash_bits
 from countoff.core.checks.streams import FirstElements
 from countoff.core.data.fingerprint import begin_fingerprint, fingerprint
 from countoff.core.data.own_generators import holds_generator

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from countoff._adapter import weights
-from countoff._adapter.weights import PendingReplicas, Wrappers, hash_bits
+from countoff._adapter import weight_hashes as weights
+from countoff._adapter.weight_hashes import PendingReplicas, Wrappers, hash_bits
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from countoff._adapter import handle
+from countoff._adapter.observed_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
 from integration_tests.zoo.registry import MODES, Program, program_named
@@ -76,8 +76,8 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
         try:
             value = program.function(dict(MODES[mode]))
             states = random_states()
-            for attached in reversed(list(handle._active)):  # as the end of a program does
-                attached.detach()
+            for loop in reversed(active_loops()):  # as the end of a program does
+                loop.end()
         except BaseException as raised:
             error, states = f"{type(raised).__name__}: {raised}", {}
         faulthandler.cancel_dump_traceback_later()

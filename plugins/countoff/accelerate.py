@@ -16,15 +16,17 @@ with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accele
     from countoff._accelerate.loader_facts import evaluation_facts
     from countoff._accelerate.loaders import is_prepared, source_length
     from countoff._adapter.evaluation_totals import EvaluationTotals
-from countoff._accelerate import facts as reading
+from countoff._accelerate import accelerator as reading
 from countoff._accelerate.observation import observe
 from countoff._accelerate.process import not_distributed
 from countoff._accelerate.words import TICKS, WORDS
-from countoff._adapter.guards import new_guard
-from countoff._adapter.handle import Attached, argument_of, evaluation_loaders
+from countoff._adapter.fit import Fit, OwnRank, plan_of
+from countoff._adapter.handle import Attached
+from countoff._adapter.observed_loaders import argument_of, evaluation_loaders
+from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.options import own_arguments
 from countoff._adapter.torch_facts import reported_length, versions
-from countoff._adapter.weights import Wrappers
+from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
 
@@ -73,44 +75,34 @@ def attach(
     facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
     dp_rank, dp_degree = reading.position_of(accelerator)
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
-    models = Wrappers(lambda: accelerator._models)
-    make_guard = functools.partial(
-        new_guard,
+    fit = Fit(
         settings,
         WORDS,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
+        OwnRank(accelerator.process_index, accelerator.num_processes, dp_rank, dp_degree),
+        totals,
         optimizers=lambda: accelerator._optimizers,
         schedulers=lambda: [getattr(each, "scheduler", each) for each in accelerator._schedulers],
         ticks_per_step=accelerator.num_processes,
-        # Where passes are not compared, ranks train apart on purpose.
-        models=lambda: models() if attached.passes.comparing else [],
+        models=Wrappers(lambda: accelerator._models),
     )
     steps_of = functools.partial(reading.is_prepared_optimizer, accelerator)
-    attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
+    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of)
     if not settings.enabled:
-        return attached
-    attached.length_now = functools.partial(reported_length, train)
-    attached.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
+        return Attached(loop)
+    loop.length_now = functools.partial(reported_length, train)
+    loop.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
     several = len(evaluation_loaders(eval)) > 1
-    attached.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
-    attached.watch_schedules(
-        reading.schedules(accelerator),
-        processes=dp_degree,
-        source_batches=None if train is None else source_length(train),
-        why=TICKS,
-    )
-    plan = reading.plan_of(facts, dp_rank=dp_rank, dp_degree=dp_degree, start_epoch=start_epoch)
-    attached.begin(
-        plan,
-        versions("accelerate"),
-        observe(accelerator, attached, loaders),
-        not_distributed(accelerator),
-    )
-    return attached
+    loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
+    source_batches = None if train is None else source_length(train)
+    fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
+    loop.until_end(observe(accelerator, loop, loaders))
+    common = reading.common_length(facts)
+    plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)
+    loop.begin(plan, versions("accelerate"), not_distributed(accelerator))
+    return Attached(loop)
 
 
 def _check_prepared(loaders: Mapping[str | None, Any]) -> None:

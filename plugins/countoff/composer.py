@@ -17,8 +17,8 @@ with needs("Composer", facade="countoff.composer", install="'countoff[composer]'
     from composer.loggers import Logger
 from countoff._adapter.options import Options
 from countoff._adapter.sampling import fingerprint_batch
-from countoff._composer.fit import WatchedFit
-from countoff._composer.resume import packed, unpacked
+from countoff._composer.checkpoints import packed, unpacked
+from countoff._composer.composer_fit import ComposerFit
 from countoff._composer.state import exception_at_close, length_of
 from countoff.core import Guard
 
@@ -32,10 +32,9 @@ class Countoff(Options, Callback):
     ``COUNTOFF_<NAME>``, then from the default. `totals="fix"` also sets Composer's own length where it is proven.
     """
 
-    _of_the_fit = ("_fit", "_guard", "_standalone", "_corrected", "_loaded", "_last_record")
-    _fit: WatchedFit | None = None
+    _of_the_fit = ("_fit", "_guard", "_corrected", "_loaded", "_last_record")
+    _fit: ComposerFit | None = None
     _guard: Guard | None = None
-    _standalone = False  # whether it is an evaluation outside of a fit
     _corrected: tuple[Any, int] | None = None
     _loaded: Any = None
     _last_record: dict[str, Any] | None = None
@@ -116,12 +115,12 @@ class Countoff(Options, Callback):
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Ends what `eval_start` began after the end of a fit: that fit's last evaluations come after `fit_end`."""
-        if self._standalone:
+        if self._is_standalone():
             self._finish()
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """Ends what `eval_start` began in `trainer.eval()`."""
-        if self._standalone:
+        if self._is_standalone():
             self._finish()
 
     def fit_end(self, state: State, logger: Logger) -> None:
@@ -141,13 +140,16 @@ class Countoff(Options, Callback):
         """Returns whether this is the Trainer's first Countoff (its configuration may add another), and is enabled."""
         return self.settings.enabled and next(each for each in state.callbacks if isinstance(each, Countoff)) is self
 
+    def _is_standalone(self) -> bool:
+        """Returns whether an evaluation outside of a fit goes on."""
+        return self._fit is not None and self._fit.train is None
+
     def _begin(self, state: State, *, train: bool, quiet: bool = False) -> None:
         self._close_fit()
         loader, length = self._corrected or (None, None)
         known = length if train and loader is state.train_dataloader and length == length_of(state) else None
-        self._fit = WatchedFit(state, self.settings, train=train, corrected=known)
+        self._fit = ComposerFit(state, self.settings, train=train, corrected=known)
         self._guard = self._fit.guard
-        self._standalone = not train
         self._fit.begin(state)
         if train and (length := self._fit.correct_length(state, quiet=quiet)) is not None:
             self._corrected = state.train_dataloader, length
@@ -163,6 +165,6 @@ class Countoff(Options, Callback):
         self._close_fit()
 
     def _close_fit(self, error: BaseException | None = None) -> None:
-        fit, self._fit, self._standalone = self._fit, None, False
+        fit, self._fit = self._fit, None
         if fit is not None:
             fit.close(error)

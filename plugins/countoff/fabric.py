@@ -13,11 +13,11 @@ from typing import Any
 from countoff._adapter.requirements import needs
 
 with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
-    from countoff._adapter.guards import cannot_make_even, new_guard
-    from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
+    from countoff._adapter.fit import Fit
+    from countoff._adapter.leaving import LeftFit
+    from countoff._adapter.torch_facts import on_optimizer_step, versions
     from countoff._fabric.loaders import FabricLoaders, watch_fabric
-from countoff._adapter.left_fit import LeftFit
-from countoff._adapter.options import Options
+from countoff._adapter.options import Options, cannot_make_even
 from countoff._fabric.words import WORDS
 from countoff.core import FitPlan, Guard
 
@@ -62,8 +62,8 @@ class Countoff(Options):
     @property
     def guard(self) -> Guard | None:
         """The guard of the current fit."""
-        attached = self._loaders.attached
-        return self._guard if attached is None else attached.guard
+        loop = self._loaders.loop
+        return self._guard if loop is None else loop.guard
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far this rank has come, for ``fabric.save(path, {"countoff": callback, ...})``.
@@ -133,7 +133,7 @@ class Countoff(Options):
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Counts the batch."""
-        if self._guard is None and self._loaders.attached is None and not self._loaders.aside:
+        if self._guard is None and self._loaders.loop is None and not self._loaders.aside:
             # Fabric has set up loaders, and the loop trains on others.
             self._open_epoch(self._begin())
         if self._guard is not None:
@@ -189,17 +189,11 @@ class Countoff(Options):
             "call none, and iterate the loaders that fabric.setup_dataloaders returns",
         )
         self._loaders.leave_to_others()
-        rank, world_size = rank_and_world_size()
-        self._guard = guard = new_guard(
-            self.settings,
-            WORDS,
-            rank=rank,
-            world_size=world_size,
-            optimizers=self._loaders.optimizers,
-            models=self._loaders.models,
-        )
+        loaders = self._loaders
+        fit = Fit(self.settings, WORDS, loaders.own_rank(), optimizers=loaders.optimizers, models=loaders.models)
+        self._guard = guard = fit.guard
         self._steps = on_optimizer_step(lambda optimizer: guard.step())
-        guard.fit_start(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
+        fit.begin(FitPlan(position=[self._epoch]), versions("lightning", "lightning-fabric"))
         return guard
 
     def _open_epoch(self, guard: Guard) -> None:

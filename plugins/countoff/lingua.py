@@ -14,20 +14,20 @@ The dp_rank is the one that lingua's own line computed, so a wrong factor in tha
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.lingua", install="'countoff[torch]'"):
-    from countoff._adapter.guards import cannot_make_even, new_guard
+    from countoff._adapter.fit import Fit, OwnRank, plan_of
     from countoff._adapter.handle import Attached
+    from countoff._adapter.observed_loop import ObservedLoop
     from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._adapter.mesh_position import rank_map
-from countoff._adapter.options import own_arguments
+from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._lingua.words import WORDS
-from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
+from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
 
 __all__ = ["watch"]
@@ -79,30 +79,20 @@ def watch(
     ranks = rank_map(mesh)
     if dp_degree != ranks.dp_degree:
         raise ValueError(f"rank {rank}: dp_degree is {dp_degree}, and the mesh has {ranks.dp_degree} data ranks")
-    make_guard = functools.partial(
-        new_guard,
+    facts, own = _facts(args), OwnRank(rank, world_size, dp_rank, dp_degree)
+    fit = Fit(
         settings,
         WORDS,
-        rank=rank,
-        world_size=world_size,
+        own,
+        Totals(facts, dp_degree=dp_degree, framework=WORDS.framework),
         optimizers=lambda: [] if optimizer is None else [optimizer],
         models=lambda: [] if model is None else [model],
     )
-    facts = _facts(args)
-    attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="lingua"), settings, epoch=0)
-    position = step * args.grad_acc_steps
-    plan = FitPlan(
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=facts.gradient_accumulation_steps,
-        max_steps=facts.max_steps,
-        position=[0, position, step],
-        dp_degree=dp_degree,
-        dp_rank=dp_rank,
-    )
-    attached.begin(plan, versions(), lambda: None)
+    loop, batches = ObservedLoop(fit), step * args.grad_acc_steps
+    loop.begin(plan_of(facts, own, position=[0, batches, step]), versions())
     # To leave the context with an error reports it to the other ranks; to leave it without one ends the fit.
-    with attached:
-        yield attached.passes.follow(data_loader, None, position=position)
+    with Attached(loop):
+        yield loop.passes.follow(data_loader, None, position=batches)
 
 
 def _facts(args: Any) -> LoaderFacts:

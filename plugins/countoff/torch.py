@@ -18,8 +18,10 @@ from countoff._adapter.requirements import needs
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
     from countoff._adapter.even_loaders import keeps_length, saves_state
-    from countoff._adapter.guards import new_guard
-    from countoff._adapter.handle import Attached, evaluation_loaders
+    from countoff._adapter.fit import Fit, OwnRank, plan_of
+    from countoff._adapter.handle import Attached
+    from countoff._adapter.observed_loaders import evaluation_loaders, observe_loaders
+    from countoff._adapter.observed_loop import ObservedLoop
     from countoff._adapter.schedule_watch import Schedule
     from countoff._adapter.torch_facts import (
         NamedOptimizers,
@@ -32,7 +34,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
 from countoff._torch.words import WITHOUT_LOADER, WORDS
-from countoff.core import FitPlan, LoaderFacts, Settings, SettingsError
+from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
 
 __all__ = ["Attached", "attach"]
@@ -115,6 +117,7 @@ def attach(
     optimizers, schedulers, models = _listed(optimizer), _listed(scheduler), _listed(model)
     ranks = range(world_size) if part is None else part.ranks
     dp_rank, dp_degree = _position(mesh, data_dims, rank, ranks)
+    own = OwnRank(rank, len(ranks), dp_rank, dp_degree, part)
     facts = loader_facts(
         train,
         gradient_accumulation_steps=gradient_accumulation_steps,
@@ -126,48 +129,42 @@ def attach(
     if batch_size is not None:
         facts = _with_batch_size(facts, batch_size)
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
-    make_guard = functools.partial(
-        new_guard,
+    fit = Fit(
         settings,
         WITHOUT_LOADER if train is None else WORDS,
-        rank=rank,
-        world_size=len(ranks),
-        part=part,
+        own,
+        totals,
+        steps_before=start_step,
         optimizers=lambda: optimizers,
         schedulers=lambda: schedulers,
-        # Where passes are not compared, ranks may train apart on purpose.
-        models=lambda: models if attached.passes.comparing else [],
+        models=lambda: models,
     )
-    steps_of = NamedOptimizers(optimizers) if optimizers else None
-    attached = Attached(make_guard, totals, settings, epoch=start_epoch, steps_of=steps_of)
-    attached.batches_before, attached.steps_before = start_step * gradient_accumulation_steps, start_step
+    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=NamedOptimizers(optimizers) if optimizers else None)
+    loop.batches_before = start_step * gradient_accumulation_steps
     if not settings.enabled:
-        return attached
-    attached.length_now, attached.may_resume = functools.partial(reported_length, train), saves_state(train)
-    plan = FitPlan(
+        return Attached(loop)
+    loop.length_now, loop.may_resume = functools.partial(reported_length, train), saves_state(train)
+    plan = plan_of(
+        facts,
+        own,
         batches_per_epoch=facts.reported_batches,
         # Where it tells how many batches every epoch has, it must hold for every pass.
         proven_batches_per_epoch=(
             totals.plan.batches_per_epoch if settings.uneven_train == "raise" or keeps_length(train) else None
         ),
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        max_epochs=epochs,
-        max_steps=max_steps,
         position=[start_epoch, 0, start_step],
-        dp_rank=dp_rank,
-        dp_degree=dp_degree,
         loader_position=None if mesh is None else loader_position(train),
         runs_to_end=False,
     )
     evaluations = evaluation_loaders(eval)
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
     facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
-    attached.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
-    attached.watch_schedules(map(Schedule.of, schedulers), processes=dp_degree, source_batches=facts.reported_batches)
-    attached.passes.expects_train, attached.passes.has_loader = True, train is not None
-    attached.begin(plan, versions(), attached.observe_loaders(loaders, models))
-    return attached
+    loop.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
+    loop.passes.expects_train, loop.passes.has_loader = True, train is not None
+    fit.watch_schedules(map(Schedule.of, schedulers), source_batches=facts.reported_batches)
+    observe_loaders(loop, loaders, models)
+    loop.begin(plan, versions())
+    return Attached(loop)
 
 
 def _with_batch_size(facts: LoaderFacts, batch_size: int) -> LoaderFacts:

@@ -9,8 +9,6 @@ A batch is what the trainer takes from its loader at once: a micro-batch, where 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,14 +17,15 @@ from countoff._adapter.requirements import needs
 
 with needs("TorchTitan", facade="countoff.torchtitan", install="torchtitan"):
     from torchtitan.components.dataloader import DataloaderExhaustedError  # pyright: ignore[reportMissingImports]
-from countoff._adapter.guards import cannot_make_even, new_guard
+from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.handle import Attached
 from countoff._adapter.hooks import MethodHook
-from countoff._adapter.options import own_arguments
+from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._adapter.torch_facts import rank_and_world_size, versions
 from countoff._torchtitan.config import facts_of, job_of, position_of, wrong_horizons
 from countoff._torchtitan.words import WORDS
-from countoff.core import FitPlan, Settings
+from countoff.core import Settings
 from countoff.core.totals import Totals
 
 __all__ = ["attach", "main"]
@@ -53,33 +52,26 @@ def attach(trainer: Any, **options: Any) -> Attached:
     rank, world_size = rank_and_world_size()
     job = job_of(trainer)
     facts = facts_of(trainer, job)
-    dp_rank, dp_degree = position_of(trainer, job, rank, world_size)
-    make_guard = functools.partial(
-        new_guard,
+    own = OwnRank(rank, world_size, *position_of(trainer, job, rank, world_size))
+    fit = Fit(
         settings,
         WORDS,
-        rank=rank,
-        world_size=world_size,
+        own,
+        Totals(facts, dp_degree=own.dp_degree, framework=WORDS.framework),
         optimizers=lambda: trainer.optimizers,
         models=lambda: trainer.model_parts,
     )
-    attached = Attached(make_guard, Totals(facts, dp_degree=dp_degree, framework="TorchTitan"), settings, epoch=0)
+    loop = ObservedLoop(fit)
+    attached = Attached(loop)
     if not settings.enabled:
         return attached
-    plan = FitPlan(
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=facts.gradient_accumulation_steps,
-        max_steps=facts.max_steps,
-        dp_degree=dp_degree,
-        dp_rank=dp_rank,
-    )
 
     def begin(read: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
         batches = trainer.step * facts.gradient_accumulation_steps
-        resumed = dataclasses.replace(plan, position=[0, batches, trainer.step])
-        attached.begin(resumed, versions("torchtitan"), give_back, *wrong_horizons(job, world_size))
-        trainer.metrics_processor.logger.log(attached.progress(), trainer.step)
-        return _counted(attached, read(loader), batches)
+        plan = plan_of(facts, own, position=[0, batches, trainer.step])
+        loop.begin(plan, versions("torchtitan"), *wrong_horizons(job, world_size))
+        trainer.metrics_processor.logger.log(loop.progress(), trainer.step)
+        return _counted(loop, read(loader), batches)
 
     def watched(train: Callable[[], None]) -> None:
         try:
@@ -93,6 +85,7 @@ def attach(trainer: Any, **options: Any) -> Attached:
             hook.remove()
 
     hooks = [MethodHook(trainer, "batch_generator", instead=begin), MethodHook(trainer, "train", instead=watched)]
+    loop.until_end(give_back)
     return attached
 
 
@@ -109,7 +102,7 @@ def main() -> None:
     program.main()
 
 
-def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Iterator[Any]:
+def _counted(loop: ObservedLoop, batches: Iterator[Any], position: int) -> Iterator[Any]:
     """Yields the batches, counted. TorchTitan's own error, which ends its loop, is counted as the end of the data."""
     ended: list[DataloaderExhaustedError] = []
 
@@ -119,7 +112,7 @@ def _counted(attached: Attached, batches: Iterator[Any], position: int) -> Itera
         except DataloaderExhaustedError as error:
             ended.append(error)
 
-    yield from attached.passes.follow(until_the_end(), None, position=position)
+    yield from loop.passes.follow(until_the_end(), None, position=position)
     raise ended[0] if ended else DataloaderExhaustedError
 
 

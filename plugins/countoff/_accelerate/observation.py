@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 
 from countoff._accelerate.backward import count_backward_passes
+from countoff._accelerate.checkpoints import watch_checkpoints
 from countoff._accelerate.loaders import (
     Follower,
     even_prepared,
@@ -18,40 +19,40 @@ from countoff._accelerate.loaders import (
     skipped_batches,
     watch_local_sgd,
 )
-from countoff._accelerate.resume import watch_checkpoints
 from countoff._accelerate.streams import watch_stream
-from countoff._adapter.handle import Attached
 from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.observed_loaders import share_length
+from countoff._adapter.observed_loop import ObservedLoop
 
 __all__ = ["observe"]
 
 
 def observe(
     accelerator: Any,
-    attached: Attached,
+    loop: ObservedLoop,
     loaders: Mapping[str | None, Any],
 ) -> Callable[[], None]:
     """Observes the loop from here on; returns a function that ends that.
 
     Args:
         accelerator: The Accelerator.
-        attached: The handle that counts the passes.
+        loop: The loop, which counts the passes.
         loaders: The prepared loaders, by the evaluation's name; None for the train loader.
     """
-    attached.passes.expects_train = None in loaders
+    loop.passes.expects_train = None in loaders
     with contextlib.ExitStack() as stack:
-        stack.callback(follow(_follower(attached, loaders)))
-        stack.callback(watch_stream(loaders.get(None), lambda: attached.guard.data))
-        stack.callback(watch_checkpoints(accelerator, attached))
-        stack.callback(count_backward_passes(attached.micro_batch, accelerator))
-        stack.callback(_uncounted_joins(accelerator, attached))
-        stack.callback(_uncounted_local_sgd(accelerator, attached))
+        stack.callback(follow(_follower(loop, loaders)))
+        stack.callback(watch_stream(loaders.get(None), lambda: loop.guard.data))
+        stack.callback(watch_checkpoints(accelerator, loop))
+        stack.callback(count_backward_passes(loop.micro_batch, accelerator))
+        stack.callback(_uncounted_joins(accelerator, loop))
+        stack.callback(_uncounted_local_sgd(accelerator, loop))
         if isinstance(train := loaders.get(None), DataLoaderShard):
-            attached.share_length(train.base_dataloader)  # which tells the length of Accelerate's
+            share_length(loop, train.base_dataloader)  # which tells the length of Accelerate's
         return stack.pop_all().close
 
 
-def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower:
+def _follower(loop: ObservedLoop, loaders: Mapping[str | None, Any]) -> Follower:
     def find(loader: Any) -> tuple[bool, str | None]:
         for same in (lambda known: known is loader, lambda known: same_source(known, loader)):
             for name, known in loaders.items():
@@ -63,7 +64,7 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
         found, name = find(loader)
         if not found:
             return None
-        return attached.passes.follow(
+        return loop.passes.follow(
             batches,
             name,
             position=skipped_batches(loader),
@@ -75,11 +76,11 @@ def _follower(attached: Attached, loaders: Mapping[str | None, Any]) -> Follower
     return follower
 
 
-def _uncounted_joins(accelerator: Any, attached: Attached) -> Callable[[], None]:
+def _uncounted_joins(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]:
     """Compares nothing inside `accelerator.join_uneven_inputs` where it enables `Join`; returns what ends that."""
 
     def watcher(of: Any) -> contextlib.AbstractContextManager[None]:
-        return attached.uncounted() if of is accelerator else contextlib.nullcontext()
+        return loop.uncounted() if of is accelerator else contextlib.nullcontext()
 
     return _joins.add(watcher)
 
@@ -101,11 +102,11 @@ _joins: SharedHooks[Callable[[Any], contextlib.AbstractContextManager[None]]] = 
 )
 
 
-def _uncounted_local_sgd(accelerator: Any, attached: Attached) -> Callable[[], None]:
+def _uncounted_local_sgd(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]:
     """Compares nothing inside `LocalSGD`, whose ranks synchronise only every few steps; returns what ends that."""
 
     def watcher(of: Any, inside: bool) -> None:
         if of is accelerator:
-            attached.passes.comparing = not inside
+            loop.compare(not inside)
 
     return watch_local_sgd(watcher)

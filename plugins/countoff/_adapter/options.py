@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NoReturn
 
-from countoff.core import Settings
+from countoff.core import Settings, SettingsError
 
-__all__ = ["Options", "own_arguments"]
+__all__ = ["Options", "cannot_make_even", "own_arguments", "with_common_end"]
 
 
 def own_arguments(attach: Callable[..., Any]) -> list[str]:
@@ -20,6 +21,43 @@ def own_arguments(attach: Callable[..., Any]) -> list[str]:
     """
     parameters = inspect.signature(attach).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+
+
+def cannot_make_even(settings: Settings, framework: str, instead: str = "give every rank as many batches") -> None:
+    """Refuses what makes uneven ranks take the same number of batches, for a framework in which nothing does that.
+
+    Args:
+        settings: The user's choices.
+        framework: Its name.
+        instead: What to do.
+
+    Raises:
+        SettingsError: If the settings ask for it.
+    """
+    if settings.keeps_even:
+        raise SettingsError(
+            f"uneven_train='stop' or 'repeat' and uneven_eval='stop' do not work with {framework}: {instead}"
+        )
+
+
+def with_common_end(settings: Settings, framework: str) -> Settings:
+    """Returns the settings of a guard for a framework that itself ends each pass on all ranks with the shortest one.
+
+    Args:
+        settings: The user's choices; ``stop`` is what the framework does.
+        framework: Its name.
+
+    Raises:
+        SettingsError: If short ranks are to repeat batches.
+    """
+    if settings.uneven_train == "repeat":
+        raise SettingsError(
+            f"uneven_train='repeat' does not work with {framework}, which ends every epoch on all ranks with the "
+            "shortest one ('stop')"
+        )
+    return replace(
+        settings, uneven_train="raise", uneven_eval="warn" if settings.uneven_eval == "stop" else settings.uneven_eval
+    )
 
 
 class Options:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.evaluation_totals import evaluation_facts
+from countoff._adapter.fit import OwnRank
 from countoff._adapter.loader_observer import LoaderObserver
 from countoff._composer.loader_report import LoaderReport, read_loader, unused_batches
 from countoff._composer.state import length_of
@@ -22,14 +23,13 @@ class Evaluations:
     Args:
         state: Composer's State.
         guard: The guard of the fit.
-        rank: This rank.
-        dp_degree: Number of dp_ranks.
+        own: This rank.
         fixes: Whether lengths are set where they are proven.
     """
 
-    def __init__(self, state: Any, guard: Guard, rank: int, dp_degree: int, *, fixes: bool) -> None:
+    def __init__(self, state: Any, guard: Guard, own: OwnRank, *, fixes: bool) -> None:
         self._guard = guard
-        self._known = {"rank": rank, "dp_degree": dp_degree, "fixes": fixes}
+        self._own, self._fixes = own, fixes
         self._agreed: dict[str, tuple[Any, LoaderReport]] = {}
         for each in state.evaluators:
             loader, limit = each.dataloader.dataloader, each.subset_num_batches
@@ -93,9 +93,9 @@ class Evaluations:
 
     def _metrics(self, state: Any, report: LoaderReport, batches: int) -> dict[str, float]:
         name = str(state.dataloader_label) if len(state.evaluators) > 1 else ""
-        rank, dp_degree = self._known["rank"], report.totals.plan.dp_degree
+        dp_degree = report.totals.plan.dp_degree
         with contextlib.suppress(Exception):  # of the user's own objects
-            known = evaluation_facts(state.dataloader, dp_rank=rank, dp_degree=dp_degree)
+            known = evaluation_facts(state.dataloader, dp_rank=self._own.rank, dp_degree=dp_degree)
             if report.streaming is not None or known is not None:
                 return evaluation_metrics(report.facts, batches=batches, dp_degree=dp_degree, name=name)
         return {}
@@ -109,4 +109,4 @@ class Evaluations:
         return report.proven is not None and limit <= report.proven
 
     def _read(self, loader: Any, label: str, limit: int | None) -> LoaderReport:
-        return read_loader(loader, length=limit, evaluator=label, **self._known)
+        return read_loader(loader, length=limit, evaluator=label, own=self._own, fixes=self._fixes)

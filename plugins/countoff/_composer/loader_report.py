@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from countoff._adapter.fit import OwnRank
 from countoff._adapter.loader_observer import ObservedPass, samples_in
 from countoff._adapter.torch_facts import loader_facts, reported_length
 from countoff._composer.streaming import has_known_iterator, streaming_dataset, streaming_facts
@@ -123,8 +124,7 @@ def read_loader(
     loader: Any,
     *,
     length: int | None,
-    rank: int,
-    dp_degree: int,
+    own: OwnRank,
     fixes: bool,
     evaluator: str = "",
     duration: Any = None,
@@ -134,8 +134,7 @@ def read_loader(
     Args:
         loader: What the Trainer iterates.
         length: `state.dataloader_len` for it.
-        rank: This rank.
-        dp_degree: Number of dp_ranks, where the loader does not tell it.
+        own: This rank; a loader of streaming tells by itself which share of the data it reads.
         fixes: Whether countoff sets the length where it is proven.
         evaluator: The evaluator's label; empty for the train loader.
         duration: `state.max_duration`, for a train loader.
@@ -150,12 +149,12 @@ def read_loader(
     }
     if not has_known_iterator(loader):
         known["samples_per_rank"] = None
-    facts, own, uneven = loader_facts(loader, **known), None, None
+    facts, one_pass, uneven, dp_degree = loader_facts(loader, **known), None, None, own.dp_degree
     streaming = streaming_facts(loader)
     if streaming is not None:
-        own = streaming_pass(streaming, rank=rank)
-        dp_degree, uneven = streaming.dp_degree, own.uneven_batches
-        facts = replace(facts, one_pass=_shortest(own), dataset_size=int(streaming_dataset(loader).num_samples))
+        one_pass = streaming_pass(streaming, rank=own.rank)
+        dp_degree, uneven = streaming.dp_degree, one_pass.uneven_batches
+        facts = replace(facts, one_pass=_shortest(one_pass), dataset_size=int(streaming_dataset(loader).num_samples))
     totals = Totals(
         facts,
         dp_degree=dp_degree,
@@ -165,7 +164,7 @@ def read_loader(
     limits = [each for each in (facts.limit_batches, facts.max_steps) if each is not None]
     if uneven is not None and limits and min(limits) <= uneven[0]:
         uneven = None
-    batches = own.batches if own is not None else totals.plan.loader_batches if totals.plan.proven else None
+    batches = one_pass.batches if one_pass is not None else totals.plan.loader_batches if totals.plan.proven else None
     limit = "Evaluator(subset_num_batches=N)" if evaluator else "Trainer(train_subset_num_batches=N)"
     return LoaderReport(facts, totals, batches, streaming, uneven, limit, fixes)
 

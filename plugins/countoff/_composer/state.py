@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from countoff._adapter.fit import OwnRank
 from countoff._adapter.mesh_position import data_position
 from countoff._composer.loader_report import LoaderReport
 from countoff._composer.words import equal_for_interval, equal_for_schedule
@@ -55,19 +56,17 @@ def position_of(state: Any, *, rank: int, world_size: int) -> tuple[int, int]:
     return data_position(getattr(state, "device_mesh", None), rank=rank, world_size=world_size)
 
 
-def plan_of(
-    state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], *, position: tuple[int, int]
-) -> FitPlan:
+def plan_of(state: Any, train: LoaderReport | None, evaluations: Mapping[str, LoaderReport], own: OwnRank) -> FitPlan:
     """Returns what all ranks must agree on at the start of a fit, or of a standalone evaluation.
 
     Args:
         state: Composer's State.
         train: The report of the train loader, if a fit begins.
         evaluations: The reports of the evaluators' loaders, by label.
-        position: This rank's dp_rank and the dp_degree.
+        own: This rank.
     """
     proven = sorted((label, report.proven) for label, report in evaluations.items())
-    plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=position[0], dp_degree=position[1])
+    plan = FitPlan(evaluations=zlib.crc32(repr(proven).encode()), dp_rank=own.dp_rank, dp_degree=own.dp_degree)
     if train is None:
         return plan
     timestamp, reported = state.timestamp, train.totals.plan.reported_batches_per_epoch

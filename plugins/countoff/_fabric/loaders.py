@@ -18,11 +18,12 @@ import torch
 
 from countoff._adapter.class_swap import handle_of
 from countoff._adapter.even_loaders import even_inside, keeps_length
-from countoff._adapter.guards import new_guard
-from countoff._adapter.handle import Attached, any_active
+from countoff._adapter.fit import Fit, OwnRank
 from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.loader_passes import UNSEEN_STEPS
 from countoff._adapter.mesh_position import data_position
+from countoff._adapter.observed_loaders import cover_state_of, share_length
+from countoff._adapter.observed_loop import ObservedLoop, active_loops
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts, rank_and_world_size, versions
 from countoff._fabric.words import WORDS, unseen_loader
@@ -54,13 +55,13 @@ class FabricLoaders:
         settings: The user's choices.
 
     Attributes:
-        attached: The handle of the fit; None while there is none.
+        loop: The loop whose fit goes on; None while there is none.
         aside: Whether nothing is counted here, because something else counts.
         known: Whether Fabric has set up any loaders.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.attached: Attached | None = None
+        self.loop: ObservedLoop | None = None
         self.aside = not settings.enabled
         self.known = False
         self._settings = settings
@@ -104,16 +105,16 @@ class FabricLoaders:
         kind = self._kind_of_pass(loader)
         if kind == "train":
             self._train_on(loader)
-        if kind is None or self.attached is None:
+        if kind is None or self.loop is None:
             yield from batches
             return
         name = None if kind == "train" else kind
         try:
             source, planned = _source(loader), self._planned and self._planned()
-            self.attached.cover_state(source)
+            cover_state_of(self.loop, source)
             # Made even inside of Fabric's loader, which moves each batch to the device.
             even = functools.partial(even_inside, inner=source, ahead=False, proven=planned is loader)
-            yield from self.attached.passes.follow(batches, name, loader=source, even=even)
+            yield from self.loop.passes.follow(batches, name, loader=source, even=even)
         finally:
             if self._assumed is not None and self._assumed.loader is loader:
                 self._assumed = None
@@ -127,7 +128,7 @@ class FabricLoaders:
         self.add_optimizer(optimizer)
         if self.aside:
             return
-        if self.attached is None:
+        if self.loop is None:
             self._forget_record()  # the script trains on what is not counted
             self._step_unseen()
             return
@@ -138,7 +139,12 @@ class FabricLoaders:
             self._trained.add(assumed.loader)
             self._new_loaders_evaluate = False
         # An evaluation that is still open is over, or was none.
-        self.attached.passes.close_stale(everything=False)
+        self.loop.passes.close_stale(everything=False)
+
+    def own_rank(self) -> OwnRank:
+        """Returns this rank, with the share of the data that the mesh of a Fabric gives it, as far as that is known."""
+        rank, world_size = rank_and_world_size()
+        return OwnRank(rank, world_size, *(self._data_position or (rank, world_size)))
 
     def optimizers(self) -> list[Any]:
         """Returns the optimizers that Fabric has set up, in that order."""
@@ -172,9 +178,9 @@ class FabricLoaders:
         Raises:
             DivergenceError: If another rank goes on, or has diverged before.
         """
-        attached = self._close()
-        if attached is not None:
-            attached.detach()
+        loop = self._close()
+        if loop is not None:
+            loop.end()
 
     def failed(self, error: BaseException) -> None:
         """Tells the other ranks of an exception that ends this rank's fit. The next train epoch begins another one.
@@ -182,20 +188,20 @@ class FabricLoaders:
         Args:
             error: The exception.
         """
-        attached = self._close()
-        if attached is not None:
-            attached.leave_by(error)
+        loop = self._close()
+        if loop is not None:
+            loop.leave_by(error)
 
     def leave_to_others(self) -> None:
         """Counts nothing from here on, because something else counts."""
-        attached, self.attached, self.aside = self.attached, None, True
+        loop, self.loop, self.aside = self.loop, None, True
         self._forget_record()
-        if attached is not None:
-            attached.abandon()
+        if loop is not None:
+            loop.abandon()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns how far this rank has come: in the fit, at the end of the last one, or in the loaded checkpoint."""
-        return dict(self._record) if self.attached is None else self.attached.state_dict()
+        return dict(self._record) if self.loop is None else self.loop.record()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the record of a checkpoint, for the fit that the next train epoch begins.
@@ -205,31 +211,31 @@ class FabricLoaders:
         Args:
             state: What `state_dict` has returned, on any rank.
         """
-        if self.attached is not None:
-            self.attached.load_state_dict(state)
+        if self.loop is not None:
+            self.loop.resume_where_begun(state)
         elif not self.aside:
             self._record, self._resumes = state, True
 
     def _forget_record(self) -> None:
         self._record, self._resumes = {}, False
 
-    def _close(self) -> Attached | None:
+    def _close(self) -> ObservedLoop | None:
         """Lets go of the fit, if there is one, and keeps its record for checkpoints that are written after it."""
-        attached, self.attached = self.attached, None
-        if attached is not None:
-            self._record, self._resumes = attached.state_dict(), False
+        loop, self.loop = self.loop, None
+        if loop is not None:
+            self._record, self._resumes = loop.record(), False
             self._schedulers, self._run = [], {}
-        return attached
+        return loop
 
     def _kind_of_pass(self, loader: Any) -> Literal["train", "evaluation"] | None:
         """Returns what a pass that begins is, as far as that is known by now; None if it is not counted."""
         if self.aside or loader in self._beside:
             return None
-        if self.attached is None:  # an evaluation before training is not compared
+        if self.loop is None:  # an evaluation before training is not compared
             return "train" if torch.is_grad_enabled() else None
         if not torch.is_grad_enabled():
             return "evaluation"
-        inside = self.attached.guard.open_span is not None
+        inside = self.loop.guard.open_span is not None
         if loader in self._trained or not (inside or self._new_loaders_evaluate):
             return "train"
         self._assumed = _Assumed(loader, inside)
@@ -240,10 +246,10 @@ class FabricLoaders:
         last = self._trained_last and self._trained_last()
         self._trained_last = weakref.ref(loader)
         self._trained.add(loader)
-        if self.attached is None:
+        if self.loop is None:
             self._begin(loader)
         elif last is not loader:
-            self.attached.totals = self._totals(_facts(loader, self._run))
+            self.loop.fit.totals = self._totals(_facts(loader, self._run))
 
     def _begin(self, loader: Any) -> None:
         for earlier in list(_fits):  # of another Fabric of this process, which has no hook that ends it
@@ -251,18 +257,15 @@ class FabricLoaders:
         _fits.clear()
         facts = _facts(loader, self._run)
         self._planned = weakref.ref(loader)
-        totals = self._totals(facts)
-        rank, world_size = rank_and_world_size()
-        dp_rank, dp_degree = self._position()
-        make_guard = functools.partial(
-            new_guard,
+        own, totals = self.own_rank(), self._totals(facts)
+        fit = Fit(
             self._settings,
             WORDS,
-            rank=rank,
-            world_size=world_size,
+            own,
+            totals,
             optimizers=self.optimizers,
             schedulers=lambda: self._schedulers,
-            models=lambda: self.models() if attached.passes.comparing else [],
+            models=self.models,
         )
         # Where it tells how many batches every epoch has, it must hold for every pass.
         fixed = self._settings.uneven_train == "raise" or keeps_length(_source(loader))
@@ -270,39 +273,32 @@ class FabricLoaders:
             batches_per_epoch=facts.reported_batches,
             proven_batches_per_epoch=totals.plan.batches_per_epoch if fixed else None,
             batch_size=facts.batch_size,
-            dp_rank=dp_rank,
-            dp_degree=dp_degree,
+            dp_rank=own.dp_rank,
+            dp_degree=own.dp_degree,
             runs_to_end=False,
         )
-        self.attached = attached = Attached(make_guard, totals, self._settings, epoch=0)
-        attached.passes.expects_more = False  # the script may train on a loader that is still taken for an evaluation's
-        attached.watch_schedules(
-            map(Schedule.of, self._schedulers), processes=dp_degree, source_batches=facts.reported_batches
-        )
-        _fits.add(attached)
-        attached.begin(
+        self.loop = loop = ObservedLoop(fit)
+        loop.passes.expects_more = False  # the script may train on a loader that is still taken for an evaluation's
+        fit.watch_schedules(map(Schedule.of, self._schedulers), source_batches=facts.reported_batches)
+        _fits.add(loop)
+        loop.begin(
             plan,
             versions("lightning", "lightning-fabric"),
-            lambda: None,
             record=self._record if self._resumes else None,
             compare=not self._has_trained,
         )
-        attached.share_length(_source(loader))  # which tells the length of Fabric's
+        share_length(loop, _source(loader))  # which tells the length of Fabric's
         self._forget_record()
         self._has_trained = True
 
     def _totals(self, facts: LoaderFacts) -> Totals:
-        _, dp_degree = self._position()
-        return Totals(facts, dp_degree=dp_degree, framework="len(loader)")
-
-    def _position(self) -> tuple[int, int]:
-        return self._data_position or rank_and_world_size()
+        return Totals(facts, dp_degree=self.own_rank().dp_degree, framework="len(loader)")
 
     def _step_unseen(self) -> None:
         self._steps_unseen += 1
         rank, world_size = rank_and_world_size()
         off = self._settings.levels.get("UnseenLoader") == "off"
-        if off or self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1 or any_active():
+        if off or self._steps_unseen != UNSEEN_STEPS or rank != 0 or world_size == 1 or active_loops():
             return
         unseen = unseen_loader(UNSEEN_STEPS)
         shutdown.print_to_stderr(replace(unseen, remedy=remedy_for(unseen, WORDS.remedies)), rank)
@@ -316,7 +312,7 @@ class _Watch(NamedTuple):
 
 
 _owners: weakref.WeakKeyDictionary[Any, weakref.ref[FabricLoaders]] = weakref.WeakKeyDictionary()
-_fits: weakref.WeakSet[Attached] = weakref.WeakSet()
+_fits: weakref.WeakSet[ObservedLoop] = weakref.WeakSet()
 
 
 def watch_fabric(callback: Any, loaders: FabricLoaders) -> None:
@@ -372,8 +368,8 @@ def _set_up_loaders(setup: Callable[..., Any], fabric: Any, *dataloaders: Any, *
 def _backward(backward: Callable[..., Any], fabric: Any, *arguments: Any, **options: Any) -> Any:
     result = backward(fabric, *arguments, **options)
     for loaders in _watching(fabric):
-        if loaders.attached is not None:
-            loaders.attached.micro_batch()
+        if loaders.loop is not None:
+            loaders.loop.micro_batch()
     return result
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from countoff._adapter import fit
 from countoff._adapter.evaluation_totals import evaluation_facts
+from countoff._adapter.fit import OwnRank
 from countoff._adapter.hooks import MethodHook
-from countoff._adapter.mesh_position import data_position
 from countoff._adapter.sampling import fingerprint_batch
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import loader_facts
@@ -26,27 +27,23 @@ def _finite(number: int | float) -> int | None:
     return None if math.isinf(number) else int(number)
 
 
-def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, data_position: tuple[int, int]) -> FitPlan:
+def plan_of(trainer: Any, facts: LoaderFacts, proven: int | None, own: OwnRank) -> FitPlan:
     """Returns what all ranks must agree on before the first batch.
 
     Args:
         trainer: Lightning's Trainer.
         facts: The facts of the train loader.
         proven: Batches per epoch as the arithmetic knows them; None if it does not.
-        data_position: This rank's dp_rank and the dp_degree.
+        own: This rank.
     """
     batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    return FitPlan(
+    return fit.plan_of(
+        facts,
+        own,
         batches_per_epoch=_finite(trainer.num_training_batches),
         proven_batches_per_epoch=proven,
         batches_between_evaluations=None if proven is not None else _fraction_of_length(trainer),
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=facts.gradient_accumulation_steps,
-        max_epochs=facts.max_epochs,
-        max_steps=facts.max_steps,
         position=[trainer.current_epoch, batches, trainer.global_step],
-        dp_rank=data_position[0],
-        dp_degree=data_position[1],
     )
 
 
@@ -117,24 +114,26 @@ def last_step(trainer: Any) -> int | None:
     return None if trainer.max_steps < 0 else trainer.max_steps - max(1, len(trainer.optimizers))
 
 
-def announce_requests(guard: Guard, epoch_loop: Any) -> MethodHook | None:
+def announce_requests(guard: Guard, epoch_loop: Any) -> Callable[[], None]:
     """Tells the guard when this rank requests another batch: Lightning broadcasts before it fetches one.
 
     Without this, a rank that waits in the broadcast looks as if it had stopped where another rank has begun to
-    evaluate.
+    evaluate. It does nothing for a version of Lightning that has no such broadcast, or not by this name.
 
     Args:
         guard: Told before the broadcast.
         epoch_loop: The Trainer's loop over the batches of an epoch.
 
     Returns:
-        What takes that back; None for a version of Lightning that has no such broadcast, or not by this name.
+        A function that ends that.
     """
     name = "_broadcast_sigterm_tensor"
-    return MethodHook(epoch_loop, name, before=guard.batch_requested) if hasattr(epoch_loop, name) else None
+    if not hasattr(epoch_loop, name):
+        return lambda: None
+    return MethodHook(epoch_loop, name, before=guard.batch_requested).remove
 
 
-def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> MethodHook | None:
+def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> Callable[[], None]:
     """Takes fingerprints of the epoch's first train batches just before they are moved to their device.
 
     Ranks are not compared where a strategy shares data among them in a way that its mesh does not show.
@@ -144,11 +143,11 @@ def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> MethodHook 
         data: The guard's `data`, after `train_start`.
 
     Returns:
-        What takes that back, which happens by itself after the last fingerprint; None if no fingerprints are due.
+        A function that ends that, which happens by itself after the last fingerprint.
     """
     replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", data.dp_degree)
     if not data.fingerprints_due or replicas != data.dp_degree:
-        return None
+        return lambda: None
 
     def read(batch: Any, *_: Any, **__: Any) -> None:
         if trainer.training and data.fingerprints_due:
@@ -157,7 +156,7 @@ def fingerprint_before_transfer(trainer: Any, data: DataIdentity) -> MethodHook 
             hook.remove()
 
     hook = MethodHook(trainer.strategy, "batch_to_device", before=read)
-    return hook
+    return hook.remove
 
 
 def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:
@@ -168,10 +167,18 @@ def after_teardown(trainer: Any, end: Callable[[], None]) -> MethodHook | None:
         end: Called without arguments.
 
     Returns:
-        What takes that back; None for a version of Lightning that does not show which loop is active.
+        The hook, which removes itself; None for a version of Lightning that does not show which loop is active.
     """
     loop = getattr(trainer, "_active_loop", None)
-    return None if loop is None else MethodHook(loop, "teardown", after=lambda *_: end())
+    if loop is None:
+        return None
+
+    def taken_down(*_: Any, **__: Any) -> None:
+        hook.remove()
+        end()
+
+    hook = MethodHook(loop, "teardown", after=taken_down)
+    return hook
 
 
 def eval_loop(trainer: Any) -> Any:
@@ -187,12 +194,12 @@ def has_loaders_in_a_row(loop: Any) -> bool:
     return loader._mode == "sequential" and len(loader.flattened) > 1 and not module_fetches(loop)
 
 
-def metrics_of_evaluation(trainer: Any, loop: Any) -> dict[str, float]:
+def metrics_of_evaluation(loop: Any, own: OwnRank) -> dict[str, float]:
     """Returns how much an evaluation that has just ended has read; empty if that is not proven. It raises nothing.
 
     Args:
-        trainer: Lightning's Trainer.
         loop: The evaluation loop, which has begun this evaluation with its first batch.
+        own: This rank.
     """
     with contextlib.suppress(Exception):  # of the user's own objects, or of names outside Lightning's public API
         fetcher, limits = loop._data_fetcher, loop.max_batches
@@ -200,14 +207,12 @@ def metrics_of_evaluation(trainer: Any, loop: Any) -> dict[str, float]:
         several = len(loader.flattened) > 1
         if (several and loader._mode != "sequential") or module_fetches(loop) or fetcher.fetched != sum(limits):
             return {}
-        mesh = getattr(trainer.strategy, "device_mesh", None)
-        dp_rank, dp_degree = data_position(mesh, rank=trainer.global_rank, world_size=trainer.world_size)
         found: dict[str, float] = {}
         for index, (each, limit) in enumerate(zip(loader.flattened, limits, strict=True)):
-            facts = evaluation_facts(each, dp_rank=dp_rank, dp_degree=dp_degree, limit_batches=limit)
+            facts = evaluation_facts(each, dp_rank=own.dp_rank, dp_degree=own.dp_degree, limit_batches=limit)
             if facts is not None:
                 name = f"dataloader_idx_{index}" if several else ""  # as in the names of Lightning's own metrics
-                found |= evaluation_metrics(facts, batches=limit, dp_degree=dp_degree, name=name)
+                found |= evaluation_metrics(facts, batches=limit, dp_degree=own.dp_degree, name=name)
         return found
     return {}
 

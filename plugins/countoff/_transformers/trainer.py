@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -22,7 +22,8 @@ from countoff._accelerate.loaders import (
 )
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter import torch_facts
-from countoff._adapter.handle import Attached
+from countoff._adapter.observed_loaders import observe_loaders
+from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.schedule_watch import Schedule
 from countoff._transformers.words import why_equal_lengths
 from countoff.core import FitPlan, LoaderFacts, Settings, Verdict
@@ -69,38 +70,37 @@ def train_facts(loader: Any, args: Any, process: Any) -> LoaderFacts:
     return facts
 
 
-def observe(handle: Attached, loader: Any, *, resumes_inside: bool) -> Callable[[], None]:
-    """Counts the passes over the Trainer's loaders from here on; returns a function that restores the loaders.
+def observe(loop: ObservedLoop, loader: Any, *, resumes_inside: bool) -> None:
+    """Counts the passes over the Trainer's loaders until the training ends.
 
     Args:
-        handle: The handle that counts them.
+        loop: The training, which counts them.
         loader: The train loader, prepared by Accelerate or not.
         resumes_inside: Whether the Trainer resumes in the middle of an epoch.
 
     Raises:
         TypeError: If the passes over the train loader cannot be observed, with the reason.
     """
-    prepared, stack = is_prepared(loader), contextlib.ExitStack()
+    prepared = is_prepared(loader)
     if not prepared:
-        stack.callback(_observe_unprepared(handle, loader, resumes_inside))
+        _observe_unprepared(loop, loader, resumes_inside)
 
     def follower(iterated: Any, batches: Iterator[Any]) -> Iterator[Any]:
         skipped = skipped_batches(iterated)
         train = prepared and (iterated is loader or (skipped > 0 and same_source(loader, iterated)))
         name = None if train else "evaluation"
         even = even_prepared(iterated)
-        return handle.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
+        return loop.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 
-    stack.callback(follow(follower))
+    loop.until_end(follow(follower))
     if prepared:
-        stack.callback(watch_stream(loader, lambda: handle.guard.data))
-    stack.callback(count_backward_passes(handle.micro_batch))
+        loop.until_end(watch_stream(loader, lambda: loop.guard.data))
+    loop.until_end(count_backward_passes(loop.micro_batch))
     # The Trainer reports the end of an epoch before it lets go of its loader, unless an exception has ended training.
-    handle.passes.left = handle.leave
-    return stack.close
+    loop.passes.left = loop.leave
 
 
-def _observe_unprepared(handle: Attached, loader: Any, resumes_inside: bool) -> Callable[[], None]:
+def _observe_unprepared(loop: ObservedLoop, loader: Any, resumes_inside: bool) -> None:
     """Counts the passes over a train loader that Accelerate has not prepared."""
     reason = ""
     if holds_prepared(loader):
@@ -109,7 +109,7 @@ def _observe_unprepared(handle: Attached, loader: Any, resumes_inside: bool) -> 
         reason = "of which the Trainer makes a copy to resume within an epoch"
     else:
         with contextlib.suppress(TypeError):
-            return handle.observe_loaders({None: loader})
+            return observe_loaders(loop, {None: loader})
     raise TypeError(
         f"get_train_dataloader() returned a {type(loader).__name__}, {reason or 'whose passes cannot be observed'}: "
         "let it return what self.accelerator.prepare() returned for a DataLoader"

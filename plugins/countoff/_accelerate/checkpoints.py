@@ -18,8 +18,8 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from countoff._adapter.handle import Attached
 from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.observed_loop import ObservedLoop
 
 __all__ = ["FILE", "watch_checkpoints"]
 
@@ -29,22 +29,22 @@ Around = Callable[[Any], contextlib.AbstractContextManager[Any]]
 """Takes an Accelerator whose method is called; returns a context for the call."""
 
 
-def watch_checkpoints(accelerator: Any, attached: Attached) -> Callable[[], None]:
+def watch_checkpoints(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]:
     """Writes a record into every checkpoint from here on, and begins another fit from a checkpoint that is loaded.
 
     Args:
         accelerator: The Accelerator whose `save_state` and `load_state` are watched.
-        attached: The handle of the loop.
+        loop: The loop.
 
     Returns:
         A function that ends that.
     """
 
     def save(models: Any, weights: Any, folder: str) -> None:
-        _write(Path(folder, FILE.format(accelerator.process_index)), attached.state_dict())
+        _write(Path(folder, FILE.format(accelerator.process_index)), loop.record())
 
     def load(models: Any, folder: str) -> None:
-        attached.resume_from(_read(Path(folder), accelerator.process_index))
+        loop.resume_from(_read(Path(folder), accelerator.process_index))
 
     def saving(of: Any) -> contextlib.AbstractContextManager[Any]:
         return _hook(of.register_save_state_pre_hook, save) if of is accelerator else contextlib.nullcontext()

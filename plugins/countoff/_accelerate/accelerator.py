@@ -12,7 +12,7 @@ from countoff._accelerate.process import unwrapped
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import Schedule
 from countoff._adapter.torch_facts import reported_length
-from countoff.core import FitPlan, LoaderFacts
+from countoff.core import LoaderFacts
 
 _log = logging.getLogger("countoff")
 
@@ -45,28 +45,12 @@ def train_facts(accelerator: Any, loader: Any, *, epochs: int | None, max_steps:
     return loader_facts(loader, num_processes=dp_degree, process_index=dp_rank, **known)
 
 
-def plan_of(facts: LoaderFacts, *, dp_rank: int, dp_degree: int, start_epoch: int) -> FitPlan:
-    """Returns what all ranks must agree on before the first batch.
+def common_length(facts: LoaderFacts) -> int | None:
+    """Returns the batches of an epoch on which all ranks must agree; None if they may differ.
 
-    Args:
-        facts: The facts of the train loader.
-        dp_rank: The dp_rank of this rank.
-        dp_degree: The number of dp_ranks.
-        start_epoch: Number of the first epoch.
+    With `even_batches=False` lengths may differ, and inside `join_uneven_inputs` they do so on purpose.
     """
-    # With `even_batches=False` lengths may differ, and inside `join_uneven_inputs` they do so on purpose.
-    may_differ = facts.one_pass is not None and facts.one_pass.uneven
-    return FitPlan(
-        batches_per_epoch=None if may_differ else facts.reported_batches,
-        batch_size=facts.batch_size,
-        gradient_accumulation_steps=facts.gradient_accumulation_steps,
-        max_epochs=facts.max_epochs,
-        max_steps=facts.max_steps,
-        position=[start_epoch, 0, 0],
-        dp_degree=dp_degree,
-        dp_rank=dp_rank,
-        runs_to_end=False,
-    )
+    return None if facts.one_pass is not None and facts.one_pass.uneven else facts.reported_batches
 
 
 def log_lengths(accelerator: Any, name: str, loader: Any) -> None:

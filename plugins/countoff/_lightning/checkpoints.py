@@ -12,28 +12,14 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.checkpoints import without_data
 from countoff._adapter.even_loaders import saves_state
-from countoff._adapter.resumes import without_data
 from countoff.core import Guard
 from countoff.core.checks.resume import Restored
 
-__all__ = ["KEY", "KeptBatch", "record_of", "restore"]
+__all__ = ["KEY", "record_of", "restore"]
 
 KEY = "countoff"
-
-
-class KeptBatch:
-    """The batch that is being trained on, for as long as Lightning holds it too.
-
-    Attributes:
-        batch: As Lightning hands it to its hooks; None if there is none.
-    """
-
-    batch: Any = None
-
-    def drop(self, *_: Any) -> None:
-        """Lets go of the batch."""
-        self.batch = None
 
 
 def record_of(trainer: Any, guard: Guard, batch: Any) -> dict[str, Any]:

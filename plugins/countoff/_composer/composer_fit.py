@@ -6,24 +6,23 @@ import contextlib
 import sys
 from typing import Any
 
-from countoff._adapter.exit_hooks import ExitHooks
-from countoff._adapter.guards import new_guard, with_common_end
-from countoff._adapter.left_fit import LeftFit
+from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.leaving import ExitHooks, LeftFit
 from countoff._adapter.loader_observer import LoaderObserver
-from countoff._adapter.schedule_watch import ScheduleWatch, run_length
+from countoff._adapter.options import with_common_end
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
+from countoff._composer.checkpoints import record_of, restore
 from countoff._composer.evaluations import Evaluations
 from countoff._composer.loader_report import LoaderReport, batches_when_resumed, read_loader, unused_batches
-from countoff._composer.resume import record_of, restore
 from countoff._composer.schedules import schedules
 from countoff._composer.state import exception_at_close, length_of, own_schedulers, plan_of, position_of
 from countoff._composer.words import WORDS
-from countoff.core import DivergenceError, Settings, Verdict
+from countoff.core import DivergenceError, Settings
 
-__all__ = ["WatchedFit"]
+__all__ = ["ComposerFit"]
 
 
-class WatchedFit:
+class ComposerFit:
     """A fit, or a standalone evaluation, with its guard and its loaders.
 
     Args:
@@ -33,6 +32,7 @@ class WatchedFit:
         corrected: The length that countoff has set before for this train loader; None if it has not.
 
     Attributes:
+        fit: What is as in every adapter.
         guard: The guard of the fit.
         evaluations: The evaluations in it.
         train: The report of the train loader; None for a standalone evaluation.
@@ -44,20 +44,19 @@ class WatchedFit:
     def __init__(self, state: Any, settings: Settings, *, train: bool, corrected: int | None = None) -> None:
         self._settings = settings = with_common_end(settings, WORDS.framework)
         self._corrected = corrected
-        self._rank, self._world_size = rank_and_world_size()
-        self._data_position = position_of(state, rank=self._rank, world_size=self._world_size)
-        self.guard = new_guard(
+        rank, world_size = rank_and_world_size()
+        self._own = OwnRank(rank, world_size, *position_of(state, rank=rank, world_size=world_size))
+        self.fit = Fit(
             settings,
             WORDS,
-            rank=self._rank,
-            world_size=self._world_size,
+            self._own,
+            steps_before=int(state.timestamp.batch),
             optimizers=lambda: state.optimizers,
             models=lambda: [state.model],
             schedulers=lambda: own_schedulers(state),
         )
+        self.guard = self.fit.guard
         self._state = state
-        self._steps_before = int(state.timestamp.batch)
-        self._schedules: ScheduleWatch | None = None
         self.loaded: Any = None
         self.at_first_batch = True
         self.train: LoaderReport | None = None
@@ -70,9 +69,7 @@ class WatchedFit:
         self._finished = self._closed = False
         if train:
             self._read_train(state, None if corrected is not None else length_of(state))
-        self.evaluations = Evaluations(
-            state, self.guard, self._rank, self._data_position[1], fixes=settings.totals == "fix"
-        )
+        self.evaluations = Evaluations(state, self.guard, self._own, fixes=settings.totals == "fix")
 
     def begin(self, state: Any) -> None:
         """Begins the fit. Collective: every rank must call it.
@@ -85,23 +82,16 @@ class WatchedFit:
         self._undo.callback(exit_hooks.cancel)
         if self.train is not None:
             self._observe_train(state)
-        plan = plan_of(state, self.train, self.evaluations.reports, position=self._data_position)
-        self.guard.trace_totals(
-            lambda: self.train.totals.plan.metrics() if self.train is not None else {}, self._steps_left
-        )
-        self.guard.fit_start(plan, versions("mosaicml", "mosaicml-streaming"))
-        self._lengths_differ = self._world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
+        plan = plan_of(state, self.train, self.evaluations.reports, self._own)
+        self.fit.begin(plan, versions("mosaicml", "mosaicml-streaming"))
+        self._lengths_differ = self._own.world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
         exit_hooks.register_at_exit()
-        if (report := self.train) is not None:
-            degree = self._data_position[1]
-            self._schedules = ScheduleWatch(
-                schedules(state, length_is_right=report.wrong_length() is None),
-                # Another fit(duration=…) may go on with the run.
-                lambda _: run_length(report.totals.plan, processes=degree, limited=True),
-                stepping=WORDS.stepping,
-            )
-            self._undo.callback(self._schedules.forget)
-            self._warn(self._schedules.begin(self._steps_before))
+        if self.train is not None:
+            right = self.train.wrong_length() is None
+            # Another fit(duration=…) may go on with the run.
+            self.fit.watch_schedules(schedules(state, length_is_right=right), limited=True)
+            self._undo.callback(self.fit.schedules.forget)
+            self.fit.warn(self.fit.schedules.begin(self.fit.steps_before))
 
     def correct_length(self, state: Any, *, quiet: bool) -> int | None:
         """Warns about the train loader; sets Composer's length if that is wanted and proven on all ranks alike.
@@ -118,8 +108,7 @@ class WatchedFit:
             return None
         if length is None and self._may_correct("proven_batches_per_epoch"):
             length = report.corrected_length
-        for warning in () if quiet else report.warnings(length):
-            self.guard.warn(warning)
+        self.fit.warn(*() if quiet else report.warnings(length))
         if length is not None:
             report.set_length(state, length)
         return length
@@ -134,15 +123,14 @@ class WatchedFit:
             self._observer.expected = self.train.own_batches if self.train.streaming is not None else None
         self._compare_loaded(skipped=None)
         self.guard.train_start(int(state.timestamp.epoch))
-        if self._schedules is not None:
-            self._warn(self._schedules.epoch_begins(f"train epoch {int(state.timestamp.epoch)}", self._steps_done))
+        self.fit.epoch_begins(int(state.timestamp.epoch))
 
     def first_batch(self, state: Any) -> None:
         """Notes which pass is used; opens the epoch if the run resumes in the middle of it."""
         self.at_first_batch = False
         if self.guard.open_span is None and self.train is not None:
             self._resumed_at = int(state.timestamp.batch_in_epoch)
-            self._epoch_batches = batches_when_resumed(state, self.train, self._rank)
+            self._epoch_batches = batches_when_resumed(state, self.train, self._own.rank)
             begun = None if self._observer is None else self._observer.begun
             self._compare_loaded(skipped=None if begun is None else begun.batches - 1)
             self.guard.train_start(int(state.timestamp.epoch), self._resumed_at)
@@ -234,24 +222,9 @@ class WatchedFit:
                 self.finish()
         self.guard.close()
 
-    @property
-    def _steps_done(self) -> int:
-        """The optimizer steps of the whole run until now: one per batch."""
-        return self._steps_before + self.guard.steps
-
     def _step(self) -> None:
         self.guard.step()
-        if self._schedules is not None:
-            self._warn(self._schedules.stepped(self._steps_done, self.guard.train_batches))
-
-    def _steps_left(self) -> int | None:
-        """The steps of this fit after which the learning-rate schedule ends."""
-        end = None if self._schedules is None else self._schedules.end_step
-        return None if end is None else max(0, end - self._steps_before)
-
-    def _warn(self, verdict: Verdict | None) -> None:
-        if verdict is not None:
-            self.guard.warn(verdict)
+        self.fit.stepped()
 
     def _compare_loaded(self, *, skipped: int | None) -> None:
         loaded, self.loaded = self.loaded, None
@@ -260,17 +233,17 @@ class WatchedFit:
 
     def _may_correct(self, name: str) -> bool:
         agreed = {name, "own_batches_per_epoch"} <= self.guard.agreed
-        return self._settings.totals == "fix" and (self._world_size == 1 or agreed)
+        return self._settings.totals == "fix" and (self._own.world_size == 1 or agreed)
 
     def _read_train(self, state: Any, length: int | None) -> None:
         self.train = read_loader(
             state.train_dataloader,
             length=length,
-            rank=self._rank,
-            dp_degree=self._data_position[1],
+            own=self._own,
             fixes=self._settings.totals == "fix",
             duration=state.max_duration,
         )
+        self.fit.totals = self.train.totals
 
     def _observe_train(self, state: Any) -> None:
         """Observes the train loader, the first one or one that has replaced it; reads a new one first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from countoff._adapter.resumes import without_data
+from countoff._adapter.checkpoints import without_data
 from countoff.core import Guard
 from countoff.core.checks.resume import Restored
 

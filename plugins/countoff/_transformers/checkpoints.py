@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from countoff._adapter.handle import Attached
-from countoff._adapter.resumes import without_data
+from countoff._adapter.checkpoints import without_data
+from countoff._adapter.observed_loop import ObservedLoop
 from countoff.core import Guard, LoaderFacts, Settings
 from countoff.core.checks.resume import Restored
 
@@ -19,20 +19,20 @@ __all__ = ["first_epoch", "loaded_record", "restore", "state_of"]
 _RECORD = "record"
 
 
-def state_of(settings: Settings, handle: Attached | None, trainer_state: Any) -> dict[str, Any]:
+def state_of(settings: Settings, loop: ObservedLoop | None, trainer_state: Any) -> dict[str, Any]:
     """Returns the state of the callback, from which the Trainer can make it anew.
 
     Args:
         settings: The user's choices.
-        handle: The handle of the training; None if there is none.
+        loop: The training; None if there is none.
         trainer_state: The TrainerState of that training.
     """
     defaults = vars(Settings())
     chosen = {name: _as_json(value) for name, value in vars(settings).items() if value != defaults[name]}
     state: dict[str, Any] = {"args": chosen, "attributes": {}}
-    if handle is None or trainer_state is None:
+    if loop is None or trainer_state is None:
         return state
-    return {**state, _RECORD: {**handle.state_dict(), "steps": trainer_state.global_step}}
+    return {**state, _RECORD: {**loop.record(), "steps": trainer_state.global_step}}
 
 
 def loaded_record(state: Any, name: str, exported: Any) -> Any:

@@ -1,0 +1,280 @@
+"""One fit, as every adapter has it: its guard, the true totals, and the learning-rate schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
+from countoff._adapter.torch_facts import learning_rates, schedule_positions
+from countoff._adapter.weight_hashes import PendingReplicas
+from countoff._adapter.words import Words
+from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
+from countoff.core.checks.horizon import RunLength
+from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.part import Part
+from countoff.core.totals import Totals
+
+__all__ = ["Fit", "OwnRank", "plan_of"]
+
+
+@dataclass(frozen=True)
+class OwnRank:
+    """This rank, among those that are compared, and the share of the data that it reads.
+
+    Attributes:
+        rank: This rank.
+        world_size: Ranks that are compared.
+        dp_rank: The dp_rank of this rank.
+        dp_degree: Shares into which the data is cut, at least 1.
+        part: Which ranks these are, if they are a part of the job.
+    """
+
+    rank: int
+    world_size: int
+    dp_rank: int
+    dp_degree: int
+    part: Part | None = None
+
+
+def plan_of(facts: LoaderFacts, own: OwnRank, **more: Any) -> FitPlan:
+    """Returns what all ranks must agree on, by the facts of the train loader.
+
+    Args:
+        facts: The facts.
+        own: This rank.
+        more: Values of the plan that do not follow from these, or that replace them.
+    """
+    known = {
+        "batch_size": facts.batch_size,
+        "gradient_accumulation_steps": facts.gradient_accumulation_steps,
+        "max_epochs": facts.max_epochs,
+        "max_steps": facts.max_steps,
+        "dp_rank": own.dp_rank,
+        "dp_degree": own.dp_degree,
+    }
+    return FitPlan(**(known | more))
+
+
+class Fit:
+    """One fit, or one evaluation outside of a fit.
+
+    Args:
+        settings: The user's choices.
+        words: The adapter's words.
+        own: This rank.
+        totals: The totals of an epoch; None for an evaluation outside of a fit, and as long as they are not known.
+        steps_before: Optimizer steps of the run that were applied before the fit.
+        optimizers: Returns the optimizers whose learning rates are compared; called every `tick_batches` batches.
+        schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
+            stand with its checkpoint.
+        ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
+        models: Returns the modules whose weights are compared, as the framework wraps them; called every
+            `weights_every` optimizer steps. None: none are compared.
+
+    Attributes:
+        settings: The user's choices.
+        own: This rank.
+        totals: As above.
+        steps_before: As above.
+        guard: The guard.
+        schedules: The learning-rate schedules that are compared with the run.
+        trains_apart: Whether ranks train apart on purpose now, so that their weights are not compared.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        words: Words,
+        own: OwnRank,
+        totals: Totals | None = None,
+        *,
+        steps_before: int = 0,
+        optimizers: Callable[[], Iterable[Any]] = tuple,
+        schedulers: Callable[[], Iterable[Any]] = tuple,
+        ticks_per_step: int = 1,
+        models: Callable[[], Iterable[Any]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.own = own
+        self.totals = totals
+        self.steps_before = steps_before
+        self.schedules = ScheduleWatch((), lambda _: RunLength())
+        self.trains_apart = False
+        self._told: dict[str, float] = {}
+        self._words = words
+        self._optimizers = optimizers
+        self._schedulers = schedulers
+        self._ticks_per_step = ticks_per_step
+        self._models = models
+        self.guard = self._new_guard()
+
+    def watch_schedules(
+        self,
+        schedules: Iterable[Schedule],
+        *,
+        steps: int | None = None,
+        limited: bool = False,
+        source_batches: int | None = None,
+        why: str = "",
+    ) -> None:
+        """Compares where learning-rate schedules end with where the run ends, from here on.
+
+        Args:
+            schedules: The schedules.
+            steps: Optimizer steps of the whole run, where the framework tells them; None: those of the totals.
+            limited: Whether the run may be a part of a longer one, whatever its plan says.
+            source_batches: Batches per epoch of the loader from which a user computes a schedule; None if unknown.
+            why: Why schedules are stepped several times per optimizer step, as a sentence for the message.
+        """
+
+        def run(batches_per_step: int | None) -> RunLength:
+            if self.totals is None:
+                return RunLength()
+            return run_length(
+                self.totals.plan,
+                batches_per_step,
+                processes=self.own.dp_degree,
+                steps=steps,
+                limited=limited,
+                source_batches=source_batches,
+            )
+
+        self.schedules = ScheduleWatch(schedules, run, why=why, stepping=self._words.stepping)
+
+    def begin(
+        self,
+        plan: FitPlan,
+        versions: Mapping[str, str],
+        schedules: Sequence[SchedulePlan] | None = None,
+        *,
+        own_length: int | None = None,
+    ) -> None:
+        """Begins the fit. Collective: every rank must call it; it waits at most `deadline_seconds`.
+
+        Args:
+            plan: What the ranks must agree on.
+            versions: Versions whose differences get a warning.
+            schedules: What the schedules will do in the run, where they have been compared with it already; None: asks
+                them now.
+            own_length: As for `Guard.fit_start`.
+
+        Raises:
+            DivergenceError: If ranks begin with different plans, schedules or shares of the data.
+        """
+        planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
+        self.guard.trace_totals(self._totals_known, self._steps_left)
+        self.guard.fit_start(plan, versions, planned, own_length=own_length)
+        self._take_common_length(None)
+
+    def renew(self, steps_before: int) -> None:
+        """Gives the fit another guard, which has not begun, where the run goes on at another position.
+
+        Args:
+            steps_before: Optimizer steps of the run that were applied before that position.
+        """
+        self.steps_before = steps_before
+        self.guard = self._new_guard()
+
+    def warn(self, *verdicts: Verdict | None) -> None:
+        """Warns of what was found; None stands for nothing."""
+        for verdict in verdicts:
+            if verdict is not None:
+                self.guard.warn(verdict)
+
+    def epoch_begins(self, epoch: int, *, steps: int | None = None) -> None:
+        """Compares the schedules again, where a train epoch begins with its first batch.
+
+        Args:
+            epoch: Its number.
+            steps: Optimizer steps of the whole run until now, as the framework counts them; None: as the guard does.
+        """
+        self.warn(self.schedules.epoch_begins(f"train epoch {epoch}", self.steps_done if steps is None else steps))
+
+    def stepped(self) -> None:
+        """Observes how often schedulers are stepped; to be called after each step that the guard has counted."""
+        self.warn(self.schedules.stepped(self.steps_done, self.guard.train_batches))
+
+    @property
+    def steps_done(self) -> int:
+        """The optimizer steps of the whole run until now."""
+        return self.steps_before + self.guard.steps
+
+    def progress(self) -> float | None:
+        """Returns the fraction of the train epoch that this rank has done, 0 to 1; None while that is unknown."""
+        return None if self.totals is None else self.totals.progress(self.guard.train_batches)
+
+    def wrong_length(self) -> Verdict | None:
+        """Returns a warning if the train loader has another number of batches than the framework counts on."""
+        return None if self.totals is None else self.totals.wrong_length()
+
+    def sharded_twice(self) -> Verdict | None:
+        """Returns a warning if the train loader has a share of this rank's share, where data is compared at all."""
+        return None if self.totals is None or not self.settings.fingerprint_batches else self.totals.sharded_twice()
+
+    def learn_length(self) -> Verdict | None:
+        """Updates the totals by the train epoch that the end of its loader is about to end.
+
+        Returns:
+            A warning if that shows a wrong length; else None.
+        """
+        if self.totals is None:
+            return None
+        if self.guard.makes_even:  # the epoch may have had the length of another rank's loader
+            self._take_common_length(self.guard.batches)
+            return None
+        self.totals.observe(self.guard.batches)
+        return self.wrong_length()
+
+    @property
+    def epoch_batches(self) -> int | None:
+        """The true batches of a train epoch on this rank; None while they are not known."""
+        return None if self.totals is None else self.totals.plan.batches_per_epoch
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The true totals as known by now, and what the roll calls have measured, under the names of the metrics."""
+        return {**self._totals_known(), **self.guard.metrics}
+
+    def news(self) -> dict[str, float]:
+        """Returns the totals that are not as they were at the last call, and all measurements if one of them is not."""
+        totals, measured = self._totals_known(), self.guard.metrics
+        news = {name: value for name, value in totals.items() if self._told.get(name) != value}
+        if any(self._told.get(name) != value for name, value in measured.items()):
+            news |= measured
+        self._told |= news
+        return news
+
+    def _new_guard(self) -> Guard:
+        models = self._models
+        return Guard(
+            self.settings,
+            rank=self.own.rank,
+            world_size=self.own.world_size,
+            part=self.own.part,
+            remedies=self._words.remedies,
+            learning_rates=lambda: learning_rates(self._optimizers()),
+            schedules=lambda: schedule_positions(self._optimizers(), self._schedulers()),
+            ticks_per_step=self._ticks_per_step,
+            weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
+            framework=self._words.framework,
+        )
+
+    def _totals_known(self) -> Mapping[str, float]:
+        return {} if self.totals is None else self.totals.plan.metrics()
+
+    def _steps_left(self) -> int | None:
+        """The steps of this fit after which the learning-rate schedule ends."""
+        end = self.schedules.end_step
+        return None if end is None else max(0, end - self.steps_before)
+
+    def _take_common_length(self, batches: int | None) -> None:
+        """Updates the totals where ranks take the same number of batches, which need not be that of their own loaders.
+
+        Args:
+            batches: What the last epoch has shown; None if there is none.
+        """
+        if self.totals is not None and not self.guard.own_length_holds:
+            proven = self.guard.common_batches
+            self.totals.take_common(batches if proven is None else proven, proven=proven is not None)

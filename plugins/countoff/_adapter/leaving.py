@@ -1,0 +1,117 @@
+"""Fits that end early: by an exception, which the program may catch to fit again, or by the end of the program.
+
+A training loop has no hook for either, so these are `sys.excepthook` and a function that runs at interpreter exit.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+
+from countoff._adapter.hooks import MethodHook
+from countoff.core import Guard
+from countoff.core.ending import shutdown
+
+__all__ = ["ExitHooks", "LeftFit", "exception_at_exit"]
+
+_WITNESS = "countoff_witness"
+"""An attribute of an exception: an object that lives as long."""
+
+
+def exception_at_exit() -> BaseException | None:
+    """Returns the exception that ends this process where no excepthook is called: in a child of multiprocessing."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return error.__context__ if error.code else None
+    return error
+
+
+class ExitHooks:
+    """Hooks that are active until cancelled: that for exceptions at once, that for the program's end once registered.
+
+    Args:
+        failed: Called with the exception that ends the program, before its traceback is printed.
+        at_exit: Called once or twice when the program ends.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None], at_exit: Callable[[], None]) -> None:
+        self._at_exit = at_exit
+        self._cancel_at_exit: Callable[[], None] | None = None
+        self._excepthook = MethodHook(sys, "excepthook", before=lambda _, error, __: failed(error))
+
+    def register_at_exit(self) -> None:
+        """Registers, or registers again, the function for the program's end.
+
+        Such functions run last in, first out: registered after a guard has begun, this one runs before the guard's.
+        """
+        if self._cancel_at_exit is not None:
+            self._cancel_at_exit()
+        self._cancel_at_exit = shutdown.at_exit(self._at_exit)
+
+    def cancel(self) -> None:
+        """Removes the hooks. Does nothing when called again."""
+        if self._cancel_at_exit is not None:
+            self._cancel_at_exit()
+        self._excepthook.remove()
+
+
+class LeftFit:
+    """A fit that an exception has left. The other ranks are told at once, and are ended by it once they need this rank.
+
+    If nothing catches the exception, it becomes the verdict.
+
+    Args:
+        guard: The fit's guard.
+        error: The exception.
+        close: Closes the fit. Called once or more often, also on a thread of its own.
+    """
+
+    def __init__(self, guard: Guard, error: BaseException, close: Callable[[], None]) -> None:
+        self._guard = guard
+        self._close = close
+        self._is_over = _is_over(error)
+        guard.failing(error)
+        self._hooks = ExitHooks(guard.failed, self._at_exit)
+        self._hooks.register_at_exit()
+
+    def leave(self) -> None:
+        """Has the fit closed once the program has caught the exception or fits again; at once if there is a verdict.
+
+        To be called when the framework has taken its loop down. Until then this rank may still wait for another one.
+        """
+        if self._guard.verdict is None:
+            self._guard.leave(self._is_over, self.close)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the fit. Does nothing when called again."""
+        self._hooks.cancel()
+        self._close()
+
+    def _at_exit(self) -> None:
+        if (error := exception_at_exit()) is not None:
+            self._guard.failed(error)
+        self.close()
+
+
+class _Witness:
+    """Lives as long as the exception that it is an attribute of, to which Python gives no weak reference."""
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        return str, ()  # a copy of the exception, as one sent to another process, says nothing about this one
+
+
+def _is_over(error: BaseException) -> Callable[[], bool]:
+    """Returns a function that tells whether a program has caught an exception, and has forgotten it.
+
+    Args:
+        error: The exception. It is not kept alive.
+    """
+    witness = _Witness()
+    vars(error)[_WITNESS] = witness
+    alive = weakref.ref(witness)
+    return lambda: alive() is None

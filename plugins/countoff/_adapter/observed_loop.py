@@ -1,0 +1,318 @@
+"""A training loop that is observed from outside, from the begin of its fit to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from countoff._adapter.evaluation_totals import EvaluationTotals
+from countoff._adapter.fit import Fit
+from countoff._adapter.leaving import ExitHooks, LeftFit, exception_at_exit
+from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.torch_facts import on_optimizer_step
+from countoff.core import DivergenceError, FitPlan, Guard, Verdict
+from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
+from countoff.core.ending import shutdown
+
+__all__ = ["ObservedLoop", "active_loops"]
+
+_active: list[ObservedLoop] = []
+"""The loops of this process whose fit has begun and has not ended, in the order of their begin."""
+
+
+class ObservedLoop:
+    """One fit of a loop that has no hooks: what adapters tell of it, while its passes and its steps are counted.
+
+    Args:
+        fit: The fit.
+        epoch: Number of the first train epoch.
+        steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
+
+    Attributes:
+        fit: The fit.
+        passes: The passes over the loaders.
+        evaluations: How much the evaluations have read; None where nothing tells it.
+        own_length: What `len` of this rank's train loader gives, where all know of each pass by it; None otherwise.
+        length_now: Returns the length that the train loader reports after a pass; None where nothing tells it.
+        may_resume: Whether a pass over the train loader may begin in the middle of an epoch without a word of it, so
+            that a single pass tells no length.
+        batches_before: Batches of the first train epoch that a counted function has returned before the checkpoint.
+        covered: What reports its state as it is where the loop is.
+    """
+
+    def __init__(self, fit: Fit, *, epoch: int = 0, steps_of: Callable[[Any], bool] | None = None) -> None:
+        self.fit = fit
+        self.passes = LoaderPasses(
+            fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
+        )
+        self.passes.began = fit.epoch_begins
+        self.evaluations: EvaluationTotals | None = None
+        self.own_length: int | None = None
+        self.length_now: Callable[[], int | None] = _unknown
+        self.may_resume = False
+        self.batches_before = 0
+        self.covered: list[Any] = []
+        self._last_length: int | None = None
+        self._start_epoch, self._start_step = epoch, 0
+        self._plan, self._versions = FitPlan(), dict[str, str]()
+        self._steps_of = steps_of
+        self._stepping: set[int] = set()  # the ids of the optimizers that have stepped in a train epoch
+        self._release = contextlib.ExitStack()
+        self._exit_hooks: ExitHooks | None = None
+        self._left: LeftFit | None = None
+        self._ended = True
+        self._failed = False
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of the fit."""
+        return self.fit.guard
+
+    def until_end(self, release: Callable[[], None]) -> None:
+        """Has a function called when the fit ends, in whatever way: one that takes back what was put on an object."""
+        self._release.callback(release)
+
+    def tell_evaluations(self, totals: EvaluationTotals) -> None:
+        """Lets `progress` tell how much each evaluation has read."""
+        self.evaluations, self.passes.evaluated = totals, totals.ended
+
+    def begin(
+        self,
+        plan: FitPlan,
+        versions: Mapping[str, str],
+        *notices: Verdict | None,
+        record: object = None,
+        compare: bool = True,
+    ) -> None:
+        """Begins the fit. Collective: every rank must call it; it waits at most `deadline_seconds`.
+
+        Args:
+            plan: What the ranks must agree on.
+            versions: Versions whose differences get a warning.
+            notices: Warnings to give at once.
+            record: The record of the checkpoint that every rank has loaded before; empty or None if there is none.
+            compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
+        """
+        fit, self._ended = self.fit, False
+        if record:
+            position, self.passes.epoch, fit.steps_before = self._place_of(record)
+            plan = replace(plan, position=position)
+        self._plan, self._versions, self._start_step = plan, dict(versions), fit.steps_before
+        if plan.batches_per_epoch == fit.epoch_batches:  # else `len` is wrong
+            self.own_length = plan.batches_per_epoch
+        _active.append(self)
+        self.until_end(lambda: _active.remove(self))
+        self.until_end(fit.schedules.forget)
+        self.until_end(self._forget_loader)
+        self.until_end(on_optimizer_step(self._step, self._steps_of).remove)
+        self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
+        planned = fit.schedules.plans(fit.steps_before)
+        wrong_schedule = fit.schedules.begin(fit.steps_before)  # by the length of this rank's loader
+        try:
+            self._begin_fit(plan, planned)
+        except BaseException:
+            self._release_all()  # the caller gets no handle, and so could not end it
+            raise
+        if record:
+            self.guard.resumes.restore(record, compare=compare)
+        fit.warn(*notices, fit.wrong_length(), fit.sharded_twice(), wrong_schedule)
+
+    def micro_batch(self) -> None:
+        """Counts a micro-batch, unless passes are not compared now."""
+        if self.passes.comparing:
+            self.passes.guard.micro_batch()
+
+    def compare(self, comparing: bool) -> None:
+        """Says whether passes that begin from here on, micro-batches and weights are compared with other ranks'."""
+        self.passes.comparing, self.fit.trains_apart = comparing, not comparing
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """A context in which nothing is compared with other ranks, for what may be uneven on purpose."""
+        self.compare(False)
+        try:
+            yield
+        finally:
+            self.compare(True)
+
+    def progress(self) -> dict[str, float]:
+        """Returns what `Attached.progress` returns."""
+        values = self.fit.metrics
+        values |= {} if self.evaluations is None else self.evaluations.metrics
+        done = self.fit.progress()
+        return values if done is None else values | {"countoff/epoch_progress": done}
+
+    def record(self) -> dict[str, Any]:
+        """Returns how far this rank has come, for a checkpoint."""
+        length = self.fit.epoch_batches
+        left = None if length is None else max(0, length - self.guard.train_batches)
+        return self.guard.resumes.record(self.passes.batch, left=left)
+
+    def resume_where_begun(self, record: object) -> None:
+        """Resumes at the epoch and the step that the user gave when the fit began; without them, at the record's."""
+        self.resume_from(record, epoch=self._start_epoch or None, steps=self._start_step or None)
+
+    def resume_from(self, record: object, *, epoch: int | None = None, steps: int | None = None) -> None:
+        """Begins another fit from a checkpoint that every rank has loaded. Collective: every rank must call it.
+
+        Args:
+            record: What `record` has returned when it was written; an empty mapping if it has none.
+            epoch: Number of the next train epoch, where the framework or the user says it; None: the record's.
+            steps: Optimizer steps that were applied before the checkpoint, likewise.
+        """
+        has_trained = self.guard.steps > 0
+        position, known_epoch, known_steps = self._place_of(record)
+        if self._ended:
+            return
+        self._end_guard()
+        self.fit.renew(known_steps if steps is None else steps)
+        self.passes.guard = self.guard
+        self.passes.epoch = known_epoch if epoch is None else epoch
+        self._begin_fit(replace(self._plan, position=position))
+        if record:
+            self.guard.resumes.restore(record, Restored(steps=steps), compare=not has_trained)
+
+    def end(self) -> None:
+        """Ends the fit and gives the loaders back as they were. Does nothing when called again.
+
+        Raises:
+            DivergenceError: If another rank goes on, or has diverged before.
+        """
+        if self._release_all():
+            self._end_guard()
+
+    def abandon(self) -> None:
+        """Gives the loaders back as they were, without a mark that the fit ended. Does nothing when called again."""
+        if self._release_all():
+            self.guard.close()
+
+    def leave(self) -> None:
+        """Gives the loaders back where an exception has ended the loop; a verdict still decides how the program ends.
+
+        The exception may be what a collective raised because of that verdict, and the program may survive it.
+        """
+        self._release.close()
+        self.guard.close()  # waits for a verdict that is on its way
+        if self.guard.verdict is None:
+            self.abandon()
+
+    def leave_by(self, error: BaseException) -> None:
+        """Tells the other ranks of an exception that has left the loop, and gives the loaders back at once.
+
+        The guard stays until the program has caught the exception, begins another fit, or ends.
+
+        Args:
+            error: The exception; a `SystemExit` without a code ends the fit in order.
+        """
+        if isinstance(error, SystemExit) and not error.code:
+            self.end()
+        elif not self._ended:
+            self._failed = True
+            self._left = LeftFit(self.guard, error, self.abandon)
+            self._release.close()
+            self._left.leave()
+
+    def _begin_fit(self, plan: FitPlan, schedules: Sequence[SchedulePlan] | None = None) -> None:
+        self.guard.evidence.optimizers_told = self._steps_of is not None
+        self.fit.begin(plan, self._versions, schedules, own_length=self.own_length)
+        if self._exit_hooks is not None:
+            self._exit_hooks.register_at_exit()
+
+    def _place_of(self, record: object) -> tuple[list[int] | None, int, int]:
+        """The position at which a checkpoint was written, None if that is not known, its epoch and its steps."""
+        try:
+            found = ResumeRecord.from_json(record)
+        except UNREADABLE:
+            return None, self.passes.epoch, 0
+        self.batches_before = found.batches or 0
+        return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
+
+    def _step(self, optimizer: Any) -> None:
+        guard, steps = self.guard, self.guard.steps
+        guard.step(id(optimizer))
+        if guard.steps != steps:
+            self._stepping.add(id(optimizer))
+        self.fit.stepped()
+        if self.passes.expects_train or (self.passes.expects_more and id(optimizer) in self._stepping):
+            self.passes.stepped()
+
+    def _learn_length(self) -> Verdict | None:
+        """Learns from a train epoch that ends because its loader is exhausted; returns a warning, if there is one."""
+        if self.guard.makes_even:
+            return self.fit.learn_length()
+        if not self.guard.resumes.begins_epoch:  # its loader may have been restored in the middle of the epoch
+            return None
+        before, self._last_length = self._last_length, self.guard.batches
+        if self.may_resume and before != self._last_length:  # likewise, by a state of its own
+            return None
+        if self.fit.totals is not None:
+            self.fit.totals.report_again(self.length_now())
+        return self.fit.learn_length() or self.fit.sharded_twice()
+
+    def _forget_loader(self) -> None:
+        self.length_now = _unknown  # it holds the loader
+
+    def _give_back_if_diverged(self) -> None:
+        """Gives back the loaders where a verdict leaves the loop; the fit stays until the program ends with it."""
+        if self.guard.verdict is not None:
+            self._release.close()
+
+    def _release_all(self) -> bool:
+        """Gives back what was put on objects; returns False if the fit has ended before."""
+        if self._ended:
+            return False
+        self._ended = True
+        if self._exit_hooks is not None:
+            self._exit_hooks.cancel()
+        if self._left is not None:
+            self._left.close()
+        self._release.close()
+        return True
+
+    def _end_guard(self) -> None:
+        try:
+            self.passes.close_stale(everything=True)
+            self.guard.fit_end()
+        finally:
+            self.guard.close()
+
+    def _fail_uncaught(self, error: BaseException) -> None:
+        """Reports the exception that ends the program, if it has ended this loop and not another one."""
+        if _left_by_exception() is self:
+            self.guard.failed(error)
+        self._failed = True
+        self._release.close()
+
+    def _at_exit(self) -> None:
+        error = exception_at_exit()
+        if error is not None:
+            self._fail_uncaught(error)
+        raises = self.fit.settings.on_divergence == "raise"
+        if not self._failed and (self.guard.verdict is None or not raises):
+            with contextlib.suppress(DivergenceError):
+                self.end()
+        raised = self._failed or getattr(sys, "last_value", None) is not None
+        late = self.guard.verdict is not None and not raised and raises
+        self.guard.close()  # waits until a verdict is printed
+        if late:
+            shutdown.exit_now()  # the verdict came after the program's last line: only an exit code can report it
+
+
+def active_loops() -> list[ObservedLoop]:
+    """Returns the loops of this process whose fit has begun and has not ended, in the order of their begin."""
+    return list(_active)
+
+
+def _left_by_exception() -> ObservedLoop | None:
+    """Returns the loop that an exception has left: the latest with an open span, or else the latest."""
+    inside = [each for each in _active if each.guard.open_span is not None]
+    return next(reversed(inside or _active), None)
+
+
+def _unknown() -> int | None:
+    """The length of a loader of which nothing is known."""
+    return None

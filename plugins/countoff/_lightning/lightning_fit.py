@@ -1,0 +1,206 @@
+"""One fit of Lightning's Trainer, or one evaluation outside of a fit, from its begin until it is closed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+from countoff._adapter.even_loaders import saves_state
+from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.leaving import LeftFit
+from countoff._adapter.mesh_position import data_position
+from countoff._adapter.schedule_watch import run_length
+from countoff._adapter.torch_facts import on_optimizer_step, versions
+from countoff._lightning.checkpoints import record_of, restore
+from countoff._lightning.evaluations import Evaluations
+from countoff._lightning.train_epochs import TrainEpochs
+from countoff._lightning.trainer import (
+    after_teardown,
+    announce_requests,
+    log,
+    plan_of,
+    schedules,
+    set_length,
+    train_facts,
+)
+from countoff._lightning.words import WORDS, with_remedy
+from countoff.core import FitPlan, Settings, Verdict
+from countoff.core.totals import Totals
+
+__all__ = ["LightningFit", "common_length", "makes_even"]
+
+_PACKAGES = "lightning", "pytorch-lightning"
+
+
+def makes_even(trainer: Any, settings: Settings) -> bool:
+    """Returns whether every rank's train epochs are to have the same number of batches."""
+    return settings.uneven_train != "raise" and trainer.world_size > 1
+
+
+def common_length(trainer: Any, settings: Settings, own: int | None) -> int | None:
+    """Returns the batches of an epoch on every rank, before the fit. Collective: every rank must call it.
+
+    Args:
+        trainer: Lightning's Trainer.
+        settings: The user's choices.
+        own: The length of this rank's loader; None if it has none.
+    """
+    fit = Fit(replace(settings, trace_dir=None), WORDS, _own_rank(trainer))  # the fit itself is traced
+    try:
+        fit.begin(FitPlan(), {}, own_length=own)
+        fit.guard.fit_end()
+        return fit.guard.common_length
+    finally:
+        fit.guard.close()
+
+
+class LightningFit:
+    """A fit, or an evaluation outside of one.
+
+    Args:
+        trainer: Lightning's Trainer.
+        settings: The user's choices.
+
+    Attributes:
+        guard: The guard.
+        epochs: The train epochs.
+        evaluations: The evaluations.
+        last_record: This rank's record at the end of the training, however it has ended; None until then.
+    """
+
+    def __init__(self, trainer: Any, settings: Settings) -> None:
+        self._trainer = trainer
+        self._settings = settings
+        # Until the mesh is made, FSDPStrategy returns a shape here and ModelParallelStrategy raises.
+        own = _own_rank(trainer, getattr(trainer.strategy, "device_mesh", None))
+        self._fit = Fit(
+            settings,
+            WORDS,
+            own,
+            steps_before=trainer.global_step,
+            optimizers=lambda: trainer.optimizers,
+            schedulers=lambda: [config.scheduler for config in trainer.lr_scheduler_configs],
+            models=lambda: [trainer.strategy.model],
+        )
+        self.guard = self._fit.guard
+        self.epochs = TrainEpochs(trainer, self._fit)
+        self.evaluations = Evaluations(trainer, self._fit)
+        self._hooks = contextlib.ExitStack()
+        self._trains = False
+        self.last_record: dict[str, Any] | None = None
+
+    def begin(self, record: Any) -> None:
+        """Begins the fit. Collective: every rank must call it.
+
+        Args:
+            record: The record of the checkpoint from which it resumes; None if there is none.
+        """
+        trainer, fit, even = self._trainer, self._fit, makes_even(self._trainer, self._settings)
+        facts = train_facts(trainer)
+        fit.totals = totals = Totals(facts, dp_degree=fit.own.dp_degree, framework=WORDS.framework)
+        fit.watch_schedules(schedules(trainer, run_length(totals.plan, processes=fit.own.dp_degree)))
+        proven = totals.plan.batches_per_epoch
+        if even and not _holds_all_fit(trainer, proven):
+            proven = None
+        plan = plan_of(trainer, facts, proven, fit.own)
+        self._begin(plan, own_length=plan.batches_per_epoch if even else None)
+        if even:
+            self._hooks.callback(self.epochs.make_even(repeats=self._settings.uneven_train == "repeat"))
+        fit.warn(self._with_remedy(fit.wrong_length()), fit.schedules.begin(trainer.global_step))
+        self._trains = True
+        self._hooks.callback(self.epochs.keep_batches())
+        if record is not None:
+            restore(trainer, self.guard, record)
+            self._hooks.callback(self.epochs.open_when_resumed())
+        self._log_totals()
+        self.epochs.set_limits()
+
+    def begin_evaluation(self) -> None:
+        """Begins an evaluation outside of a fit. Collective: every rank must call it."""
+        self._begin(FitPlan())
+
+    def end_epoch(self) -> None:
+        """Closes a train epoch, and learns its length."""
+        if self.guard.open_span is None:
+            return
+        even = self.guard.makes_even
+        exhausted = self.epochs.leave()
+        notice = self._with_remedy(self._fit.learn_length()) if exhausted else None
+        self.guard.train_end("exhausted" if exhausted else "stopped", notice=notice)
+        if even:
+            log(self._trainer, self._fit.news())
+        elif exhausted:
+            self._log_totals()
+
+    def record(self, *, in_batch: bool = False) -> dict[str, Any] | None:
+        """Returns this rank's record for a checkpoint; None if no training goes on.
+
+        Args:
+            in_batch: Whether a batch is being trained on.
+        """
+        batch = self.epochs.batch if in_batch else None
+        return record_of(self._trainer, self.guard, batch) if self._trains else None
+
+    def end(self) -> None:
+        """Ends the fit."""
+        self.last_record = self.record()
+        self._stop()
+        log(self._trainer, self._fit.news())
+        self.guard.fit_end()
+
+    def leave_by(self, error: BaseException) -> Any:
+        """Tells the other ranks of an exception that ends the fit; returns what is to be removed, if that is something.
+
+        Args:
+            error: The exception.
+        """
+        left = LeftFit(self.guard, error, self.guard.close)
+        self.last_record = self.record()
+        self._stop()
+        hook = after_teardown(self._trainer, left.leave)
+        if hook is None:
+            left.leave()
+        return hook
+
+    def close(self) -> None:
+        """Takes back what was put on Lightning's objects, and closes the guard."""
+        self._stop()
+        self.guard.close()
+
+    def _begin(self, plan: FitPlan, *, own_length: int | None = None) -> None:
+        self._hooks.callback(on_optimizer_step(self.guard.step).remove)
+        self._hooks.callback(announce_requests(self.guard, self._trainer.fit_loop.epoch_loop))
+        self._fit.begin(plan, versions(*_PACKAGES), own_length=own_length)
+
+    def _log_totals(self) -> None:
+        """Logs the totals as known by now, and corrects a wrong length where the true one is proven."""
+        log(self._trainer, self._fit.news())
+        totals = self._fit.totals
+        length = None if totals is None else totals.shorter_than_reported
+        if totals and length and self._settings.totals == "fix" and set_length(self._trainer, length):
+            totals.corrected(length)
+            log(self._trainer, self._fit.news())
+
+    def _with_remedy(self, wrong: Verdict | None) -> Verdict | None:
+        if wrong is None or self._fit.totals is None:
+            return wrong
+        return with_remedy(wrong, self._fit.totals.plan, fixes=self._settings.totals == "fix")
+
+    def _stop(self) -> None:
+        self._trains = False
+        self.epochs.leave()
+        self.epochs.leave_pass()
+        self.evaluations.leave()
+        self._hooks.close()
+
+
+def _own_rank(trainer: Any, mesh: Any = None) -> OwnRank:
+    rank, world_size = trainer.global_rank, trainer.world_size
+    return OwnRank(rank, world_size, *data_position(mesh, rank=rank, world_size=world_size))
+
+
+def _holds_all_fit(trainer: Any, batches: int | None) -> bool:
+    """Whether the number of batches that is proven now is that of every epoch, and Lightning counts on it too."""
+    fixed = batches == trainer.num_training_batches and not trainer.reload_dataloaders_every_n_epochs
+    return fixed and not saves_state(trainer.train_dataloader)  # a pass that resumes in mid-epoch has less

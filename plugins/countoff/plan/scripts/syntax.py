@@ -37,7 +37,7 @@ def parsed(text: str, *, line: int, until: float) -> Node:
     Args:
         text: The script.
         line: The line in which it begins.
-        until: When to give up, on the clock of ``time.monotonic``.
+        until: When to give up, on the clock of ``time.process_time``.
 
     Raises:
         ConfigError: If tree-sitter is not installed, or the script is not well-formed or larger than any real one.
@@ -56,7 +56,9 @@ def parsed(text: str, *, line: int, until: float) -> Node:
     script = ("\n" * (line - 1) + _EXPANSION.sub(r"${\1?}", text)).encode()
     parser = Parser(Language(tree_sitter_bash.language()))
     try:
-        tree = parser.parse(lambda at, _: script[at : at + 4096], progress_callback=lambda *_: time.monotonic() > until)
+        tree = parser.parse(
+            lambda at, _: script[at : at + 4096], progress_callback=lambda *_: time.process_time() > until
+        )
     except ValueError:
         raise ConfigError("it takes too long to read") from None
     wrong = _first_error(tree.root_node)

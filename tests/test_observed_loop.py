@@ -1,0 +1,30 @@
+"""A loop that is observed from outside: what its fit begins with."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.schedule_watch import Schedule
+from countoff._torch.words import WORDS
+from countoff.core import FitPlan, Guard, LoaderFacts, Settings
+from countoff.core.totals import Totals
+
+
+def test_ranks_compare_schedules_that_fit_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that has been compared with the run is let go of; the roll call still has what it will do."""
+    planned: list[Any] = []
+    monkeypatch.setattr(Guard, "fit_start", lambda guard, plan, versions, schedules, **more: planned.extend(schedules))
+    facts = LoaderFacts(reported_batches=4, batch_size=2, drop_last=False, samples_per_rank=8, max_epochs=3)
+    totals = Totals(facts, dp_degree=1, framework="len(loader)")
+    fit = Fit(Settings(), WORDS, OwnRank(0, 1, 0, 1), totals)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+    fit.watch_schedules([Schedule.of(CosineAnnealingLR(optimizer, 12), pace=Fraction(1))], steps=12)
+    loop = ObservedLoop(fit)
+    loop.begin(FitPlan(), {})
+    loop.abandon()
+    assert [each.name for each in planned] == ["CosineAnnealingLR"]

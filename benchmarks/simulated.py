@@ -22,6 +22,8 @@ from typing import Any, Literal
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
 
 from countoff.core import FitPlan, Guard, Settings
+from countoff.core.checks.check import FitStart
+from countoff.core.guard import OtherRanks
 from countoff.core.protocol import credits as credits_of_protocol
 from countoff.core.protocol.credits import Credits
 from countoff.core.store.channel import Channel, decode
@@ -181,6 +183,7 @@ class SimulatedRank:
 
     Attributes:
         rate: Its learning rate.
+        start: What its fit begins with; None before that.
     """
 
     def __init__(self, rank: int, world_size: int, trace_dir: str | None = None) -> None:
@@ -193,9 +196,10 @@ class SimulatedRank:
         self.line.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
         self.line.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.guard._monitor = ThreadlessMonitor(self.speaker)
-        self.guard._roll_call = RollCall(self.state, self.speaker)
+        self.guard._roll_call = RollCall(self.state, self.speaker, self.guard._checks)
         self.answered = threading.Event()
         self.even: EvenPass | None = None
+        self.start: FitStart | None = None
 
     def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
         """Makes the open train epoch an even pass over a loader with so many batches. Its blocks do not grow."""
@@ -219,11 +223,18 @@ class SimulatedRank:
             self.state.spans[-1].started += 1  # without a tick, which has a cost of its own
         return True
 
-    def count_off(self) -> None:
-        """Reports a plan as Lightning's adapter makes it."""
+    def begin(self, plan: FitPlan) -> None:
+        """Tells the guard's checks that the fit begins, with a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
-        plan = plan_of(self.state.rank, self.state.world_size)
-        self.answered = self.guard._roll_call.count_off(plan, versions)
+        self.start = start = FitStart(plan, versions)
+        others = OtherRanks(self.state, self.speaker, self.guard._roll_call)
+        self.guard._tell(lambda each: each.fit_started(start, others))
+
+    def count_off(self) -> None:
+        """Reports what the fit begins with."""
+        if self.start is None:
+            self.begin(plan_of(self.state.rank, self.state.world_size))
+        self.answered = self.guard._roll_call.count_off(self.start)
 
     def turn(self, channel: Channel) -> bool:
         """Does all queued jobs, then polls; returns whether it must poll again."""

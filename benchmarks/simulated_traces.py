@@ -107,7 +107,8 @@ class TracedGroup(simulated.RankGroup):
             plan = simulated.plan_of(rank.state.rank, rank.state.world_size)
             plan = dataclasses.replace(plan, batches_per_epoch=batches, max_epochs=epochs)
             rank.guard.trace_totals(lambda: totals, lambda: total)
-            rank.guard._trace(plan, {"torch": "2.13.0", "lightning": "2.6.6"}, 0)
+            rank.guard._trace(0)
+            rank.begin(plan)
             self._turn_writer(rank)
 
     def mark(self, at: float, method: str, *arguments: Any) -> None:
@@ -135,7 +136,7 @@ class TracedGroup(simulated.RankGroup):
                     rank.rate = 0.05 * (1 + math.cos(math.pi * trained))
                 rank.guard.waited(share * TICK_SECONDS)
                 if tells_clock and at % _CLOCK_SECONDS < TICK_SECONDS:
-                    rank.guard._recorder._clocks_compared(self._now.ahead, 0.025)
+                    rank.state.observer._clocks_compared(self._now.ahead, 0.025)
                 self._turn_writer(rank)
 
     def pause(self, begin: float, seconds: float) -> None:
@@ -167,7 +168,7 @@ class TracedGroup(simulated.RankGroup):
 
     @staticmethod
     def _turn_writer(rank: simulated.SimulatedRank) -> None:
-        rank.guard._recorder._writer.turn()
+        rank.state.observer._writer.turn()
 
 
 def group_process(commands: Connection, ranks: Sequence[int], world_size: int, port: int, directory: str) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from countoff._adapter.words import Words, data_remedies, uneven_remedies
 from countoff._torch.words import WITHOUT_LOADER
-from countoff.core.checks import KINDS
+from countoff.core.checks import KINDS, plan
 from countoff.core.checks.uneven import EVALUATION, WHO_EVALUATES
 from countoff.core.settings import Settings
-from countoff.core.verdict import Remedies
+from countoff.core.verdict import Remedies, Verdict, remedy_for
 from tests.adapters import WORDS
 
 ALL = [*WORDS.values(), WITHOUT_LOADER]
@@ -93,3 +93,24 @@ def test_an_adapter_says_why_it_cannot_report_a_kind(words: Words) -> None:
     assert not words.only.keys() & words.cannot.keys()
     assert not words.remedies.keys() & words.cannot.keys() - {"PeersDiffer"}  # of the shared ones
     assert all(len(why.split()) > 3 for why in words.cannot.values())
+
+
+DECIDED_BY_THE_PROOF = {("WrongHorizon", ""), ("Truncated", "")}
+"""Whoever finds these says what to do with numbers that only the proof has."""
+LENGTHS = {("PlanMismatch", each) for each in (*plan.LENGTHS, "batches_between_evaluations")}
+"""Of a loop that is watched from outside nothing is proved by these: it may leave its loader before the end."""
+
+
+@pytest.mark.parametrize("adapter", WORDS)
+def test_an_adapter_has_an_answer_to_every_cause(adapter: str) -> None:
+    """Its own, or that of the check."""
+    words = WORDS[adapter]
+    without = {
+        (kind.name, subject)
+        for kind in KINDS.values()
+        if kind.name in words.kinds
+        for subject in kind.causes or ("",)
+        if not remedy_for(Verdict(kind.name, "found.", subject=subject), words.remedies)
+    }
+    has_plan = adapter in ("lightning", "composer", "transformers")
+    assert without <= DECIDED_BY_THE_PROOF | (set() if has_plan else LENGTHS)

@@ -249,3 +249,34 @@ def _trainer_job(options: dict[str, Any]) -> Any:
     from integration_tests.trainer_jobs import Job
 
     return Job(samples=64, evals=(13,), args={"eval_strategy": "epoch"}, options=options)
+
+
+def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
+    """Reads a loader once for each case, and trains nothing; the last rank's model is then not that of the others.
+
+    Args:
+        wrapped: How the model is wrapped; see `Training`.
+        cases: What the last rank does after that: `frozen` or `dtype`; what all ranks do before it: `alike`; or nothing
+            (an empty text). With `allowed` at the end, ranks are to differ.
+    """
+    devices.join()
+    images, labels = digits()
+    found: list[dict[str, str]] = []
+    for case in cases:
+        bare = build()
+        if case == "alike":
+            dict(bare.named_parameters())["3.bias"].requires_grad_(False)
+        model = wrap(wrapped, bare, ())
+        if own_rank() == dist.get_world_size() - 1:
+            if case.startswith("frozen"):
+                dict(getattr(model, "module", model).named_parameters())["3.bias"].requires_grad_(False)
+            elif case == "dtype":
+                model.to(torch.bfloat16)
+        dataset = TensorDataset(images[:80], labels[:80])
+        loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
+        levels = {"ModelMismatch": "off"} if case.endswith("allowed") else {}
+        with attach(train=loader, model=model, levels=levels) as handle:
+            for _ in loader:
+                pass
+        found.append({each.kind: each.sentence for each in handle.guard.notices})
+    return found

@@ -19,7 +19,7 @@ import pytest
 from countoff._torchtitan.config import wrong_horizons
 from countoff.core import LoaderFacts, Settings, Verdict
 from countoff.core.checks import data as identity
-from countoff.core.checks import judge, late, resume, weights
+from countoff.core.checks import judge, late, model, resume, weights
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
@@ -482,6 +482,30 @@ def data() -> Iterator[Situation]:
         )
 
 
+def models() -> Iterator[Situation]:
+    """Models that are not the same on all ranks that average their gradients."""
+    able = [adapter for adapter in ALL if "ModelMismatch" in WORDS[adapter].kinds]
+    names = [f"layers.{layer}.{part}" for layer in range(4) for part in ("weight", "bias")]
+    whole = [model.Parameter(name, "(16, 16) torch.float32", needs_gradient=True) for name in names]
+    frozen = [each._replace(needs_gradient=not each.name.startswith("layers.3")) for each in whole]
+    half = [each._replace(form=each.form.replace("float32", "bfloat16")) for each in whole]
+    cases = {
+        "a rank has frozen a layer after wrapping": [whole, whole, frozen, whole],
+        "a rank has another dtype": [whole, whole, half, whole],
+        "a rank has no head": [whole, whole, whole[:-2], whole],
+    }
+    for title, held in cases.items():
+        shared = [model.SharedModel((0, 1, 2, 3), each) for each in held]
+        records = {rank: {"models": [each.to_json()]} for rank, each in enumerate(shared)}
+        known = {records[0]["models"][0]["of"]: shared[0]}
+        yield Situation(
+            "ModelMismatch",
+            title,
+            lambda _, records=records, known=known: next(model.judge_models(records, known)),
+            adapters=able,
+        )
+
+
 def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
@@ -729,6 +753,7 @@ SITUATIONS: Sequence[Situation] = [
     *evens(),
     *data(),
     *resumes(),
+    *models(),
     *schedules(),
     *processes(),
     *others(),

@@ -41,6 +41,7 @@ from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
+    from countoff.core.checks.model import SharedModel
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.store.channel import Channel
     from countoff.core.threads.member import Monitor
@@ -150,6 +151,7 @@ class Guard:
         schedules: Sequence[SchedulePlan] = (),
         *,
         own_length: int | None = None,
+        models: Sequence[SharedModel] = (),
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
 
@@ -159,6 +161,7 @@ class Guard:
             schedules: The learning-rate schedules of this rank, as far as they are known.
             own_length: What `len` of this rank's train loader gives now, where a pass that begins now has so many
                 batches or the framework takes no more; None if that is not known. `common_length` follows from it.
+            models: The parameters that this rank must hold alike with others; a difference is a warning.
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
@@ -174,7 +177,7 @@ class Guard:
         number = next(_numbers[part])
         self._state.evidence.home = threading.get_ident()
         self._trace(number)
-        start = FitStart(plan, versions or {}, schedules, own_length=own_length)
+        start = FitStart(plan, versions or {}, schedules, own_length=own_length, models=models)
         if self._state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:

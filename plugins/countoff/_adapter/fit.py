@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
-from countoff._adapter.weight_hashes import PendingReplicas
+from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.learning_rates import SchedulePlan
+from countoff.core.checks.model import SharedModel
 from countoff.core.part import Part
 from countoff.core.totals import Totals
 
@@ -70,7 +72,7 @@ class Fit:
         schedulers: Returns the learning-rate schedulers, as far as they are known; a resumed run compares where they
             stand with its checkpoint.
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
-        models: Returns the modules whose weights are compared, as the framework wraps them; called every
+        models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
 
     Attributes:
@@ -165,7 +167,7 @@ class Fit:
         """
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
-        self.guard.fit_start(plan, versions, planned, own_length=own_length)
+        self.guard.fit_start(plan, versions, planned, own_length=own_length, models=self._shared_models())
         self._take_common_length(None)
 
     def renew(self, steps_before: int) -> None:
@@ -260,6 +262,13 @@ class Fit:
             weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
             framework=self._words.framework,
         )
+
+    def _shared_models(self) -> Sequence[SharedModel]:
+        if self._models is None or self.own.world_size == 1 or self.trains_apart:
+            return ()
+        with contextlib.suppress(Exception):  # as without a process group any more: nothing is proved then
+            return shared_models(self._models())
+        return ()
 
     def _totals_known(self) -> Mapping[str, float]:
         return {} if self.totals is None else self.totals.plan.metrics()

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from countoff.core.checks.model import Parameter, SharedModel
 from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["PendingReplicas", "Wrappers", "hash_bits"]
+__all__ = ["PendingReplicas", "Wrappers", "hash_bits", "shared_models"]
 
 _BLOCK = 16384
 """Words of 8 bytes that are added up with one another first. It is a part of the hash: ranks must have the same."""
@@ -58,7 +59,7 @@ class PendingReplicas:
         by_ranks: dict[tuple[int, ...], list[tuple[str, torch.Tensor]]] = {}
         by_device: dict[Any, tuple[list[tuple[list[int], int]], list[torch.Tensor]]] = {}
         with unobserved(), torch.no_grad():
-            for ranks, name, values in _held_in_common(models):
+            for ranks, name, values, _ in _held_in_common(models):
                 by_ranks.setdefault(ranks, []).append((name, values))
             for ranks, found in sorted(by_ranks.items()):
                 hashes = [0] * len(found)
@@ -91,6 +92,20 @@ class PendingReplicas:
                     _fill(places, part.cast("q").tolist())
         self._copies.clear()
         return self._replicas
+
+
+def shared_models(models: Iterable[Any]) -> list[SharedModel]:
+    """Returns the parameters that this rank must hold alike with others, by the ranks that do.
+
+    Args:
+        models: Modules that the rank trains.
+    """
+    by_ranks: dict[tuple[int, ...], list[Parameter]] = {}
+    with unobserved(), torch.no_grad():
+        for ranks, name, values, needs_gradient in _held_in_common(models):
+            form = f"{tuple(values.shape)} {values.dtype}"
+            by_ranks.setdefault(ranks, []).append(Parameter(name, form, needs_gradient))
+    return [SharedModel(ranks, parameters) for ranks, parameters in sorted(by_ranks.items())]
 
 
 def hash_bits(values: torch.Tensor) -> torch.Tensor:
@@ -216,8 +231,11 @@ def _ramp(device: torch.device) -> torch.Tensor:
     return _ramps[device]
 
 
-def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str, torch.Tensor]]:
-    """Yields each parameter that other ranks must hold too: all ranks that do, its name, and its values here."""
+def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str, torch.Tensor, bool]]:
+    """Yields each parameter that other ranks must hold too: all ranks that do, and its name here.
+
+    With its values, and whether it needs a gradient.
+    """
     known: set[int] = set()
     for model in models:
         wrappers = [(path, each) for path, each in model.named_modules() if isinstance(each, DistributedDataParallel)]
@@ -230,7 +248,7 @@ def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], st
                 known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
                 known.add(id(parameter))
                 if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter):
-                    yield ranks, prefix + name, parameter.detach()
+                    yield ranks, prefix + name, parameter.detach(), parameter.requires_grad
         for name, parameter in model.named_parameters():
             if id(parameter) in known or (ranks := _holders(parameter)) is None:
                 continue
@@ -238,7 +256,7 @@ def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], st
             local: Any = parameter
             values = local.to_local()
             if len(ranks) > 1 and _is_readable(values):
-                yield ranks, name, values.detach()
+                yield ranks, name, values.detach(), parameter.requires_grad
 
 
 def _is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:

@@ -27,7 +27,7 @@ WORDS = Words(
             option=_OPTION,
         ),
     },
-    only={"WeightsDiffer": "with `weights_every=` and `model=`"},
+    only={"WeightsDiffer": "with `weights_every=` and `model=`", "ModelMismatch": "with `model=`"},
     cannot={
         "WrongLength": _NO_END,
         "Truncated": _NO_END,

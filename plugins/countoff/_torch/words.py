@@ -48,6 +48,7 @@ WORDS = Words(
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `handle.state_dict()`",
         "WeightsDiffer": "with `weights_every=` and `model=`",
+        "ModelMismatch": "with `model=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={

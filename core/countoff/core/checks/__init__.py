@@ -20,6 +20,7 @@ from countoff.core.checks import (
     length,
     lost,
     micro_batches,
+    model,
     plan,
     processes,
     rank_map,
@@ -62,6 +63,7 @@ KINDS |= {
         data.SAME_ORDER,
         resume.RESUME_MISMATCH,
         weights.WEIGHTS_DIFFER,
+        model.MODEL_MISMATCH,
         unseen.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         totals.WRONG_TOTAL,
@@ -86,6 +88,7 @@ class Checks(NamedTuple):
     even: even.EvenCheck
     settings: settings.SettingsCheck
     versions: versions.VersionCheck
+    model: model.ModelCheck
     weights: weights.Weights
     data: data.DataIdentity
     resumes: resume.Resumes
@@ -118,6 +121,7 @@ class Checks(NamedTuple):
             even=even.EvenCheck(state),
             settings=settings.SettingsCheck(state.settings.tick_batches),
             versions=versions.VersionCheck(),
+            model=model.ModelCheck(),
             weights=weights.Weights(state, hash_weights),
             data=identity,
             resumes=resume.Resumes(state, identity, schedule),

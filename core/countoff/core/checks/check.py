@@ -17,6 +17,7 @@ from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.checks.learning_rates import SchedulePlan
+    from countoff.core.checks.model import SharedModel
 
 __all__ = ["Check", "FitStart", "Listener", "Others", "TickPart"]
 
@@ -31,6 +32,7 @@ class FitStart:
         schedules: This rank's learning-rate schedules, as far as they are known.
         own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
         own_length: What `len` of that loader gives now, where that is right now.
+        models: The parameters that this rank must hold alike with others.
     """
 
     plan: FitPlan
@@ -38,6 +40,7 @@ class FitStart:
     schedules: Sequence[SchedulePlan] = ()
     own_batches: int | None = None
     own_length: int | None = None
+    models: Sequence[SharedModel] = ()
 
 
 @dataclass(frozen=True)

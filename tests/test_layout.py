@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"words"},
+    {"packages", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},
@@ -129,6 +130,32 @@ def test_beside_core_there_is_nothing() -> None:
 def test_no_circle_of_imports() -> None:
     """A module that imports another is never imported by it, not even through others or inside a function."""
     list(graphlib.TopologicalSorter(graph()).static_order())
+
+
+FRAMEWORKS = re.compile("lightning|composer|accelerate|transformers|torchtitan|lingua|fabric", re.IGNORECASE)
+NAMES_THEM = {
+    "packages.py",  # whose code is not the user's own
+    "dim_orders.py",  # the orders of mesh dims that `RankMap.of` knows by name
+}
+
+
+def named_in(path: Path) -> list[str]:
+    """The frameworks that a module's code names; its docstrings and comments may name where a rule comes from."""
+    tree = ast.parse(path.read_text("utf-8"))
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = [
+        *(node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in texts),
+        *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)),
+        *(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
+        *(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias)),
+    ]
+    return [each for each in found if isinstance(each, str) and FRAMEWORKS.search(each)]
+
+
+def test_core_names_no_framework() -> None:
+    """What only one framework has is with its adapter."""
+    files = (ROOTS[0] / "countoff").rglob("*.py")
+    assert {file.name: named_in(file) for file in files if named_in(file) and file.name not in NAMES_THEM} == {}
 
 
 def test_rooms_of_core_import_only_what_lies_below() -> None:

@@ -17,12 +17,11 @@ from itertools import islice
 from typing import Any
 
 from countoff.core.data.plain import attributes_of, bases_of, module_of, names_in
+from countoff.core.packages import WITH_GENERATORS
 
 __all__ = ["holds_generator"]
 
 _MOST_OBJECTS, _MOST_ITEMS = 1024, 32
-_LIBRARIES = ("torch", "numpy", "datasets", "transformers", "webdataset", "accelerate", "pyarrow", "random")
-"""Packages whose code names generators for purposes of their own."""
 _MAKERS = frozenset({"Random", "SystemRandom", "Generator", "RandomState", "default_rng"})
 
 
@@ -107,7 +106,7 @@ def _of_frame(generator: types.GeneratorType[Any, Any, Any]) -> list[Any]:
 
 def _named(code: types.CodeType, variables: dict[str, Any]) -> list[Any]:
     """The code, that inside of it, and the globals that they name; nothing of a library's."""
-    if str(variables.get("__name__", "")).partition(".")[0] in _LIBRARIES:
+    if str(variables.get("__name__", "")).partition(".")[0] in WITH_GENERATORS:
         return []
     codes, found = [code], list[Any]()
     while codes:
@@ -121,6 +120,6 @@ def _of_object(value: Any) -> list[Any]:
     """The attributes of an object, and the functions of its classes."""
     found = list(islice(attributes_of(value).values(), _MOST_ITEMS))
     for kind in bases_of(type(value)):
-        if module_of(kind).partition(".")[0] not in (*_LIBRARIES, "builtins", "typing", "collections"):
+        if module_of(kind).partition(".")[0] not in (*WITH_GENERATORS, "builtins", "typing", "collections"):
             found += [each for each in names_in(kind).values() if type(each) is types.FunctionType]
     return found

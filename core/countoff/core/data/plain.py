@@ -15,6 +15,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, Final
 
+from countoff.core.packages import WITH_MAPPINGS
+
 __all__ = [
     "ABSENT",
     "attribute_of",
@@ -38,8 +40,6 @@ _module_of: Any = type.__dict__["__module__"].__get__
 _OF_ITEMS = ("__getitem__", "__iter__", "__len__", "__getattribute__")
 _OF_PAIRS = (*_OF_ITEMS, "keys", "values", "items", "get")
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter, object)
-_LIBRARIES = ("collections", "_collections_abc", "transformers")
-"""Packages whose mappings give access to what they store, as it is."""
 
 
 def in_class(kind: type, name: str) -> Any:
@@ -145,6 +145,6 @@ def _stores(kind: type, names: Sequence[str], bases: Sequence[type]) -> bool:
         found = in_class(kind, name)
         if any(found is names_in(base).get(name, None) for base in bases):
             continue
-        if type(found) is not types.FunctionType or str(found.__module__).partition(".")[0] not in _LIBRARIES:
+        if type(found) is not types.FunctionType or str(found.__module__).partition(".")[0] not in WITH_MAPPINGS:
             return False
     return True

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_TORCH = ("/torch/", "/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/countoff/", "/accelerate/")
-_COMPOSER = "/site-packages/composer/"  # no shorter: a user's own directory may well be called composer
+from countoff.core import packages
+
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
 _loaders: list[str] = ["/torch/utils/data/"]
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
@@ -220,4 +220,4 @@ def is_users_file(file: str) -> bool:
     file = file.replace("\\", "/")
     if file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file:
         return False
-    return not (file.startswith("<frozen") or any(part in file for part in (*_TORCH, _COMPOSER)))
+    return not (file.startswith("<frozen") or any(part in file for part in packages.PATHS))

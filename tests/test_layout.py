@@ -13,7 +13,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"packages", "words"},
+    {"packages", "waiting", "whole_file", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},

@@ -25,6 +25,8 @@ import sys
 import threading
 import time
 
+from countoff.core.waiting import until
+
 _RESTART, _RESET = 0x10000000, 0x80000000
 _MASK_WORDS = 1024 // (8 * ctypes.sizeof(ctypes.c_ulong))
 _WAIT_SECONDS = 5.0
@@ -87,9 +89,7 @@ def wait_if_received() -> None:
 
     What it would do has lost its meaning. The launcher has signalled this rank's loader workers too, for example.
     """
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while received() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not received(), time.monotonic() + _WAIT_SECONDS)
 
 
 @functools.cache

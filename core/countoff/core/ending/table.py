@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from countoff.core.protocol.rows import odd_ranks, ranks_behind
 from countoff.core.state import State
 from countoff.core.store.gathering import Gathering
 from countoff.core.verdict import TABLE_ROWS, Remedies, Verdict, at_hosts, remedy_for
+from countoff.core.waiting import until
 from countoff.core.words import count_of, listed
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
         rows = _gather_and_publish(channel, state, verdict, owed)
     elif first not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
-        _poll_until(lambda: channel.has("table"), deadline)
+        until(lambda: channel.has("table"), deadline, _POLL_SECONDS)
     if state.observer is not None:
         state.observer.gathered(channel, rows)
     whole = replace(with_table(channel, verdict, state.remedies, state.world_size), part=state.part)
@@ -77,7 +79,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     channel.set(f"told/{state.rank}", {"told": True})
     if state.leads:  # it may host the store: it leaves after the others have printed
         told = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
-        _poll_until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS)
+        until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
     state.printed.set()
 
 
@@ -94,7 +96,7 @@ def post_row(channel: Channel, state: State) -> None:
 def _has_told(channel: Channel, rank: int) -> bool:
     """Whether a rank has printed the verdict in time: it cannot if something holds its interpreter."""
     with contextlib.suppress(RuntimeError, OSError):  # the store has ended, with rank 0
-        return _poll_until(lambda: channel.has(f"told/{rank}"), time.monotonic() + _TOLD_SECONDS)
+        return until(lambda: channel.has(f"told/{rank}"), time.monotonic() + _TOLD_SECONDS, _POLL_SECONDS)
     return False
 
 
@@ -107,8 +109,7 @@ def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: 
         publish_table(channel, verdict, rows, complete=len(rows) == len(owed) == state.world_size)
 
     gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, publish)
-    while not gathering.poll(channel):
-        time.sleep(_POLL_SECONDS)
+    until(lambda: gathering.poll(channel), math.inf, _POLL_SECONDS)
     return gathered
 
 
@@ -208,9 +209,3 @@ def _shared_line(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     host = places.pop() if len(places) == 1 else count_of(len(places), "host")
     ranks = [line["rank"] for line in rows]
     return {**rows[0], "rank": listed(ranks), "host": host, "ranks": len(ranks)}
-
-
-def _poll_until(done: Callable[[], bool], deadline: float) -> bool:
-    while not (is_done := done()) and time.monotonic() <= deadline:
-        time.sleep(_POLL_SECONDS)
-    return is_done

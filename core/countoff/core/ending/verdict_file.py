@@ -17,6 +17,7 @@ import countoff.core
 from countoff.core.liveness import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.verdict import Verdict
+from countoff.core.whole_file import temporary_beside, write_whole
 
 _FORMAT = 1
 _OWN_KEYS = {"format", "kind", "sentence", "restart"}
@@ -89,7 +90,7 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
             f"verdict_file={path!r} exists, and countoff has not written it: remove it, or choose another path"
         )
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
-        os.unlink(_temporary(path, rank))
+        os.unlink(temporary_beside(path, rank))
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
             if (path in _begun and _is_of_these_ranks(found, part)) or _is_of_an_earlier_run(path):
@@ -119,7 +120,8 @@ def write(path: str, verdict: Verdict, rank: int) -> str:
         nonlocal problem
         try:
             with _writing:
-                _replace(path, _temporary(path, rank), json.dumps(document(verdict), indent=2, allow_nan=False))
+                text = json.dumps(document(verdict), indent=2, allow_nan=False)
+                write_whole(path, rank, f"{text}\n".encode())
             problem = ""
         except Exception as error:  # the job must end as it would have without the file
             problem = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
@@ -148,23 +150,6 @@ def _is_of_these_ranks(found: Mapping[str, Any], part: Sequence[int]) -> bool:
 def _is_of_an_earlier_run(path: str) -> bool:
     """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
     return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
-
-
-def _replace(path: str, temporary: str, text: str) -> None:
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _temporary(path: str, rank: int) -> str:
-    """A path beside the file for what is not complete yet; no other rank of the job uses it."""
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.countoff-{rank}.tmp")
 
 
 def _find(path: str) -> dict[str, Any] | None:

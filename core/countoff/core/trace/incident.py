@@ -24,6 +24,8 @@ from countoff.core.protocol.records import Records
 from countoff.core.settings import Settings
 from countoff.core.trace import format
 from countoff.core.verdict import Verdict
+from countoff.core.waiting import until
+from countoff.core.whole_file import write_whole
 from countoff.core.words import clip, plain, runs_of
 
 if TYPE_CHECKING:
@@ -84,9 +86,7 @@ def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
     keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
     if not keys:
         return {}
-    deadline = time.monotonic() + _READ_SECONDS
-    while not (complete := channel.has(*keys.values())) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+    complete = until(lambda: channel.has(*keys.values()), time.monotonic() + _READ_SECONDS, _POLL_SECONDS)
     told = list(keys)
     if not complete:
         deadline = time.monotonic() + _READ_SECONDS
@@ -144,8 +144,8 @@ def write(
         },
     }
     for name, document in documents.items():
-        _replace(place, name, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
-    _replace(place, format.STACKS_FILE, rank, grouped(found).encode())
+        _write(place, name, rank, json.dumps(document, indent=2, default=str).encode() + b"\n")
+    _write(place, format.STACKS_FILE, rank, grouped(found).encode())
 
 
 class FlightRecord:
@@ -180,7 +180,7 @@ class FlightRecord:
             if record := collectives.flight_record():
                 place = os.path.join(self._directory, format.INCIDENT)
                 os.makedirs(place, exist_ok=True)
-                _replace(place, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
+                _write(place, format.FLIGHT_RECORDER_FILE.format(self._rank), self._rank, record)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -216,17 +216,6 @@ def grouped(found: Records) -> str:
     return "\n".join(texts)
 
 
-def _replace(directory: str, name: str, rank: int, content: bytes) -> None:
-    """Writes a file as a whole or not at all: several hosts may write at the same time. Only its user can read it."""
-    path, temporary = os.path.join(directory, name), os.path.join(directory, f".{name}.{rank}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)  # of a process that was killed meanwhile
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(file, "wb") as opened:
-            opened.write(content)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def _write(directory: str, name: str, rank: int, content: bytes) -> None:
+    """Several hosts may write it at the same time. Only its user can read it."""
+    write_whole(os.path.join(directory, name), rank, content, mode=0o600)

@@ -412,7 +412,7 @@ def test_which_ranks_and_where_they_are_is_told_on_several_lines_rather_than_cut
         _, _, *lines = (line.rstrip() for line in terminal.screen.splitlines())
     assert [line.split("  ")[0] for line in lines[:5]] == ["ranks", "0", "2", "", "… and 1 row more, of 6 ranks"]
     assert [line[7:14].rstrip() for line in lines[1:4]] == ["failed", "train", "epoch 0"]
-    assert lines[1].endswith("ValueError:…")
+    assert lines[1].endswith(("ValueError:…", "ValueError…"))  # as the version of rich cuts
 
 
 def test_another_size_of_the_terminal_is_painted_at_once(tmp_path: Path) -> None:

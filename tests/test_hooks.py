@@ -194,6 +194,25 @@ def test_the_frameworks_methods_are_restored_with_the_last_watcher(shared: Share
     assert (dict(vars(Framework)), vars(thing)) == (before, {})
 
 
+def test_the_last_watcher_may_go_while_another_comes() -> None:
+    """As where the garbage collector frees the object of the one before."""
+    hooks: SharedHooks[str] = SharedHooks(lambda: methods())
+
+    def asking(method: Callable[[Any], str], this: Any) -> str:
+        return " ".join([method(this), *hooks])
+
+    def methods() -> dict[tuple[type, str], Any]:
+        removed.pop()()
+        return {(Framework, "save"): asking, (Framework, "load"): asking}
+
+    removed = [lambda: None]
+    removed.append(hooks.add("one"))
+    remove = hooks.add("two")
+    assert (Framework().save(), Framework().load()) == ("saved two", "loaded two")
+    remove()
+    assert Framework().save() == "saved"
+
+
 def test_many_watchers_are_no_deeper_than_one(shared: SharedHooks[str]) -> None:
     """A study makes hundreds of loops in one process, and may end none of them."""
     watchers = [str(number) for number in range(2000)]

@@ -90,6 +90,28 @@ def test_a_record_fits_into_the_store(flags: list[bool], groups: int) -> None:
 def test_a_record_of_any_length_costs_little() -> None:
     """Another rank may write anything."""
     told = SharedModel(GROUP, parameters()).to_json()
-    huge = {**told, "needs": [10**15, 10**15]}
-    records = {0: {"models": [told]}, 1: {"models": [huge]}}
-    assert list(judge_models(records, {})) == []
+    huge = {**told, "needs": {"all": "x" * 10**6, "first": True, "runs": [10**15] * 10**6}, "prints": told["prints"]}
+    other = {**told, "prints": ["x" * 10**6] * 10**4}
+    (found,) = judge_models({0: {"models": [told]}, **{rank: {"models": [huge]} for rank in range(1, 1000)}}, {})
+    assert "parameter 48 of 48, not the same parameters need a gradient on rank 0" in found.sentence
+    (found,) = judge_models({0: {"models": [told]}, 1: {"models": [other]}}, {})
+    assert "differs from that of rank 1 in parameter 1 to 2 of 48" in found.sentence
+
+
+def test_more_runs_than_a_record_holds_are_compared() -> None:
+    """As with adapters of low rank: every other parameter is frozen, and so is one more on a rank."""
+    names = [f"layers.{number}.weight" for number in range(200)]
+    held = [[Parameter(name, "(4,)", number % 2 == 0) for number, name in enumerate(names)] for _ in range(3)]
+    held[1][150] = held[1][150]._replace(needs_gradient=False)
+    (found,) = judged(shared(*held))
+    assert found.sentence == (
+        "before the first batch, after layers.39.weight, not the same parameters need a gradient on rank 1 and on "
+        "ranks 0, 2."
+    )
+    assert (found.ranks, found.subject) == ((1,), "gradients")
+
+
+def test_ranks_with_other_numbers_of_models_are_not_compared() -> None:
+    """Rank 0 alone keeps the best model of the fold before, for example."""
+    alone, two = SharedModel(GROUP, parameters()), SharedModel(GROUP, parameters() * 2, models=2)
+    assert judged({0: [two], 1: [alone], 2: [alone]}) == []

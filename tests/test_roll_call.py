@@ -162,6 +162,13 @@ def test_different_plans_end_the_fit() -> None:
     assert [(each["type"], each["kind"], each["ranks"]) for each in ranks.verdicts()] == [("end", "PlanMismatch", [1])]
 
 
+def test_what_follows_from_a_mismatch_is_not_said_where_it_only_warns() -> None:
+    """Plans that differ, of ranks that also read the same share: the user has accepted the first."""
+    ranks = Ranks(2, levels={"PlanMismatch": "warn"})
+    ranks.count_off(*(FitPlan(batch_size=size, dp_rank=0, dp_degree=2) for size in (8, 4)))
+    assert [(each["type"], each["kind"]) for each in ranks.verdicts()] == [("notice", "PlanMismatch")]
+
+
 def test_different_versions_are_a_notice() -> None:
     ranks = Ranks(2)
     ranks.count_off(FitPlan(), FitPlan(), versions="2.7 2.8")

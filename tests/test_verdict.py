@@ -1,6 +1,8 @@
 """The text of a verdict, line by line, and the error that it is raised as."""
 
 import pickle
+import subprocess
+import sys
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -193,6 +195,18 @@ def test_an_error_survives_pickling(kind: str) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.verdict) == (type(error), str(error), error.verdict)
     assert copy.verdict.rows == error.verdict.rows
+
+
+def test_a_verdict_is_whole_where_only_an_error_is_unpickled() -> None:
+    """In a process that drives others, nothing else of countoff is imported."""
+    error = error_for(Verdict("LostRank", "rank 1 is gone.", (1,), gone=True))
+    script = (
+        f"import pickle; error = pickle.loads({pickle.dumps(error)!r}); "
+        "print(error.verdict.restart, str(error).splitlines()[-1], sep='|')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == f"{error.verdict.restart}|{str(error).splitlines()[-1]}"
+    assert error.verdict.restart == "may_help"
 
 
 @pytest.mark.parametrize(

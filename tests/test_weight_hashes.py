@@ -1,6 +1,8 @@
 """The hash of a parameter: its bits in the order of its elements, and nothing else."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -130,3 +132,26 @@ def test_what_nothing_keeps_equal_is_not_read() -> None:
     assert PendingReplicas([]).collect() == []
     model = torch.nn.Linear(2, 2)
     assert Wrappers(lambda: [model])() == [model]
+
+
+def test_a_model_does_not_live_longer_because_its_wrapper_was_looked_for() -> None:
+    models = [torch.nn.Linear(2, 2)]
+    wrappers = Wrappers(lambda: models)
+    assert wrappers() == models
+    model = weakref.ref(models.pop())
+    assert model() is None
+    assert wrappers() == []
+
+
+def test_several_models_are_told_in_an_order_that_all_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor and a critic with the same names, set up in either order, one of them compiled."""
+
+    def held(models: list[list[tuple[str, torch.Tensor]]]) -> Iterator[tuple[Any, ...]]:
+        yield from (((0, 1), name, values, True) for name, values in models[0])
+
+    monkeypatch.setattr(weights, "_held_in_common", held)
+    actor, critic = [("net.0.weight", torch.zeros(6, 64))], [("net.0.weight", torch.zeros(1, 64))]
+    compiled = [(f"_orig_mod.{name}", values) for name, values in critic]
+    found = [weights.shared_models(models) for models in ([actor, critic], [compiled, actor])]
+    assert found[0] == found[1]
+    assert found[0][0].models == 2

@@ -177,7 +177,7 @@ class Guard:
         number = next(_numbers[part])
         self._state.evidence.home = threading.get_ident()
         self._trace(number)
-        start = FitStart(plan, versions or {}, schedules, own_length=own_length, models=models)
+        start = of_this_rank = FitStart(plan, versions or {}, schedules, own_length=own_length, models=models)
         if self._state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
@@ -191,7 +191,8 @@ class Guard:
             self._monitor = Monitor(self._state, number, self._part)
             self._roll_call = RollCall(self._state, self._monitor.speaker, self._checks)
             others = OtherRanks(self._state, self._monitor.speaker, self._roll_call)
-            self._tell(lambda each: each.fit_started(start, others))
+            recorder = self._state.observer  # the trace has this rank's own lengths
+            self._tell(lambda each: each.fit_started(of_this_rank if each is recorder else start, others))
             self._monitor.start()
             self._count_off(start, self._monitor, self._roll_call)
         self._pass("fit_start", "the fit")

@@ -6,6 +6,7 @@ The exceptions are named after what was found. All of them are `DivergenceError`
 
 from __future__ import annotations
 
+import importlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,6 +110,13 @@ KINDS: dict[str, VerdictKind] = {}
 """All kinds by name, the most severe first. Each is made in the file of its check; `countoff.core.checks` has all."""
 
 
+def kind_of(name: str) -> VerdictKind | None:
+    """Returns the kind of a name; None for a kind of an adapter of the user's own."""
+    if not KINDS:  # the checks stand above this: a program that only unpickles an error has imported none of them
+        importlib.import_module("countoff.core.checks")
+    return KINDS.get(name)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """One finding about the ranks of a job.
@@ -177,7 +185,7 @@ class Verdict:
         >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
         'useless'
         """
-        kind = KINDS.get(self.kind)
+        kind = kind_of(self.kind)
         restart = "unknown" if kind is None else kind.cause_of(self.subject).restart or kind.restart
         return "unknown" if restart == "may_help" and not self.gone else restart
 
@@ -222,13 +230,13 @@ class Verdict:
             lines.append(f"  why: {self.why}")
         if self.remedy:
             lines.append(f"  do:  {self.remedy}")
-        if (self.why or self.remedy) and self.kind in KINDS:  # a reminder stays one line
+        if (self.why or self.remedy) and kind_of(self.kind) is not None:  # a reminder stays one line
             lines.append(f"  more: countoff explain {self.kind}")
         return "\n".join(plain(line) for line in lines)
 
     def _names_ranks(self) -> bool:
         """Whether a line says who: not where that is everybody, and not in a stall, which accuses nobody."""
-        kind = KINDS.get(self.kind)
+        kind = kind_of(self.kind)
         if not (self.rows and self.ranks) or (kind is not None and not kind.accuses):
             return False
         told_apart = self.standing != "out of step" or len(self.ranks) != self.world_size
@@ -239,7 +247,7 @@ class Verdict:
         counted = max(self.counted, len(self.rows))
         silent = len(self.ranks) if self.gone else 0  # no row is due from those
         ranks = self.world_size or counted + silent
-        kind = KINDS.get(self.kind)
+        kind = kind_of(self.kind)
         label = (kind.label if kind is not None else "") or self.standing
         named = self.ranks[:1] if label == "ran out first" else self.ranks
         if label == "differ":  # no side comes first
@@ -402,7 +410,7 @@ def remedy_for(verdict: Verdict, remedies: Remedies) -> str:
     """
     if verdict.remedy:
         return verdict.remedy
-    own, kind = remedies.get(verdict.kind, ""), KINDS.get(verdict.kind)
+    own, kind = remedies.get(verdict.kind, ""), kind_of(verdict.kind)
     by_subject = {"": own} if isinstance(own, str) else own
     causes = {} if kind is None else {subject: cause.remedy for subject, cause in kind.causes.items()}
     known = [each.get(subject, "") for subject in (verdict.subject, "") for each in (by_subject, causes)]

@@ -264,7 +264,8 @@ class Fit:
         )
 
     def _shared_models(self) -> Sequence[SharedModel]:
-        if self._models is None or self.own.world_size == 1 or self.trains_apart:
+        compared = self.settings.levels.get("ModelMismatch") != "off"
+        if self._models is None or self.own.world_size == 1 or self.trains_apart or not compared:
             return ()
         with contextlib.suppress(Exception):  # as without a process group any more: nothing is proved then
             return shared_models(self._models())

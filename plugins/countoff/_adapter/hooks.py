@@ -36,15 +36,16 @@ class PlacedValue:
         self._given_back = False
         setattr(owner, name, value)
 
-    def remove(self) -> None:
-        """Gives the object its own value back, if this one is still in its place. Does nothing when called again."""
+    def remove(self) -> bool:
+        """Gives the object its own value back, if this one is still in its place; returns whether it did."""
         if self._given_back or vars(self._owner).get(self._name) != self._value:
-            return
+            return False
         self._given_back = True
         if self._was_attribute:
             setattr(self._owner, self._name, self._own)
         else:
             delattr(self._owner, self._name)
+        return True
 
 
 class MethodHook:
@@ -81,11 +82,12 @@ class MethodHook:
         self._placed = PlacedValue(owner, name, _as_function(self) if isinstance(owner, type) else self)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        if self._before is not None:
-            self._before(*arguments, **options)
+        before, after = self._before, self._after  # another thread may remove the hook meanwhile
+        if before is not None:
+            before(*arguments, **options)
         result = self._call(*arguments, **options)
-        if self._after is not None:
-            self._after(*arguments, **options)
+        if after is not None:
+            after(*arguments, **options)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -124,10 +126,6 @@ class SharedHooks(Generic[Watcher]):
         Returns:
             A function that removes the watcher. With the last one, the framework's own methods are restored.
         """
-        for (owner, name), instead in self._methods().items():
-            if (owner, name) not in self._hooks:
-                self._hooks[owner, name] = MethodHook(owner, name, instead=instead)
-        self._watchers.append(watcher)
 
         def remove() -> None:
             self._watchers = [each for each in self._watchers if each is not watcher]
@@ -135,6 +133,14 @@ class SharedHooks(Generic[Watcher]):
                 while self._hooks:
                     self._hooks.popitem()[1].remove()
 
+        self._watchers.append(watcher)  # first: the last one before it may be removed at any time
+        try:
+            for (owner, name), instead in self._methods().items():
+                if (owner, name) not in self._hooks:
+                    self._hooks[owner, name] = MethodHook(owner, name, instead=instead)
+        except BaseException:
+            remove()
+            raise
         return remove
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from countoff.core.checks.model import Parameter, SharedModel
 from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
+from countoff.core.data.plain import bases_of
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["PendingReplicas", "Wrappers", "hash_bits", "shared_models"]
@@ -31,6 +34,8 @@ _BLOCKS_ON_CPU, _BLOCKS_ON_GPU = 8, 128
 _ROWS = 8
 """A tensor that is not contiguous is copied in multiples of so many rows: whole words, whatever its type."""
 _OWN_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
+_OF_WRAPPERS = re.compile(r"\b(?:_orig_mod|_checkpoint_wrapped_module)\.")
+"""What torch.compile and activation checkpointing put into the names of parameters."""
 
 
 def _signed(number: int) -> int:
@@ -100,12 +105,20 @@ def shared_models(models: Iterable[Any]) -> list[SharedModel]:
     Args:
         models: Modules that the rank trains.
     """
-    by_ranks: dict[tuple[int, ...], list[Parameter]] = {}
+    by_ranks: dict[tuple[int, ...], list[list[Parameter]]] = {}
     with unobserved(), torch.no_grad():
-        for ranks, name, values, needs_gradient in _held_in_common(models):
-            form = f"{tuple(values.shape)} {values.dtype}"
-            by_ranks.setdefault(ranks, []).append(Parameter(name, form, needs_gradient))
-    return [SharedModel(ranks, parameters) for ranks, parameters in sorted(by_ranks.items())]
+        for model in models:
+            own: dict[tuple[int, ...], list[Parameter]] = {}
+            for ranks, name, values, needs_gradient in _held_in_common([model]):
+                form = f"{tuple(values.shape)} {values.dtype}"
+                own.setdefault(ranks, []).append(Parameter(_OF_WRAPPERS.sub("", name), form, needs_gradient))
+            for ranks, parameters in own.items():
+                by_ranks.setdefault(ranks, []).append(parameters)
+    # Several models are in an order that all ranks have: a framework may have them in one of its own on each.
+    return [
+        SharedModel(ranks, [each for parameters in sorted(held) for each in parameters], len(held))
+        for ranks, held in sorted(by_ranks.items())
+    ]
 
 
 def hash_bits(values: torch.Tensor) -> torch.Tensor:
@@ -146,19 +159,19 @@ class Wrappers:
 
     def __init__(self, models: Callable[[], Iterable[Any]]) -> None:
         self._models = models
-        self._known: list[tuple[Any, Any]] = []
+        self._known: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
 
     def __call__(self) -> list[Any]:
         """Returns what wraps each model: the model itself if nothing does."""
-        models = list(self._models())
-        if len(models) != len(self._known) or any(
-            model is not own for model, (own, _) in zip(models, self._known, strict=True)
+        models, known = list(self._models()), [(own(), wrapper()) for own, wrapper in self._known]
+        if len(models) == len(known) and all(
+            model is own and wrapper is not None for model, (own, wrapper) in zip(models, known, strict=True)
         ):
-            wrappers = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
-            self._known = [
-                (model, next((each for each in wrappers if each.module is model), model)) for model in models
-            ]
-        return [wrapper for _, wrapper in self._known]
+            return [wrapper for _, wrapper in known]
+        wrappers: list[Any] = [each for each in gc.get_objects() if DistributedDataParallel in bases_of(type(each))]
+        found = [next((each for each in wrappers if each.module is model), model) for model in models]
+        self._known = [(weakref.ref(model), weakref.ref(each)) for model, each in zip(models, found, strict=True)]
+        return found
 
 
 def _fill(places: list[tuple[list[int], int]], computed: list[int]) -> None:

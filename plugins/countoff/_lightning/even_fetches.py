@@ -115,8 +115,9 @@ class EvenFetches:
         """Gives the fetcher and the loader back what was theirs. Does nothing when called again."""
         if self._hook is not None:
             self._hook.remove()
-        for placed in self._placed:
-            placed.remove()
+        iterator, length = self._placed
+        if iterator.remove():  # else Lightning has set both anew
+            length.remove()
 
     def _limited(self, done: int, held: list[Any], iterator: Iterator[Any]) -> Iterator[Any]:
         """Ends where Lightning ends a pass: at the length that the loader reports, or at the user's limit."""
@@ -181,8 +182,9 @@ class EvenLoaders:
 
     def remove(self) -> None:
         """Gives the fetcher back what was its own. Does nothing when called again."""
-        for placed in self._placed:
-            placed.remove()
+        iterator, length = self._placed
+        if iterator.remove():  # else Lightning has set both anew
+            length.remove()
 
     def _pass(self) -> Iterator[Any]:
         return self._guard.even(self._batches(self._index), lambda: iter(()), samples=samples_in)

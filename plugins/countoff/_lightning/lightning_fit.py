@@ -150,7 +150,7 @@ class LightningFit:
         self.guard.fit_end()
 
     def leave_by(self, error: BaseException) -> Any:
-        """Tells the other ranks of an exception that ends the fit; returns what is to be removed, if that is something.
+        """Tells the other ranks of an exception that ends the fit; returns what is to be removed.
 
         Args:
             error: The exception.
@@ -158,10 +158,7 @@ class LightningFit:
         left = LeftFit(self.guard, error, self.guard.close)
         self.last_record = self.record()
         self._stop()
-        hook = after_teardown(self._trainer, left.leave)
-        if hook is None:
-            left.leave()
-        return hook
+        return _UntilTeardown(self._trainer, left)
 
     def close(self) -> None:
         """Takes back what was put on Lightning's objects, and closes the guard."""
@@ -193,6 +190,24 @@ class LightningFit:
         self.epochs.leave_pass()
         self.evaluations.leave()
         self._hooks.close()
+
+
+class _UntilTeardown:
+    """A fit that an exception has left, until Lightning has taken its loop down, or begins another fit without that."""
+
+    def __init__(self, trainer: Any, left: LeftFit) -> None:
+        self._left: LeftFit | None = left
+        self._hook = after_teardown(trainer, self.remove)
+        if self._hook is None:
+            self.remove()
+
+    def remove(self) -> None:
+        """Leaves the fit. Does nothing when called again."""
+        if self._hook is not None:
+            self._hook.remove()
+        left, self._left = self._left, None
+        if left is not None:
+            left.leave()
 
 
 def _own_rank(trainer: Any, mesh: Any = None) -> OwnRank:

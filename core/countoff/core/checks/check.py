@@ -183,7 +183,7 @@ class Check(Listener):
         Args:
             reports: The reports that have come, by rank.
             complete: Whether these are the reports of all ranks.
-            refused: Whether an earlier check has found what ends the job.
+            refused: Whether an earlier check has found something, whatever becomes of it: more would follow from it.
         """
         del reports, complete, refused
         return ()

@@ -1,12 +1,13 @@
 """Do ranks that must hold the same model hold the same parameters? `ModelMismatch`.
 
 Compared once, when the fit has begun: the name, shape and type of each parameter, and whether it needs a gradient. A
-record has room for digests of a few ranges of parameters, so a difference in a large model is found, and its place is
-known as well as these tell it. Which parameters need a gradient is told exactly, as runs.
+record has room for digests of a few ranges of parameters, and for some runs of parameters that do or do not need a
+gradient. So every difference is found, and in a large model its place is known as well as these tell it.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +46,6 @@ _DIGITS = 4
 _MOST_RUNS = 40
 _MOST_GROUPS = 2
 """What of a record of 1 KiB one rank uses at most: some 900 bytes."""
-_MOST_PARAMETERS = 1 << 20
-"""Parameters beyond these are not compared one by one, whatever another rank writes."""
 
 
 class Parameter(NamedTuple):
@@ -68,24 +67,30 @@ class SharedModel(NamedTuple):
 
     Attributes:
         ranks: These ranks, ascending.
-        parameters: The parameters, in the model's order.
+        parameters: The parameters, in an order that does not depend on the rank.
+        models: Models that they are of. Ranks that hold more of them than others are not compared with those.
     """
 
     ranks: tuple[int, ...]
     parameters: Sequence[Parameter]
+    models: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """What is told of it, as JSON types."""
         count = len(self.parameters)
+        runs = [(needed, len(list(run))) for needed, run in itertools.groupby(each[2] for each in self.parameters)]
         return {
-            "of": _digest(repr(self.ranks), 16),
+            "of": _digest(repr((self.ranks, self.models)), 16),
             "count": count,
             "prints": [
-                _digest(repr([(each.name, each.form) for each in self.parameters[first:last]]), _DIGITS)
+                _digest(repr([each[:2] for each in self.parameters[first:last]]), _DIGITS)
                 for first, last in _ranges(count)
             ],
-            "needs": [len(list(run)) for _, run in _runs(self.parameters)][:_MOST_RUNS],
-            "first": bool(self.parameters) and self.parameters[0].needs_gradient,
+            "needs": {
+                "all": _digest("".join("01"[each.needs_gradient] for each in self.parameters), 8),
+                "first": bool(runs) and runs[0][0],
+                "runs": [length for _, length in runs[:_MOST_RUNS]],
+            },
         }
 
 
@@ -115,77 +120,106 @@ def judge_models(records: Records, known: Mapping[str, SharedModel]) -> Iterator
         records: What each rank has told, by rank.
         known: What the judging rank holds itself, by the same keys as in the records.
 
+    Raises:
+        KeyError, TypeError, ValueError: If a record is none.
+
     Example:
         >>> def told(*flags):
-        ...     return {"models": [SharedModel((0, 1, 2), [Parameter(f"layer.{n}", "4", flag)
-        ...                                                for n, flag in enumerate(flags)]).to_json()]}
+        ...     held = SharedModel((0, 1, 2), [Parameter(f"layer.{n}", "4", flag) for n, flag in enumerate(flags)])
+        ...     return {"models": [held.to_json()]}
         >>> [found] = judge_models({0: told(True, True), 1: told(True, False), 2: told(True, True)}, {})
         >>> found.sentence
         'before the first batch, parameter 2 of 2 needs no gradient on rank 1, and needs one on ranks 0, 2.'
     """
-    by_group: dict[str, dict[int, Mapping[str, Any]]] = {}
+    by_group: dict[str, dict[int, _Told]] = {}
     for rank, record in records.items():
         for model in record["models"][:_MOST_GROUPS]:
-            by_group.setdefault(str(model["of"]), {})[rank] = model
+            by_group.setdefault(str(model["of"]), {})[rank] = _Told.from_json(model)
     for of, models in sorted(by_group.items()):
         found = _forms_differ(models, known.get(of)) or _needs_differ(models, known.get(of))
         if found is not None:
             yield found
 
 
-def _forms_differ(models: Mapping[int, Mapping[str, Any]], known: SharedModel | None) -> Verdict | None:
-    counts = ranks_by({rank: parse_count(model["count"]) for rank, model in models.items()})
-    sides = ranks_by({rank: (model["count"], tuple(model["prints"])) for rank, model in models.items()})
+class _Told(NamedTuple):
+    """What one rank has told of its parameters.
+
+    Attributes:
+        length: How many there are.
+        prints: Digests of ranges of them.
+        flags: A digest of which of them need a gradient.
+        changes: The first of them, and each one from which on the need is another; as far as the record tells.
+        first: Whether the first one needs a gradient.
+    """
+
+    length: int
+    prints: tuple[str, ...]
+    flags: str
+    changes: tuple[int, ...]
+    first: bool
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> _Told:
+        needs = record["needs"]
+        runs = [parse_count(run) for run in needs["runs"][:_MOST_RUNS]]
+        return cls(
+            length=parse_count(record["count"]),
+            prints=tuple(str(each) for each in record["prints"][:_RANGES]),
+            flags=str(needs["all"]),
+            changes=tuple(itertools.accumulate(runs, initial=0)),
+            first=bool(needs["first"]),
+        )
+
+    def needs(self, number: int) -> bool:
+        """Whether a parameter that the record tells of needs a gradient."""
+        return self.first == (bisect.bisect_right(self.changes, number) % 2 == 1)
+
+
+def _forms_differ(models: Mapping[int, _Told], known: SharedModel | None) -> Verdict | None:
+    counts = ranks_by({rank: model.length for rank, model in models.items()})
+    sides = ranks_by({rank: (model.length, model.prints) for rank, model in models.items()})
     if len(sides) == 1:
         return None
+    ((_, prints), few), ((count, others), most) = sides[0], sides[-1]
     if len(counts) > 1:
-        has = ", ".join(f"{count_of(count, 'parameter')} on {names_of(ranks)}" for count, ranks in counts[:4])
-        sentence = f"before the first batch, the model has {has}"
+        has = ", ".join(f"{count_of(each, 'parameter')} on {names_of(ranks)}" for each, ranks in counts[:4])
+        sentence = f"the model has {has}"
     else:
-        fewest, most = sides[0][1], sides[-1][1]
-        sentence = f"before the first batch, the model of {names_of(fewest)} differs from that of {names_of(most)}"
-        place = next(
-            number
-            for number, prints in enumerate(zip(*(each for (_, each), _ in sides), strict=True))
-            if len(set(prints)) > 1
-        )
-        sentence += f" in {_named_range(_ranges(counts[0][0])[place], counts[0][0], known)}"
-    return _mismatch(f"{sentence}.", sides[0][1], models, "")
+        sentence = f"the model of {names_of(few)} differs from that of {names_of(most)}"
+        places = [span for span, *pair in zip(_ranges(count), prints, others, strict=False) if pair[0] != pair[1]]
+        if places:
+            sentence += f" in {_named(places[0], count, known)}"
+    return _mismatch(sentence, few, models, "")
 
 
-def _needs_differ(models: Mapping[int, Mapping[str, Any]], known: SharedModel | None) -> Verdict | None:
-    flags = {rank: _flags(model) for rank, model in models.items()}
-    for number, column in enumerate(zip(*flags.values(), strict=False)):
-        if len(set(column)) == 1:
-            continue
-        without = [rank for rank, needed in zip(flags, column, strict=True) if not needed]
-        needing = [rank for rank in flags if rank not in without]
-        total = next(iter(models.values()))["count"]
-        name = _named_range((number, number + 1), total, known)
-        if len(without) <= len(needing):
-            how, few = f"needs no gradient on {names_of(without)}, and needs one on {names_of(needing)}", without
+def _needs_differ(models: Mapping[int, _Told], known: SharedModel | None) -> Verdict | None:
+    sides = ranks_by({rank: model.flags for rank, model in models.items()})
+    if len(sides) == 1:
+        return None
+    few, most = sides[0][1], sides[-1][1]
+    one, other = models[few[0]], models[most[0]]
+    told = min(one.changes[-1], other.changes[-1])
+    place = next(
+        (each for each in sorted({*one.changes, *other.changes}) if one.needs(each) != other.needs(each)), told
+    )
+    if place >= told:
+        after = f"after {_named((told - 1, told), one.length, known)}, " if told else ""
+        sentence = f"{after}not the same parameters need a gradient on {names_of(few)} and on {names_of(most)}"
+    else:
+        name = _named((place, place + 1), one.length, known)
+        needing, without = (few, most) if one.needs(place) else (most, few)
+        if len(needing) < len(without):
+            sentence = f"{name} needs a gradient on {names_of(needing)}, and needs none on {names_of(without)}"
         else:
-            how, few = f"needs a gradient on {names_of(needing)}, and needs none on {names_of(without)}", needing
-        return _mismatch(f"before the first batch, {name} {how}.", few, models, GRADIENTS)
-    return None
+            sentence = f"{name} needs no gradient on {names_of(without)}, and needs one on {names_of(needing)}"
+    return _mismatch(sentence, few, models, GRADIENTS)
 
 
 def _mismatch(sentence: str, few: Sequence[int], models: Mapping[int, object], subject: str) -> Verdict:
     minority = 2 * len(few) < len(models)
     standing: Standing = "out of step" if minority else "differ"
-    return MODEL_MISMATCH.found(sentence, few if minority else sorted(models), subject=subject, standing=standing)
-
-
-def _flags(model: Mapping[str, Any]) -> list[bool]:
-    needed, flags, count = bool(model["first"]), list[bool](), min(parse_count(model["count"]), _MOST_PARAMETERS)
-    for run in model["needs"]:
-        flags += [needed] * min(parse_count(run), count - len(flags))
-        needed = not needed
-    return flags
-
-
-def _runs(parameters: Sequence[Parameter]) -> Iterator[tuple[bool, Iterator[Parameter]]]:
-    return itertools.groupby(parameters, key=lambda each: each.needs_gradient)
+    named = few if minority else sorted(models)
+    return MODEL_MISMATCH.found(f"before the first batch, {sentence}.", named, subject=subject, standing=standing)
 
 
 def _ranges(count: int) -> list[tuple[int, int]]:
@@ -194,7 +228,7 @@ def _ranges(count: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _named_range(span: tuple[int, int], count: int, known: SharedModel | None) -> str:
+def _named(span: tuple[int, int], count: int, known: SharedModel | None) -> str:
     first, last = span[0], span[1] - 1
     if known is None or len(known.parameters) != count:
         numbers = f"{first + 1}" if first == last else f"{first + 1} to {last + 1}"

@@ -208,10 +208,11 @@ class RollCall:
 
     def _compare(self, records: Records) -> None:
         """Compares all reports: the first mismatch becomes a verdict, differences that may be meant become warnings."""
-        state = self._state
+        complete, refused = len(records) == self._state.world_size, False
         for check in self._checks:
-            complete, refused = len(records) == state.world_size, state.proposed is not None
-            self._find(check.compare_reports(records, complete=complete, refused=refused))
+            found = list(filter(None, check.compare_reports(records, complete=complete, refused=refused)))
+            self._find(found)
+            refused = refused or bool(found)
 
     def _find(self, found: Iterable[Verdict | None]) -> None:
         for verdict in found:

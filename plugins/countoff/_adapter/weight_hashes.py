@@ -168,7 +168,11 @@ class Wrappers:
             model is own and wrapper is not None for model, (own, wrapper) in zip(models, known, strict=True)
         ):
             return [wrapper for _, wrapper in known]
-        wrappers: list[Any] = [each for each in gc.get_objects() if DistributedDataParallel in bases_of(type(each))]
+        objects: list[Any] = gc.get_objects()
+        kinds = {id(kind): kind for kind in map(type, objects)}  # thousands, of millions of objects
+        wrapping = {key for key, kind in kinds.items() if DistributedDataParallel in bases_of(kind)}
+        wrappers = [each for each in objects if id(type(each)) in wrapping] if wrapping else []
+        del objects
         found = [next((each for each in wrappers if each.module is model), model) for model in models]
         self._known = [(weakref.ref(model), weakref.ref(each)) for model, each in zip(models, found, strict=True)]
         return found

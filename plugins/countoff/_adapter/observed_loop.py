@@ -172,7 +172,7 @@ class ObservedLoop:
         self.fit.renew(known_steps if steps is None else steps)
         self.passes.guard = self.guard
         self.passes.epoch = known_epoch if epoch is None else epoch
-        self._begin_fit(replace(self._plan, position=position), ())  # the schedulers may not be restored yet
+        self._begin_fit(replace(self._plan, position=position))
         if record:
             self.guard.resumes.restore(record, Restored(steps=steps), compare=not has_trained)
 

@@ -15,7 +15,11 @@ def test_a_model_that_is_changed_after_wrapping_is_named(run_ranks, ranks):
     due = [
         {},
         {"ModelMismatch": f"before the first batch, 3.bias needs no gradient on {odd}, and needs one on {others}."},
-        {"ModelMismatch": f"before the first batch, the model of {one} differs from that of {other} in 0.weight."},
+        {
+            "ModelMismatch": (
+                f"before the first batch, the model of {one} differs from that of {other}, first in 0.weight."
+            )
+        },
         {},
         {},
     ]

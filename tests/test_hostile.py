@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.liveness.processes import host_id
 from countoff.core.protocol.records import Mark
+from countoff.report.reader import read
 from tests.relay import Relay
 
 pytestmark = pytest.mark.alone
@@ -115,6 +117,19 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
 
 def client(port: int) -> Any:
     return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+
+def test_the_trace_has_the_length_of_each_ranks_own_loader(pair: Callable[..., Pair], tmp_path: Path) -> None:
+    """Where ranks are made even, the plans that are compared have none."""
+    job = pair()
+    settings = Settings(uneven_train="stop", trace_dir=str(tmp_path), deadline_seconds=10.0)
+    job.guards[:] = [Guard(settings, rank=rank, world_size=2) for rank in range(2)]
+    job.both(lambda guard: guard.fit_start(FitPlan(batches_per_epoch=4 + job.guards.index(guard))))
+    job.both(lambda guard: guard.fit_end())
+    job.both(lambda guard: guard.close())
+    assert not job.errors
+    (run,) = read([str(tmp_path)]).runs
+    assert {rank: fit.plan.get("batches_per_epoch") for rank, fit in run.fits.items()} == {0: 4, 1: 5}
 
 
 BROKEN: dict[str, str | bytes] = {

@@ -50,7 +50,7 @@ def test_equal_models_are_silent() -> None:
         (parameters(46), "the model has 46 parameters on rank 2, 48 parameters on ranks 0, 1, 3.", ""),
         (
             [*parameters(10), *parameters(48, form="(8,) torch.float32")[10:]],
-            "the model of rank 2 differs from that of ranks 0, 1, 3 in a parameter from layers.10.weight to "
+            "the model of rank 2 differs from that of ranks 0, 1, 3, first in one of layers.10.weight to "
             "layers.11.weight.",
             "",
         ),
@@ -93,9 +93,9 @@ def test_a_record_of_any_length_costs_little() -> None:
     huge = {**told, "needs": {"all": "x" * 10**6, "first": True, "runs": [10**15] * 10**6}, "prints": told["prints"]}
     other = {**told, "prints": ["x" * 10**6] * 10**4}
     (found,) = judge_models({0: {"models": [told]}, **{rank: {"models": [huge]} for rank in range(1, 1000)}}, {})
-    assert "parameter 48 of 48, not the same parameters need a gradient on rank 0" in found.sentence
+    assert "parameter 48 of 48, other parameters need a gradient on rank 0 than on" in found.sentence
     (found,) = judge_models({0: {"models": [told]}, 1: {"models": [other]}}, {})
-    assert "differs from that of rank 1 in parameter 1 to 2 of 48" in found.sentence
+    assert "differs from that of rank 1, first in parameters 1 to 2 of 48" in found.sentence
 
 
 def test_more_runs_than_a_record_holds_are_compared() -> None:
@@ -105,8 +105,7 @@ def test_more_runs_than_a_record_holds_are_compared() -> None:
     held[1][150] = held[1][150]._replace(needs_gradient=False)
     (found,) = judged(shared(*held))
     assert found.sentence == (
-        "before the first batch, after layers.39.weight, not the same parameters need a gradient on rank 1 and on "
-        "ranks 0, 2."
+        "before the first batch, after layers.39.weight, other parameters need a gradient on rank 1 than on ranks 0, 2."
     )
     assert (found.ranks, found.subject) == ((1,), "gradients")
 

@@ -143,6 +143,31 @@ def test_a_model_does_not_live_longer_because_its_wrapper_was_looked_for() -> No
     assert wrappers() == []
 
 
+class Tied(torch.nn.Module):
+    """A module with a parameter and a module that it has twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+        self.again, self.nothing = self.inner, None
+        self.tied = self.inner[0].weight
+
+
+class Guarded(Tied):
+    """The same, with methods of the program's own."""
+
+    def named_parameters(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    named_modules = named_parameters
+
+
+def test_parameters_are_found_as_torch_finds_them_but_not_by_the_programs_methods() -> None:
+    found = [(name, tuple(each.shape)) for name, each in weights._parameters_of(Guarded())]
+    assert found == [(name, tuple(each.shape)) for name, each in Tied().named_parameters()]
+    assert [path for path, _ in weights._modules_of(Guarded())] == [path for path, _ in Tied().named_modules()]
+
+
 def test_several_models_are_told_in_an_order_that_all_ranks_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor and a critic with the same names, set up in either order, one of them compiled."""
 

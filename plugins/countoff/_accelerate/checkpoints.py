@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from accelerate import Accelerator
 
 from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.observed_loop import ObservedLoop
+from countoff.core.whole_file import write_whole
 
 __all__ = ["FILE", "watch_checkpoints"]
 
@@ -41,7 +41,8 @@ def watch_checkpoints(accelerator: Any, loop: ObservedLoop) -> Callable[[], None
     """
 
     def save(models: Any, weights: Any, folder: str) -> None:
-        _write(Path(folder, FILE.format(accelerator.process_index)), loop.record())
+        process = accelerator.process_index
+        write_whole(str(Path(folder, FILE.format(process))), process, json.dumps(loop.record()).encode())
 
     def load(models: Any, folder: str) -> None:
         loop.resume_from(_read(Path(folder), accelerator.process_index))
@@ -78,13 +79,6 @@ def _inside(watchers: Iterable[Around], method: Callable[..., Any], accelerator:
 
 _saves: SharedHooks[Around] = SharedHooks(lambda: {(Accelerator, "save_state"): functools.partial(_inside, _saves)})
 _loads: SharedHooks[Around] = SharedHooks(lambda: {(Accelerator, "load_state"): functools.partial(_inside, _loads)})
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a record; no process ever reads half of one."""
-    own = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    own.write_text(json.dumps(record), encoding="utf-8")
-    own.replace(path)
 
 
 def _read(folder: Path, process: int) -> Any:

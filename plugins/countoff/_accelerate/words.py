@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
 __all__ = ["TICKS", "WORDS", "launch_remedy"]
@@ -78,8 +78,7 @@ WORDS = Words(
         ),
     },
     only={
-        "Truncated": "with `uneven_train`",
-        "Repeated": "with `uneven_train`",
+        **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "WeightsDiffer": "with `weights_every=`",
         "WrongHorizon": "prepared schedulers",

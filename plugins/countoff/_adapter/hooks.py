@@ -38,7 +38,7 @@ class PlacedValue:
 
     def remove(self) -> bool:
         """Gives the object its own value back, if this one is still in its place; returns whether it did."""
-        if self._given_back or vars(self._owner).get(self._name) != self._value:
+        if self._given_back or vars(self._owner).get(self._name) is not self._value:
             return False
         self._given_back = True
         if self._was_attribute:

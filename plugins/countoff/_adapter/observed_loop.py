@@ -110,9 +110,9 @@ class ObservedLoop:
         self.until_end(self._forget_loader)
         self.until_end(on_optimizer_step(self._step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
-        planned = fit.schedules.plans(fit.steps_before)
-        wrong_schedule = fit.schedules.begin(fit.steps_before)  # by the length of this rank's loader
         try:
+            planned = fit.schedules.plans(fit.steps_before)
+            wrong_schedule = fit.schedules.begin(fit.steps_before)  # by the length of this rank's loader
             self._begin_fit(plan, planned)
         except BaseException:
             self._release_all()  # the caller gets no handle, and so could not end it

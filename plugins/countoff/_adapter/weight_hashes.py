@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from countoff.core.checks.model import Parameter, SharedModel
 from countoff.core.checks.weights import Replicas
 from countoff.core.data.device_copy import DeviceCopy, is_capturing, is_on_gpu
-from countoff.core.data.plain import bases_of
+from countoff.core.data.plain import attributes_of, bases_of
 from countoff.core.data.unobserved import unobserved
 
 __all__ = ["PendingReplicas", "Wrappers", "hash_bits", "shared_models"]
@@ -173,7 +173,7 @@ class Wrappers:
         wrapping = {key for key, kind in kinds.items() if DistributedDataParallel in bases_of(kind)}
         wrappers = [each for each in objects if id(type(each)) in wrapping] if wrapping else []
         del objects
-        found = [next((each for each in wrappers if each.module is model), model) for model in models]
+        found = [next((each for each in wrappers if _inside(each) is model), model) for model in models]
         self._known = [(weakref.ref(model), weakref.ref(each)) for model, each in zip(models, found, strict=True)]
         return found
 
@@ -255,18 +255,18 @@ def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], st
     """
     known: set[int] = set()
     for model in models:
-        wrappers = [(path, each) for path, each in model.named_modules() if isinstance(each, DistributedDataParallel)]
+        wrappers = [(path, each) for path, each in _modules_of(model) if isinstance(each, DistributedDataParallel)]
         for path, wrapper in wrappers:
             group: Any = wrapper.process_group
             ranks = tuple(sorted(dist.get_process_group_ranks(group)))
             prefix = f"{path}." if len(wrappers) > 1 and path else ""
             apart = _synchronises_in_its_own_way(wrapper)
-            for name, parameter in wrapper.module.named_parameters():
+            for name, parameter in _parameters_of(_inside(wrapper)):
                 known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
                 known.add(id(parameter))
                 if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter):
                     yield ranks, prefix + name, parameter.detach(), parameter.requires_grad
-        for name, parameter in model.named_parameters():
+        for name, parameter in _parameters_of(model):
             if id(parameter) in known or (ranks := _holders(parameter)) is None:
                 continue
             known.add(id(parameter))
@@ -274,6 +274,37 @@ def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], st
             values = local.to_local()
             if len(ranks) > 1 and _is_readable(values):
                 yield ranks, name, values.detach(), parameter.requires_grad
+
+
+def _inside(wrapper: Any) -> Any:
+    """The module that a DistributedDataParallel wraps; None if it is not made yet."""
+    return _stored(wrapper, "_modules").get("module")
+
+
+def _modules_of(model: Any, path: str = "", known: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yields what `named_modules` does, from what modules store: a program may have a method of its own there."""
+    known = set[int]() if known is None else known
+    if model is None or id(model) in known:
+        return
+    known.add(id(model))
+    yield path, model
+    for name, module in _stored(model, "_modules").items():
+        yield from _modules_of(module, f"{path}.{name}" if path else name, known)
+
+
+def _parameters_of(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what `named_parameters` does, likewise."""
+    known: set[int] = set()
+    for path, module in _modules_of(model):
+        for name, parameter in _stored(module, "_parameters").items():
+            if parameter is not None and id(parameter) not in known:
+                known.add(id(parameter))
+                yield f"{path}.{name}" if path else name, parameter
+
+
+def _stored(module: Any, name: str) -> Mapping[str, Any]:
+    found = attributes_of(module).get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _is_ignored(wrapper: DistributedDataParallel, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.checks.resume import AGAIN, RATE
 from countoff.core.checks.unseen import UNSEEN_LOADER
@@ -42,7 +42,7 @@ WORDS = Words(
             "pass the loader that the loop iterates through fabric.setup_dataloaders. A loop without a loader takes "
             "its batches from handle.counted(…), where handle = countoff.torch.attach(), called after fabric.launch()."
         ),
-        "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+        "WrongLength": LENGTH_OF_ONE_RANK,
         **data_remedies(
             shares=(
                 "leave fabric.setup_dataloaders(use_distributed_sampler=True), or give your own sampler the "
@@ -56,8 +56,7 @@ WORDS = Words(
     },
     only={
         "RankMapError": "with a mesh",
-        "Truncated": "with `uneven_train`",
-        "Repeated": "with `uneven_train`",
+        **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
         "PeersDiffer": "with a mesh",

@@ -28,7 +28,7 @@ from countoff._lightning.words import WORDS, with_remedy
 from countoff.core import FitPlan, Settings, Verdict
 from countoff.core.totals import Totals
 
-__all__ = ["LightningFit", "common_length", "makes_even"]
+__all__ = ["LightningFit", "UntilTeardown", "common_length", "makes_even"]
 
 _PACKAGES = "lightning", "pytorch-lightning"
 
@@ -158,7 +158,7 @@ class LightningFit:
         left = LeftFit(self.guard, error, self.guard.close)
         self.last_record = self.record()
         self._stop()
-        return _UntilTeardown(self._trainer, left)
+        return UntilTeardown(self._trainer, left)
 
     def close(self) -> None:
         """Takes back what was put on Lightning's objects, and closes the guard."""
@@ -192,7 +192,7 @@ class LightningFit:
         self._hooks.close()
 
 
-class _UntilTeardown:
+class UntilTeardown:
     """A fit that an exception has left, until Lightning has taken its loop down, or begins another fit without that."""
 
     def __init__(self, trainer: Any, left: LeftFit) -> None:

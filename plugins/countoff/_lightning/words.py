@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
@@ -74,8 +74,7 @@ WORDS = Words(
         per_step='configure {} with "interval": "step"', per_epoch='configure {} with "interval": "epoch"'
     ),
     only={
-        "Truncated": "with `uneven_train`",
-        "Repeated": "with `uneven_train`",
+        **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`",

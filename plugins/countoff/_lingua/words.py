@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import Words, data_remedies
+from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
 
 __all__ = ["WORDS"]
 
 _OPTION = "watch(..., {})"
 _NO_END = "lingua's loader has no end and no length"
-_MAKES_OWN_STREAMS = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 
 WORDS = Words(
     framework="lingua",
@@ -32,9 +31,9 @@ WORDS = Words(
         "WrongLength": _NO_END,
         "Truncated": _NO_END,
         "Repeated": _NO_END,
-        "DoubleSharded": _MAKES_OWN_STREAMS,
-        "StreamsDiffer": _MAKES_OWN_STREAMS,
-        "SameOrder": _MAKES_OWN_STREAMS,
+        "DoubleSharded": READS_BY_DP_RANK,
+        "StreamsDiffer": READS_BY_DP_RANK,
+        "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "lingua's checkpoint has no record of countoff's",
         "UnseenLoader": "the loop iterates what watch() returns",
         "WrongHorizon": "lingua makes the schedule of the run's steps; `countoff check` reads it in the configuration",

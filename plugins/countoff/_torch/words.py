@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedies, uneven_remedies
 
 __all__ = ["WITHOUT_LOADER", "WORDS"]
 
@@ -26,7 +26,7 @@ WORDS = Words(
             "attach the very loader that the loop iterates, again where it makes a new one; without a loader, leave "
             "out train= and take the batches from handle.counted(…)."
         ),
-        "WrongLength": "make len(loader) one rank's number of batches, not that of all ranks together.",
+        "WrongLength": LENGTH_OF_ONE_RANK,
         **data_remedies(
             shares=(
                 "give every rank its own share: DataLoader(sampler=DistributedSampler(dataset)), or every "
@@ -41,8 +41,7 @@ WORDS = Words(
     only={
         "LearningRateMismatch": "with `optimizer=`",
         "RankMapError": "with `mesh=`",
-        "Truncated": "with `uneven_train`",
-        "Repeated": "with `uneven_train`",
+        **EVEN,
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from countoff._adapter.words import Words, data_remedies
+from countoff._adapter.words import READS_BY_DP_RANK, Words, data_remedies
 
 __all__ = ["WORDS"]
 
 _OPTION = "attach(trainer, {})"
 _NO_LENGTH = "TorchTitan asks no loader for its length"
 _NO_COMMON_END = "TorchTitan's ranks cannot be made even"
-_MAKES_OWN_STREAMS = "no sampler deals out the data: each rank reads by the dp_rank that it is given"
 
 WORDS = Words(
     framework="TorchTitan",
@@ -37,9 +36,9 @@ WORDS = Words(
         "WrongLength": _NO_LENGTH,
         "Truncated": _NO_COMMON_END,
         "Repeated": _NO_COMMON_END,
-        "DoubleSharded": _MAKES_OWN_STREAMS,
-        "StreamsDiffer": _MAKES_OWN_STREAMS,
-        "SameOrder": _MAKES_OWN_STREAMS,
+        "DoubleSharded": READS_BY_DP_RANK,
+        "StreamsDiffer": READS_BY_DP_RANK,
+        "SameOrder": READS_BY_DP_RANK,
         "ResumeMismatch": "TorchTitan's checkpoint has no record of countoff's",
         "UnseenLoader": "the trainer iterates its own loader",
         "WrongTotal": "TorchTitan tells no total",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from countoff._accelerate.words import launch_remedy
-from countoff._adapter.words import Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
 
@@ -66,8 +66,7 @@ WORDS = Words(
     },
     stepping=Stepping(per_step=None, per_epoch=None),  # the Trainer steps its scheduler by itself, at each step
     only={
-        "Truncated": "with `uneven_train`",
-        "Repeated": "with `uneven_train`",
+        **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "WeightsDiffer": "with `weights_every=`",
     },

@@ -21,10 +21,10 @@ from countoff.core.words import clip, count_of, names_of, ranks_by
 __all__ = ["MODEL_MISMATCH", "ModelCheck", "Parameter", "SharedModel", "judge_models"]
 
 GRADIENTS = "gradients"
-"""Subject of a `ModelMismatch` whose parameters are equal, and do not all need a gradient on the same ranks."""
+"""Subject of a `ModelMismatch` of equal parameters, of which some need a gradient on some ranks only."""
 MODEL_MISMATCH = VerdictKind(
     "ModelMismatch",
-    "ranks that must hold the same model have other parameters, or other ones that need a gradient",
+    "ranks that must hold the same model have different parameters, or different ones need a gradient",
     causes={
         "": Cause(
             "These ranks average the gradients of their parameters one by one. Where the parameters are not the same, "
@@ -188,7 +188,7 @@ def _forms_differ(models: Mapping[int, _Told], known: SharedModel | None) -> Ver
         sentence = f"the model of {names_of(few)} differs from that of {names_of(most)}"
         places = [span for span, *pair in zip(_ranges(count), prints, others, strict=False) if pair[0] != pair[1]]
         if places:
-            sentence += f" in {_named(places[0], count, known)}"
+            sentence += f", first in {_named(places[0], count, known)}"
     return _mismatch(sentence, few, models, "")
 
 
@@ -204,7 +204,7 @@ def _needs_differ(models: Mapping[int, _Told], known: SharedModel | None) -> Ver
     )
     if place >= told:
         after = f"after {_named((told - 1, told), one.length, known)}, " if told else ""
-        sentence = f"{after}not the same parameters need a gradient on {names_of(few)} and on {names_of(most)}"
+        sentence = f"{after}other parameters need a gradient on {names_of(few)} than on {names_of(most)}"
     else:
         name = _named((place, place + 1), one.length, known)
         needing, without = (few, most) if one.needs(place) else (most, few)
@@ -232,9 +232,9 @@ def _named(span: tuple[int, int], count: int, known: SharedModel | None) -> str:
     first, last = span[0], span[1] - 1
     if known is None or len(known.parameters) != count:
         numbers = f"{first + 1}" if first == last else f"{first + 1} to {last + 1}"
-        return f"parameter {numbers} of {count}"
+        return f"parameter{'' if first == last else 's'} {numbers} of {count}"
     names = [clip(known.parameters[each].name, 80) for each in (first, last)]
-    return names[0] if first == last else f"a parameter from {names[0]} to {names[1]}"
+    return names[0] if first == last else f"one of {names[0]} to {names[1]}"
 
 
 def _digest(text: str, digits: int) -> str:

@@ -109,7 +109,7 @@ def _gather_and_publish(channel: Channel, state: State, verdict: Verdict, owed: 
         publish_table(channel, verdict, rows, complete=len(rows) == len(owed) == state.world_size)
 
     gathering = Gathering("row", owed, time.monotonic() + _GATHER_SECONDS, publish)
-    until(lambda: gathering.poll(channel), math.inf, _POLL_SECONDS)
+    until(lambda: gathering.poll(channel), math.inf, _POLL_SECONDS)  # its own deadline ends it
     return gathered
 
 

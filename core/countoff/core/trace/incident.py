@@ -26,7 +26,7 @@ from countoff.core.trace import format
 from countoff.core.verdict import Verdict
 from countoff.core.waiting import until
 from countoff.core.whole_file import write_whole
-from countoff.core.words import clip, plain, runs_of
+from countoff.core.words import clip, plain, ranks_by, runs_of
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
@@ -204,12 +204,9 @@ def grouped(found: Records) -> str:
     Args:
         found: What ranks have told of their main threads, by rank.
     """
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for rank in sorted(found):
-        state, frames = str(found[rank].get("state", "")), found[rank].get("frames", ())
-        groups.setdefault((state, tuple(map(str, frames))), []).append(rank)
+    told = {rank: (str(each.get("state", "")), tuple(map(str, each.get("frames", ())))) for rank, each in found.items()}
     texts = ["Where the main thread of each rank was, the innermost frame first.\n"]
-    for (state, frames), ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+    for (state, frames), ranks in ranks_by(told):
         runs = ", ".join(f"{first}–{last}" if last > first else f"{first}" for first, last in runs_of(ranks))
         head = f"rank{'' if len(ranks) == 1 else 's'} {runs}, {_STATES.get(state, plain(state))}:"
         texts.append("\n".join([head, *(f"  {plain(frame)}" for frame in frames or ("(no Python frame)",))]) + "\n")

@@ -11,6 +11,7 @@ from countoff.report import facts
 from countoff.report.reader import read
 from countoff.torch import attach
 from integration_tests import devices, loops
+from integration_tests.composer_jobs import needs_composer
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import own_rank, printed_lines, share_loader
 from integration_tests.killed_table import kill_one
@@ -99,7 +100,9 @@ def test_ranks_that_are_all_killed_leave_it_to_their_traces(run_ranks, tmp_path)
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize(("adapter", "moment"), [("torch", "batch"), ("composer", "start")])
+@pytest.mark.parametrize(
+    ("adapter", "moment"), [("torch", "batch"), pytest.param("composer", "start", marks=needs_composer)]
+)
 def test_under_torchrun_the_killed_rank_is_named(tmp_path, adapter, moment):
     """Composer has a handler of its own for SIGTERM, by which its ranks leave with `sys.exit`."""
     outcome = kill_one(adapter, moment, 2 if moment == "batch" else 3, tmp_path)

@@ -367,6 +367,7 @@ def state_saved_and_loaded(options):
         for epoch in range(2):
             fit(own, model, optimizer, loader, 1)
             own.save_state(f"saved{epoch}")
+        own.wait_for_everyone()  # one process has written the files
         own.load_state("saved1")
         fit(own, model, optimizer, loader, 1)
     return model

@@ -98,7 +98,7 @@ def note(event: str) -> None:
 
 def note_verdict(handle: Any) -> None:
     """Records when this rank receives the verdict, even if its main thread is blocked."""
-    state = handle.guard._state
+    state = handle.guard.state
 
     def wait() -> None:
         state.ended.wait()

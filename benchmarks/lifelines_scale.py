@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from benchmarks.results import Table, progress
 from benchmarks.simulated import PREFIX, RANKS_PER_HOST
 from countoff.core.liveness.heartbeats import Heartbeats
-from countoff.core.liveness.lifelines import _GREETING, Lifelines
+from countoff.core.liveness.lifelines import GREETING, Lifelines
 from countoff.core.store.channel import Channel
 from countoff.core.threads.watchdog import LOOK_SECONDS
 
@@ -32,7 +32,7 @@ def greet(orders: Connection) -> None:
     ends: list[socket.socket] = []
     for rank in ranks:
         ends.append(socket.create_connection(("127.0.0.1", port)))
-        ends[-1].sendall(_GREETING.pack(nonce, rank))
+        ends[-1].sendall(GREETING.pack(nonce, rank))
     orders.send(len(ends))
     orders.recv()
 
@@ -58,9 +58,9 @@ def measure(world_size: int) -> dict[str, Any]:
         received = 0.0
         here.send((lifelines.hub.port, lifelines.hub.nonce, list(others)))
         deadline = time.monotonic() + _SECONDS
-        while len(lifelines._standing) < len(others):
+        while len(lifelines.standing) < len(others):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{len(lifelines._standing)} of {len(others)} hosts have greeted rank 0")
+                raise TimeoutError(f"{len(lifelines.standing)} of {len(others)} hosts have greeted rank 0")
             received += cost_of(lifelines, 1)
             time.sleep(LOOK_SECONDS / 20)
         looks = cost_of(lifelines, _LOOKS)

@@ -23,7 +23,6 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.checks.check import FitStart
-from countoff.core.guard import OtherRanks
 from countoff.core.protocol import credits as credits_of_protocol
 from countoff.core.protocol.credits import Credits
 from countoff.core.store.channel import Channel, decode
@@ -190,13 +189,12 @@ class SimulatedRank:
         settings = Settings(deadline_seconds=600.0, trace_dir=trace_dir)
         self.rate = 0.1
         self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [self.rate])
-        self.state = self.guard._state
+        self.state = self.guard.state
         self.speaker = Speaker(self.state)
-        self.line = self.speaker.line
+        self.line = self.speaker.link
         self.line.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
         self.line.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
-        self.guard._monitor = ThreadlessMonitor(self.speaker)
-        self.guard._roll_call = RollCall(self.state, self.speaker, self.guard._checks)
+        self.call: RollCall | None = None
         self.answered = threading.Event()
         self.even: EvenPass | None = None
         self.start: FitStart | None = None
@@ -227,14 +225,13 @@ class SimulatedRank:
         """Tells the guard's checks that the fit begins, with a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
         self.start = start = FitStart(plan, versions)
-        others = OtherRanks(self.state, self.speaker, self.guard._roll_call)
-        self.guard._tell(lambda each: each.fit_started(start, others))
+        self.call = self.guard.meet(ThreadlessMonitor(self.speaker), start)
 
     def count_off(self) -> None:
         """Reports what the fit begins with."""
-        if self.start is None:
+        if self.call is None or self.start is None:
             self.begin(plan_of(self.state.rank, self.state.world_size))
-        self.answered = self.guard._roll_call.count_off(self.start)
+        self.answered = self.call.count_off(self.start)
 
     def turn(self, channel: Channel) -> bool:
         """Does all queued jobs, then polls; returns whether it must poll again."""

@@ -123,7 +123,7 @@ class TracedGroup(simulated.RankGroup):
         """Every rank reads batches for so long."""
         batches = int(TICK_SECONDS * BATCHES_PER_SECOND)
         for rank in self.ranks:
-            number, state, span = rank.state.rank, rank.state, rank.guard._span
+            number, state, span = rank.state.rank, rank.state, rank.guard.span
             tells_clock = number % simulated.RANKS_PER_HOST == 0 and number != 0
             share = 0.2 if number == SLOW_RANK and epoch % 3 == 0 and not evaluation else 0.02
             for tick in range(1, int(seconds / TICK_SECONDS) + 1):
@@ -168,7 +168,7 @@ class TracedGroup(simulated.RankGroup):
 
     @staticmethod
     def _turn_writer(rank: simulated.SimulatedRank) -> None:
-        rank.state.observer._writer.turn()
+        rank.state.observer.writer.turn()
 
 
 def group_process(commands: Connection, ranks: Sequence[int], world_size: int, port: int, directory: str) -> None:

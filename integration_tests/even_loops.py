@@ -342,7 +342,7 @@ def without_listener(lengths: Sequence[int]) -> int:
     ended, connect = threading.Event(), Connection._connect
 
     def late(self: Connection) -> Channel:
-        if own_rank() == 0 and threading.current_thread() is self._listener:
+        if own_rank() == 0 and threading.current_thread() is self.listener:
             ended.wait()
         return connect(self)
 

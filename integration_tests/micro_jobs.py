@@ -355,7 +355,7 @@ def found_at_two_ticks() -> list[str]:
     guard = Guard(Settings(tick_batches=2), rank=own_rank(), world_size=2)
     guard.fit_start(FitPlan())
     guard.train_start(0)
-    monitor: Any = guard._monitor
+    monitor: Any = guard.monitor
     speaker = monitor.speaker
 
     def train(batches: Sequence[int]) -> None:

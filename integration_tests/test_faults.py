@@ -255,8 +255,8 @@ def leftovers_of_a_slow_connection() -> tuple[int, int]:
 
     def late(self: Connection) -> Channel:
         channel = connect(self)
-        if threading.current_thread() is self._listener:
-            self._closing.wait()
+        if threading.current_thread() is self.listener:
+            self.closing.wait()
             time.sleep(0.5)  # a name server that is slow
         return channel
 

@@ -54,8 +54,8 @@ def pace_until_watched(number: int) -> None:
 def _is_watched(own: lifelines.Lifelines) -> bool:
     rank, per_host = own_rank(), int(os.environ["LOCAL_WORLD_SIZE"])
     if rank == 0:
-        return len(own._hosts) == 4 // per_host - 1
-    stands = 0 in own._standing or not own._is_hosts_first()
+        return len(own.known_hosts) == 4 // per_host - 1
+    stands = 0 in own.standing or not own._is_hosts_first()
     return rank < per_host or (stands and own.hub is not None and bool(own.hub.ranks))
 
 

@@ -138,7 +138,7 @@ def exits_alone() -> None:
             if own_rank() == 1 and number == 3:
                 sys.exit(0)
             if number > 3:  # without rank 1 no collective would ever end: only its mark shows it
-                attached.guard._state.ended.wait(10)
+                attached.guard.state.ended.wait(10)
 
 
 def test_a_rank_that_leaves_a_hand_written_loop_unseen_is_named(run_ranks):
@@ -182,8 +182,8 @@ def leave_together() -> tuple[list[int], list[str]]:
     guard = Guard(Settings(), rank=own_rank(), world_size=5)
     guard.fit_start(FitPlan())
     guard.train_start(0)
-    monitor: Any = guard._monitor
-    place = monitor._connection.place
+    monitor: Any = guard.monitor
+    place = monitor.connection.place
     dist.barrier()
     guard.close()
     left = threads()
@@ -207,12 +207,12 @@ def goes_on_after_another() -> str | None:
     guard.train_start(0)
     dist.barrier()
     if own_rank() != 1:
-        while guard._state.left is None:
+        while guard.state.left is None:
             time.sleep(0.01)
         for _ in range(4 + own_rank()):
             guard.batch()
         guard.train_end("exhausted")
-        guard._state.ended.wait(20)
+        guard.state.ended.wait(20)
     guard.close()
     dist.barrier()
     return None if guard.verdict is None else guard.verdict.sentence.partition(" after")[0]
@@ -236,7 +236,7 @@ def is_killed_as_another_leaves() -> None:
                 store.wait(["over"])
                 return
             store.wait(["left"])
-            while handle.guard._state.left is None:
+            while handle.guard.state.left is None:
                 time.sleep(0.01)
             if own_rank() == 1:
                 os._exit(9)
@@ -415,7 +415,7 @@ def comes_late() -> None:
         guard.batch()
     guard.train_end("exhausted")
     store.set(f"ended {own_rank()}", "1")
-    guard._state.ended.wait(20)  # instead of the next collective, which would have no partner
+    guard.state.ended.wait(20)  # instead of the next collective, which would have no partner
     guard.fit_end()
     guard.close()
 

@@ -27,8 +27,8 @@ def make_job(batches: list[int], case: dict[str, Any]) -> Job:
 
 
 LONGER = ("has batch 5", "ran out of data after 5 batches")
-# tests/test_protocol.py proves that the position of the odd rank changes nothing, on simulated ranks. So one position
-# for each case is enough here, the first and the last in turn; the others are run nightly.
+# tests/core/protocol/test_protocol.py proves that the position of the odd rank changes nothing, on simulated ranks. So
+# one position for each case is enough here, the first and the last in turn; the others are run nightly.
 POSITIONS = [
     pytest.param(case, position, marks=[] if number % 2 == (position == "last") else pytest.mark.nightly)
     for number, case in enumerate(CASES)

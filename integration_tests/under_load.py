@@ -2,7 +2,7 @@
 
     python -m integration_tests.under_load                                   ten times `make test`
     python -m integration_tests.under_load --runs 3 -- make unit
-    python -m integration_tests.under_load -- .venv/bin/python -m pytest -q tests/test_verdict.py
+    python -m integration_tests.under_load -- .venv/bin/python -m pytest -q tests/core/test_verdict.py
 
 Between the runs, and at the end, nothing else is left running: the load ends with the command, however that ends.
 """

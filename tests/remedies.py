@@ -2,11 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
-GOLDEN = Path(__file__).parent / "golden"
+from tests.paths import GOLDEN
 
 
 @dataclass(frozen=True)

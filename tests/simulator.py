@@ -13,10 +13,8 @@ from countoff.core import FitPlan, Guard, Settings, Verdict
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.length import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
-from countoff.core.guard import OtherRanks
 from countoff.core.threads.even_pass import EvenPass
-from countoff.core.threads.member import Monitor
-from countoff.core.threads.roll_call import RollCall
+from countoff.core.threads.monitor import Monitor
 from tests.fake_store import FakeStore
 
 WAITS = "waits"
@@ -132,11 +130,11 @@ class Rank:
         self._settings = chosen
         rates = (self.program.rate,)
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
-        self.state = self.guard._state
+        self.state = self.guard.state
         self.state.printed.set()  # a failure waits for the printed table
-        self.guard._monitor = monitor = Monitor(self.state, 0)  # never started: no thread, no connection
-        self.speaker = monitor.speaker
-        self.speaker.line.busy_since = 1.0  # the store is slow: marks do not wait for it
+        self.monitor = Monitor(self.state, 0)  # never started: no thread, no connection
+        self.speaker = self.monitor.speaker
+        self.speaker.link.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
         self.begun_again: list[int] = []
@@ -150,7 +148,7 @@ class Rank:
         self._chance = None if self.program.reader is None else random.Random(self.program.reader)
         self._synced = job.synced
         self._script = self._run()
-        self.speaker.hand(self.speaker.line.heartbeats.introduce)
+        self.speaker.hand(self.speaker.link.heartbeats.introduce)
 
     def train(self, ranks: Sequence["Rank"]) -> bool:
         """Makes one step in the training loop, unless a verdict has ended it or a collective waits for other ranks.
@@ -172,7 +170,7 @@ class Rank:
 
     def run_speaker(self) -> bool:
         """Runs one turn of the speaker; whether it made progress."""
-        speaker, pending = self.speaker, len(self.speaker._pending)
+        speaker, pending = self.speaker, len(self.speaker.pending)
         queued = not self.state.outbox.empty()
         self._turns += 1
         heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
@@ -181,13 +179,13 @@ class Rank:
         speaker.turn(self.store)
         speaker.look(self.store)
         if heartbeat_due:
-            speaker.line.heartbeats.send(self.store, speaker.line.read)
-            speaker.line.heartbeats.report_silence(self.store, self.state)
-        return queued or len(speaker._pending) != pending
+            speaker.link.heartbeats.send(self.store, speaker.link.read)
+            speaker.link.heartbeats.report_silence(self.store, self.state)
+        return queued or len(speaker.pending) != pending
 
     def run_listener(self) -> bool:
         """Receives the next entry of the log; whether there was one."""
-        line = self.speaker.line
+        line = self.speaker.link
         index = line.read
         if self.state.end is not None or not self.store.has(f"log/{index}"):
             return False
@@ -278,14 +276,11 @@ class Rank:
 
     def _count_off(self) -> Iterator[str]:
         guard, start = self.guard, FitStart(self.program.plan, {"torch": "2"})
-        guard._roll_call = call = RollCall(self.state, self.speaker, guard._checks)
-        others = OtherRanks(self.state, self.speaker, call)
-        guard._tell(lambda each: each.fit_started(start, others))
-        answered = call.count_off(start)
+        answered = guard.meet(self.monitor, start).count_off(start)
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):
             yield WAITS
-        self.guard._pass("fit_start", "the fit")
+        guard.started()
         yield "fit_start"
 
     def _batch(self, batch: int, held: int, *, synced: bool) -> Iterator[str]:

@@ -674,7 +674,7 @@ def processes() -> Iterator[Situation]:
             patch.setenv("WORLD_SIZE", "2")
             patch.setenv("RANK", "0")
             process = import_module("countoff._accelerate.process")
-            patch.setattr(process, "_warned", set())
+            patch.setattr(process, "warned", set())
             return process.not_distributed(SimpleNamespace(num_processes=1))
 
     able = [adapter for adapter in ALL if "NotDistributed" in WORDS[adapter].kinds]

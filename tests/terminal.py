@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ALTERNATE, _NORMAL = "\x1b[?1049h", "\x1b[?1049l"
 _SCRIPT = f"""

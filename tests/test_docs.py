@@ -10,8 +10,8 @@ import pytest
 
 from countoff.core import Settings
 from countoff.core.checks import KINDS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),

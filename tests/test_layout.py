@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
@@ -57,6 +58,9 @@ TOOLS = {
 """What is no adapter, and what it may import besides the core."""
 USES_PLAN = {"torchtitan", "_torchtitan"}
 """The adapter that reads its framework's configurations."""
+
+THEIRS = {"_", "_fields", "_replace", "_schedulers"}
+"""Private names of ours that also are names of Python's named tuples and of torch's schedulers."""
 
 
 def modules() -> dict[str, Path]:
@@ -209,10 +213,42 @@ def test_adapters_keep_to_their_own_private_package() -> None:
 
 
 def test_unit_tests_need_nothing_of_the_integration_tests() -> None:
-    for path in sorted((ROOT / "tests").glob("*.py")):
+    for path in sorted((ROOT / "tests").rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in names if name.startswith("integration_tests")], path
+
+
+def private_names(path: Path) -> set[str]:
+    """The private names that a file defines: functions, classes, and what is assigned to a name or to `self`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def names_used(path: Path) -> set[str]:
+    """The names by which a file reaches into objects: attributes, imported names, and strings as for `setattr`."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("countoff._"):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def test_unit_tests_use_public_names() -> None:
+    """No test reaches into an object of countoff by a private name, so a room may be rebuilt without its tests."""
+    private = {name for path in modules().values() for name in private_names(path)} - THEIRS
+    packages = {part for name in modules() for part in name.split(".")}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        assert sorted((names_used(path) & private) - private_names(path) - packages) == [], path
 
 
 def test_importing_core_imports_no_torch_and_no_framework() -> None:

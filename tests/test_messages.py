@@ -14,9 +14,9 @@ import pytest
 from countoff._adapter.words import Words
 from countoff.core.checks import KINDS
 from tests.adapters import WORDS
+from tests.paths import ROOT
 from tests.situations import ALL, SITUATIONS, Situation
 
-ROOT = Path(__file__).parents[1]
 MESSAGES = ROOT / "tests" / "golden" / "messages"
 PAGE = ROOT / "docs" / "verdicts.md"
 WRITES = os.environ.get("COUNTOFF_WRITE_GOLDEN") == "1"
@@ -140,15 +140,31 @@ def test_the_table_of_checks_is_what_adapters_declare() -> None:
     assert table in page
 
 
-def test_readme_has_the_table_of_kinds() -> None:
-    """README's table has each kind with its meaning and its default."""
-    rows = "".join(f"| `{kind.name}` | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values())
-    page, head = ROOT / "README.md", "| verdict | meaning | default |\n|---|---|---|\n"
-    text = page.read_text()
+def has_table(page: Path, head: str, rows: str) -> bool:
+    """Whether a page has a table, which is written there first if that is asked for."""
+    text, head = page.read_text(), f"{head}\n{'|---' * head.count(' | ')}|---|\n"
     if WRITES:
         text = re.sub(rf"{re.escape(head)}(?:\|.*\n)*", lambda _: head + rows, text)
         page.write_text(text)
-    assert f"\n{head}{rows}\n" in text
+    return f"\n{head}{rows}\n" in text
+
+
+def test_readme_has_the_table_of_kinds() -> None:
+    """README's table has each kind with its meaning and its default."""
+    rows = "".join(f"| `{kind.name}` | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values())
+    assert has_table(ROOT / "README.md", "| verdict | meaning | default |", rows)
+
+
+def test_how_it_works_has_the_table_of_levels() -> None:
+    """The table has the default of each kind and the levels that it accepts; kinds that are alike share a row."""
+    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for kind in KINDS.values():
+        alike.setdefault((kind.level, kind.accepts), []).append(f"`{kind.name}`")
+    rows = "".join(
+        f"| {', '.join(kinds)} | `{level}` | {', '.join(f'`{each}`' for each in accepts)} |\n"
+        for (level, accepts), kinds in alike.items()
+    )
+    assert has_table(ROOT / "docs" / "how-it-works.md", "| kind | default | accepts |", rows)
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from countoff._adapter.requirements import needs
+from tests.paths import ROOT
 
-ROOTS = [str(Path(__file__).parents[1] / root) for root in ("core", "plugins")]
+ROOTS = [str(ROOT / root) for root in ("core", "plugins")]
 LINES = {
     "accelerate": "countoff.accelerate needs Accelerate: pip install 'countoff[accelerate]'",
     "composer": "countoff.composer needs Composer: pip install 'countoff[composer]'",

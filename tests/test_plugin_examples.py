@@ -2,14 +2,15 @@
 
 import doctest
 import importlib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "plugins"
+from tests.paths import ROOT
+
+PLUGINS = ROOT / "plugins"
 MODULES = [
-    ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    for file in sorted(ROOT.rglob("*.py"))
+    ".".join(file.relative_to(PLUGINS).with_suffix("").parts)
+    for file in sorted(PLUGINS.rglob("*.py"))
     if ">>> " in file.read_text(encoding="utf-8")
 ]
 

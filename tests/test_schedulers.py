@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "schedulers.md").read_text(encoding="utf-8")
+from tests.paths import DOCS, ROOT
+
+PAGE = (DOCS / "schedulers.md").read_text(encoding="utf-8")
 IN_TORCHRUN = {"LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "digits"}
-WRAPPER = Path(__file__).parents[1] / "examples" / "restart_if_useful.py"
+WRAPPER = ROOT / "examples" / "restart_if_useful.py"
 
 
 def block(language: str) -> str:

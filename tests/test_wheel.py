@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import example_traces
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 # Each adapter, and the command that installs what it needs.
 ADAPTERS = {
     "accelerate": "pip install 'countoff[accelerate]'",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.store.channel import Channel
-    from countoff.core.threads.member import Monitor
+    from countoff.core.threads.monitor import Monitor
     from countoff.core.threads.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
@@ -101,6 +101,9 @@ class Guard:
         framework: The framework's name, for the trace.
 
     Attributes:
+        state: This rank's state, which its threads share.
+        span: The counters of the innermost span; before the first one, counters that nobody compares.
+        monitor: What talks to the other ranks; None before `fit_start`, and where there is no other rank.
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
         resumes: Makes the record for a checkpoint, and takes the one of the checkpoint from which a fit resumes.
     """
@@ -123,7 +126,7 @@ class Guard:
         self._learning_rates = learning_rates
         self._schedules = schedules
         self._ticks_per_step = ticks_per_step
-        self._monitor: Monitor | None = None
+        self.monitor: Monitor | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
         self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
@@ -131,18 +134,18 @@ class Guard:
         self._comparing = True
         self._closed = self._left = self._exhausted = False
         self._own_batches: int | None = None
-        self._span = self._train = SpanCounters("before the first span", compared=False)
-        self._state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
+        self.span = self._train = SpanCounters("before the first span", compared=False)
+        self.state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
         self._part = part
         self._checks = checks = Checks.of(
-            self._state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights
+            self.state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights
         )
         self._listeners: tuple[Listener, ...] = checks
         self._watch_steps = [each for each in checks if type(each).stepped is not Listener.stepped]
         self.data: DataIdentity = checks.data
         self.resumes: Resumes = checks.resumes
         if world_size == 1:
-            self._state.outbox.tell(self._print_alone)
+            self.state.outbox.tell(self._print_alone)
 
     def fit_start(
         self,
@@ -173,28 +176,50 @@ class Guard:
         if not isinstance(plan, FitPlan):  # pyright: ignore[reportUnnecessaryIsInstance]  # a dict, as of version 0.1
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         part = () if self._part is None else self._part.ranks
-        verdict_file.clear(self._settings, self._state.rank, part)
+        verdict_file.clear(self._settings, self.state.rank, part)
         number = next(_numbers[part])
-        self._state.evidence.home = threading.get_ident()
+        self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(plan, versions or {}, schedules, own_length=own_length, models=models)
-        if self._state.world_size == 1:
+        if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
-            from countoff.core.threads.member import Monitor  # imports torch: only where there is another rank
+            from countoff.core.threads.monitor import Monitor  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
                 start = replace(start, plan=plan, own_batches=self._own_batches)
-            self._monitor = Monitor(self._state, number, self._part)
-            self._roll_call = RollCall(self._state, self._monitor.speaker, self._checks)
-            others = OtherRanks(self._state, self._monitor.speaker, self._roll_call)
-            recorder = self._state.observer  # the trace has this rank's own lengths
-            self._tell(lambda each: each.fit_started(of_this_rank if each is recorder else start, others))
-            self._monitor.start()
-            self._count_off(start, self._monitor, self._roll_call)
+            monitor = Monitor(self.state, number, self._part)
+            call = self.meet(monitor, start, of_this_rank)
+            monitor.start()
+            self._count_off(start, monitor, call)
+        self.started()
+
+    def meet(self, monitor: Monitor, start: FitStart, of_this_rank: FitStart | None = None) -> RollCall:
+        """Takes part in a job whose ranks meet by a monitor. Sends nothing; a part of `fit_start`, and of simulations.
+
+        Args:
+            monitor: What has the threads, or stands in for them.
+            start: What this rank tells the others.
+            of_this_rank: What it tells its own trace, where that is not the same.
+
+        Returns:
+            The roll calls of this rank.
+        """
+        self.monitor = monitor
+        self._roll_call = call = RollCall(self.state, monitor.speaker, self._checks)
+        others, recorder, own = OtherRanks(self.state, monitor.speaker, call), self.state.observer, of_this_rank
+        self._tell(lambda each: each.fit_started(own if own is not None and each is recorder else start, others))
+        return call
+
+    def started(self) -> None:
+        """Passes the mark of the fit's start, after the roll call; a part of `fit_start`, and of simulations.
+
+        Raises:
+            DivergenceError: If ranks are known to be out of step.
+        """
         self._pass("fit_start", "the fit")
 
     def trace_totals(
@@ -233,23 +258,18 @@ class Guard:
         Raises:
             DivergenceError: If ranks are known to be out of step.
         """
-        span = self._span
+        span = self.span
         span.started = started = span.started + 1
         if fetched:
             span.prefetched = fetched
-        if last or started >= self._state.alarm:
+        if last or started >= self.state.alarm:
             self._look(last)
 
-    def counting(self) -> tuple[SpanCounters, State]:
-        """Returns the innermost span's counters, and the state that holds the alarm.
+    def look(self) -> None:
+        """Does what the state's alarm asks for.
 
         For an adapter that is itself called for every batch, so that a call of `batch` would be most of its cost. It
-        adds 1 to the counters' `started`, and calls `look` if that is then at least the state's `alarm`.
-        """
-        return self._span, self._state
-
-    def look(self) -> None:
-        """Does what the state's alarm asks for; see `counting`.
+        adds 1 to the `started` of `span`, and calls this if that is then at least the `alarm` of `state`.
 
         Raises:
             DivergenceError: If ranks are known to be out of step.
@@ -273,12 +293,12 @@ class Guard:
         Raises:
             DivergenceError: If ranks are known to be out of step.
         """
-        span = self._span
+        span = self.span
         if span.evaluation:
             return
         span.requested = span.started + 1
-        if not self._state.alarm:
-            self._state.look()
+        if not self.state.alarm:
+            self.state.look()
             self._raise_if_diverged()
 
     def even(
@@ -312,7 +332,7 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        settings, span, policy, monitor = self._settings, self._span, self.even_policy, self._monitor
+        settings, span, policy, monitor = self._settings, self.span, self.even_policy, self.monitor
         if policy is None or monitor is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.threads.even_pass import EvenPass  # only where it is asked for
@@ -321,12 +341,12 @@ class Guard:
         own = None if length is None else length - span.started
         if total is not None and self._own_batches is not None:
             own = self._own_batches - span.started
-            credits = Credits.known(span.opened, policy, max(0, total - span.started), self._state.rank)
+            credits = Credits.known(span.opened, policy, max(0, total - span.started), self.state.rank)
         else:
-            credits = Credits(span.opened, policy, settings.lookahead, self._state.rank, ahead=prefetches)
-        self._state.begin_credits(span, credits)
+            credits = Credits(span.opened, policy, settings.lookahead, self.state.rank, ahead=prefetches)
+        self.state.begin_credits(span, credits)
         return EvenPass(
-            self._state,
+            self.state,
             span,
             credits,
             batches,
@@ -345,7 +365,7 @@ class Guard:
             optimizer: Which optimizer it was, hashable; needed only where a loop that is watched from outside may apply
                 its steps on another thread than the one that takes the batches.
         """
-        state = self._state
+        state = self.state
         before = state.steps
         state.evidence.steps(state.evidence.current())
         state.step(optimizer)
@@ -360,15 +380,15 @@ class Guard:
         Ranks that ran different numbers of them for one optimizer step are warned of at the next tick or mark. Call it
         on every rank, or on none; and not where ranks may run unequally many.
         """
-        self._span.micro_batches += 1
+        self.span.micro_batches += 1
 
     def report_unused(self, unused: UnusedBatches) -> None:
         """Reports what this rank's loader had beyond the batches used, just before the innermost span is closed."""
-        self._span.unused = unused
+        self.span.unused = unused
 
     def waited(self, seconds: float) -> None:
         """Adds time that the training thread waited for its loader in the innermost open span."""
-        self._span.loader_seconds += seconds
+        self.span.loader_seconds += seconds
 
     def eval_start(self, name: str, *, train_exhausted: bool = False) -> None:
         """Opens an evaluation, alone or in the middle of a train epoch.
@@ -384,9 +404,9 @@ class Guard:
 
     def eval_loader(self, index: int) -> None:
         """Reports that the next batches of this evaluation come from its loader number `index`, from 0."""
-        counts = self._span.counts
+        counts = self.span.counts
         while len(counts) < index:  # close the loaders before: each holds what the others have not
-            counts.append(self._span.started - sum(counts))
+            counts.append(self.span.started - sum(counts))
 
     def eval_end(self, reason: Literal["exhausted", "stopped"], *, may_raise: bool = True) -> None:
         """Closes the evaluation.
@@ -435,7 +455,7 @@ class Guard:
         """
         self._tell(lambda each: each.fit_ending())
         self._pass("fit_end", "the fit", hold=MARK_SECONDS - _HOLD_SECONDS)
-        self._state.finished = True
+        self.state.finished = True
         self._tell(lambda each: each.fit_ended())
 
     def failed(self, error: BaseException) -> None:
@@ -466,7 +486,7 @@ class Guard:
 
     def recovered(self) -> None:
         """Takes back what `failing` has told, where the loop goes on after its exception. Does nothing otherwise."""
-        self._state.recover()
+        self.state.recover()
 
     def leave(self, is_over: Callable[[], bool], close: Callable[[], None]) -> None:
         """Stops counting where an exception has left the loop. Once that is over, or another fit begins, it is closed.
@@ -478,27 +498,27 @@ class Guard:
             close: Closes the guard. Called once, on a thread of its own.
         """
         self._left = True
-        if self._monitor is None:
+        if self.monitor is None:
             close()
         else:
-            self._monitor.session.leave(is_over, close)
+            self.monitor.session.leave(is_over, close)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
-        if self._monitor is not None and self._roll_call is not None and not (self._closed or self._monitor.failure):
+        if self.monitor is not None and self._roll_call is not None and not (self._closed or self.monitor.failure):
             self._tell(lambda each: each.settle())
             self._roll_call.settle()
         self._closed = True
-        if self._monitor is not None:
+        if self.monitor is not None:
             sigterm.wait_if_received()
-            self._monitor.close()
-        self._state.end_credits()
+            self.monitor.close()
+        self.state.end_credits()
         self._tell(lambda each: each.closed())
 
     @property
     def evidence(self) -> Evidence:
         """What the threads of a loop that is watched from outside let this rank prove; its watcher tells it."""
-        return self._state.evidence
+        return self.state.evidence
 
     @property
     def makes_even(self) -> bool:
@@ -508,8 +528,8 @@ class Guard:
     @property
     def even_policy(self) -> Literal["stop", "repeat"] | None:
         """How the innermost open span is made even: to end with the shortest or the longest rank; None: it is not."""
-        chosen = self._settings.uneven_eval if self._span.evaluation else self._settings.uneven_train
-        alone = self._monitor is None or self._closed or not self._span.compared
+        chosen = self._settings.uneven_eval if self.span.evaluation else self._settings.uneven_train
+        alone = self.monitor is None or self._closed or not self.span.compared
         return None if alone or chosen not in ("stop", "repeat") else chosen
 
     @property
@@ -529,7 +549,7 @@ class Guard:
     @property
     def own_length_holds(self) -> bool:
         """Whether a train epoch has as many batches as this rank's own loader; with `uneven_train` it may not have."""
-        if self._monitor is None or self._settings.uneven_train == "raise":
+        if self.monitor is None or self._settings.uneven_train == "raise":
             return True
         return len(set(self._checks.even.lengths)) == 1
 
@@ -546,27 +566,27 @@ class Guard:
     @property
     def verdict(self) -> Verdict | None:
         """The verdict that ended this guard, if there is one."""
-        return self._state.end
+        return self.state.end
 
     @property
     def notices(self) -> tuple[Verdict, ...]:
         """The warnings of all ranks."""
-        return tuple(self._state.notices)
+        return tuple(self.state.notices)
 
     @property
     def open_span(self) -> str | None:
         """Name of the innermost open span."""
-        return self._state.spans[-1].name if self._state.spans else None
+        return self.state.spans[-1].name if self.state.spans else None
 
     @property
     def steps(self) -> int:
         """Optimizer steps of this rank applied since the fit began."""
-        return self._state.steps
+        return self.state.steps
 
     @property
     def batches(self) -> int:
         """Batches of this rank started in the innermost open span, or in the last one."""
-        return self._span.started
+        return self.span.started
 
     @property
     def train_batches(self) -> int:
@@ -575,7 +595,7 @@ class Guard:
 
     def warn(self, verdict: Verdict) -> None:
         """Warns of something that ends nothing: rank 0 prints it, once for each kind and subject."""
-        self._state.note(verdict)
+        self.state.note(verdict)
 
     def _common(self, lengths: Sequence[int]) -> int | None:
         policy = self._settings.uneven_train
@@ -594,7 +614,7 @@ class Guard:
             from countoff.core.trace.recorder import Recorder  # only where it is asked for
 
             made_of = self._learning_rates, self._totals, self._horizon, self._framework
-            self._state.observer = recorder = Recorder(self._state, number, directory, *made_of)
+            self.state.observer = recorder = Recorder(self.state, number, directory, *made_of)
             self._listeners = (recorder, *self._checks)
 
     def _tell(self, what: Callable[[Listener], None]) -> None:
@@ -602,11 +622,11 @@ class Guard:
             what(each)
 
     def _tell_step(self, check: Listener) -> None:
-        state = self._state
+        state = self.state
         check.stepped(self._train, state.steps)
         if check.wants_batch:
             with state.lock:
-                self._arm(self._span)
+                self._arm(self.span)
 
     def _count_off(self, start: FitStart, monitor: Monitor, call: RollCall) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
@@ -622,7 +642,7 @@ class Guard:
     def _open(self, kind: MarkKind, span: SpanCounters, reason: Reason = "", epoch: int | None = None) -> None:
         self._tell(lambda each: each.span_opening(span))
         if span.evaluation and not span.compared:
-            self._state.spans.append(span)
+            self.state.spans.append(span)
         else:
             self._pass(kind, span.name, reason=reason, opens=span)
         self._enter(span)
@@ -631,7 +651,7 @@ class Guard:
     def _close_span(self, kind: MarkKind, reason: Reason, may_raise: bool, notice: Verdict | None = None) -> None:
         if self._left:  # what the loop has held ends with its exception
             return
-        state, span = self._state, self._span
+        state, span = self.state, self.span
         self._exhausted = reason == "exhausted"  # an exception that leaves a loop may close its span, as `stopped`
         if span.counts:
             span.counts.append(span.started - sum(span.counts))
@@ -642,44 +662,44 @@ class Guard:
         else:
             self._pass(kind, span.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
-        if self._monitor is not None and self._roll_call is not None and span.compared:
+        if self.monitor is not None and self._roll_call is not None and span.compared:
             self._roll_call.span_closed(span, closed)
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
 
     def _report(self, error: BaseException, *, may_be_caught: bool) -> None:
-        state = self._state
+        state = self.state
         if os.getpid() != state.pid:
             return
-        if self._monitor is None:
+        if self.monitor is None:
             self._tell(lambda each: each.failed_alone(error))
-        if self._monitor is None or self._closed:
+        if self.monitor is None or self._closed:
             return
         sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early()
             return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
-            self._monitor.watchdog.speak_before_the_end(self._monitor.conclude)
+            self.monitor.watchdog.speak_before_the_end(self.monitor.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
-            line = self._monitor.speaker.line
+            line = self.monitor.speaker.link
             slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
-            gone = self._monitor.watchdog.gone_neighbour
-            where = self._where()
+            gone = self.monitor.watchdog.gone_neighbour
+            where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
             if state.failure and state.end is None:
-                self._monitor.post_row()
+                self.monitor.post_row()
 
     def _exit_early(self) -> None:
         """Ends the fit where it is, as `sys.exit()` in the middle of it does. The marks tell the ranks that go on."""
-        while self._state.spans:
-            self._close_span("eval_end" if self._state.spans[-1].evaluation else "train_end", "exited", False)
+        while self.state.spans:
+            self._close_span("eval_end" if self.state.spans[-1].evaluation else "train_end", "exited", False)
         self._pass("fit_end", "the fit", reason="exited", may_raise=False)
-        self._state.finished = True
+        self.state.finished = True
 
-    def _where(self) -> str:
+    def where(self) -> str:
         """The batch of this rank, in words."""
-        span, inside = self._span, bool(self._state.spans)
+        span, inside = self.span, bool(self.state.spans)
         if span.started and (inside or not self._exhausted):
             return f"in batch {span.started} of {span.name}"
         if span.started:
@@ -688,8 +708,8 @@ class Guard:
 
     def _enter(self, span: SpanCounters) -> None:
         """Makes a span the one in which batches are counted."""
-        with self._state.lock:
-            self._span = span
+        with self.state.lock:
+            self.span = span
             self._arm(span)
 
     def _pass(
@@ -708,13 +728,13 @@ class Guard:
         collective would wait for the other ranks too, so a wait for them takes no time from a healthy job.
         """
         self._leave_if_stopped()
-        state = self._state
+        state = self.state
         # A pass that the garbage collector closes ends at no moment of the program.
         rates = self._checks.learning_rates.rates_at(kind, opens) if may_raise else ()
-        mark = state.mark(kind, span, reason, self._span, opens, rates)
+        mark = state.mark(kind, span, reason, self.span, opens, rates)
         index = state.reach(mark, opens)
-        if self._monitor is not None and state.end is None:
-            speaker = self._monitor.speaker
+        if self.monitor is not None and state.end is None:
+            speaker = self.monitor.speaker
             agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
             if not state.log.stands(index):
                 speaker.write(mark_entry(index, mark), lambda: state.need_not_write(index), hold, agreement)
@@ -726,15 +746,15 @@ class Guard:
     def _look(self, last: bool) -> None:
         """The slow path of `batch`: others are ahead, a tick is due, this batch is the last, or there is a verdict."""
         self._leave_if_stopped()
-        state, span = self._state, self._span
-        if self._monitor is None:
+        state, span = self.state, self.span
+        if self.monitor is None:
             return
-        speaker, announces = self._monitor.speaker, last and span.compared and not span.ends
+        speaker, announces = self.monitor.speaker, last and span.compared and not span.ends
         state.look(last)
         if announces:
             self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
-            self._tick(span, self._monitor.speaker)
+            self._tick(span, self.monitor.speaker)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
         self._raise_if_diverged()
@@ -743,19 +763,19 @@ class Guard:
 
     def _arm(self, span: SpanCounters) -> None:
         """Sets the alarm. Call it under the state's lock."""
-        state, watched = self._state, self._monitor is not None
+        state, watched = self.state, self.monitor is not None
         state.arm(span, watched=watched)
         if watched and state.end is None and not span.evaluation and any(each.wants_batch for each in self._checks):
             state.alarm = 0
 
     def _announce(self, span: SpanCounters, speaker: Speaker) -> None:
         """Announces the batch that closes a span, before this rank trains on it; waits as `_pass` does."""
-        log, opened, last = self._state.log, span.opened, span.started
+        log, opened, last = self.state.log, span.opened, span.started
         agreement = None
         if self.agreed:
-            agreement = Agreement(self._state, f"announced/{opened}", lambda: log.announced(opened) == last)
+            agreement = Agreement(self.state, f"announced/{opened}", lambda: log.announced(opened) == last)
         if log.announced(opened) is None:
-            entry = self._state.announcement(span)
+            entry = self.state.announcement(span)
             speaker.write(entry, lambda: log.announced(opened) is not None, _HOLD_SECONDS, agreement)
         elif agreement is not None:
             speaker.hand(agreement.count)
@@ -768,7 +788,7 @@ class Guard:
         parts = [part for check in self._checks if (part := check.tick(span)) is not None]
         if not parts:
             return
-        key, rank = tick_key(span), self._state.rank
+        key, rank = tick_key(span), self.state.rank
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
             record: dict[str, Any] = {"rank": rank}
@@ -778,7 +798,7 @@ class Guard:
             ranks = int(standing["rank"]), rank
             found = (part.compare(standing, ranks) for part in parts)
             if (verdict := next(filter(None, found), None)) is not None:
-                find_at_once(self._state, speaker, channel, verdict)
+                find_at_once(self.state, speaker, channel, verdict)
 
         speaker.hand(compare)
 
@@ -789,18 +809,18 @@ class Guard:
         return ScheduleState(rates, base_rates, ticks, self._ticks_per_step)
 
     def _raise_if_diverged(self) -> None:
-        if self._state.proposed is not None or self._state.end is not None:
-            shutdown.raise_verdict(self._state)
+        if self.state.proposed is not None or self.state.end is not None:
+            shutdown.raise_verdict(self.state)
 
     def _leave_if_stopped(self) -> None:
         """Lets go of the threads once this rank has stopped comparing."""
-        if self._monitor is not None and self._monitor.failure:
-            self._monitor.close_in_background()
-            self._monitor, self._state.alarm = None, NEVER
+        if self.monitor is not None and self.monitor.failure:
+            self.monitor.close_in_background()
+            self.monitor, self.state.alarm = None, NEVER
 
     def _print_alone(self) -> None:
         """Prints this rank's warnings where there is no other rank, and so no thread that empties the outbox."""
-        state = self._state
+        state = self.state
         with contextlib.suppress(queue.Empty):
             while state.world_size == 1:
                 action = state.outbox.get_nowait()
@@ -820,13 +840,13 @@ class OtherRanks:
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
         self.speaker = speaker
         self.report = roll_call.report
-        self._state = state
+        self.state = state
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]
     ) -> None:
         """Compares a record with that of the rank that wrote first under the same key."""
-        state, speaker = self._state, self.speaker
+        state, speaker = self.state, self.speaker
 
         def compare(channel: Channel) -> None:
             if (verdict := judge(channel.claim(key, dict(record())))) is not None:

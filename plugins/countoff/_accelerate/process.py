@@ -12,7 +12,7 @@ __all__ = ["not_distributed", "unwrapped"]
 
 _RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 """Where launchers tell a process its rank."""
-_warned: set[int] = set()
+warned: set[int] = set()
 """The processes, by pid, in which the warning was given: this one, or the one that it was forked from."""
 
 
@@ -26,9 +26,9 @@ def not_distributed(process: Any) -> Verdict | None:
     """
     launched = os.environ.get("WORLD_SIZE", "")
     known = process.num_processes
-    if not launched.isdigit() or int(launched) == known or _launched_rank() != "0" or os.getpid() in _warned:
+    if not launched.isdigit() or int(launched) == known or _launched_rank() != "0" or os.getpid() in warned:
         return None
-    _warned.add(os.getpid())
+    warned.add(os.getpid())
     sentence = (
         f"WORLD_SIZE is {launched}, and Accelerate has num_processes={known}: each process trains a model of its own, "
         "on all of the data."

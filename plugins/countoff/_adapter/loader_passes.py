@@ -352,10 +352,8 @@ class Pass:
         self.__span = span = passes.begin(name, self.__position, self.__ahead, thread)
         self.__fingerprints_due = False
         if span is None:
-            self.__counters, self.__state = (
-                SpanCounters(name or "", evaluation=True, compared=False),
-                guard.counting()[1],
-            )
+            self.__counters = SpanCounters(name or "", evaluation=True, compared=False)
+            self.__state = guard.state
             self.__begun = True
             return
         if name is not None and passes.evaluated is not None and not self.__position:
@@ -364,7 +362,7 @@ class Pass:
             self.__source = _InTurn(self.__stack.enter_context(self.__even(guard, self.__own)))
         else:
             forget_state(self.__loader)
-        self.__counters, self.__state = guard.counting()
+        self.__counters, self.__state = guard.span, guard.state
         self.__fingerprints_due = name is None and bool(guard.data.fingerprints_due)
         self.__begun = True  # last: another thread may ask for a batch as soon as it sees that
 
@@ -380,8 +378,8 @@ class Pass:
 
     def __look_ahead(self, span: _Span) -> None:
         self.__more = not span.at_end
-        innermost, _ = self.__guard.counting()
-        if span.at_end and span.open and innermost is self.__counters:  # else an evaluation inside of it is open
+        # Where another span is the innermost one, an evaluation inside of this one is open.
+        if span.at_end and span.open and self.__guard.span is self.__counters:
             self.__guard.last_batch()
 
     def __move(self, thread: int) -> None:

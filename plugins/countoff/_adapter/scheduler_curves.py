@@ -60,7 +60,7 @@ class SchedulerCurve:
         if isinstance(scheduler, _ENDLESS):
             raise NotCopied("it has no end")
         self._scheduler = scheduler
-        self._copy = _copied(scheduler)
+        self.copy = _copied(scheduler)
         self._stepped: list[float] | None = None
 
     def __call__(self, tick: int) -> float:
@@ -73,9 +73,9 @@ class SchedulerCurve:
         try:
             if self._stepped is None:
                 try:
-                    return _highest(_rates(self._copy, tick))
+                    return _highest(_rates(self.copy, tick))
                 except _Recursive:
-                    self._copy, self._stepped = _copied(self._scheduler), []
+                    self.copy, self._stepped = _copied(self._scheduler), []
             return self._step_to(tick)
         except (ValueError, LookupError):
             raise
@@ -84,12 +84,12 @@ class SchedulerCurve:
 
     def _step_to(self, tick: int) -> float:
         """Steps the copy up to a tick; before the present one, the rate is taken for the present one."""
-        stepped = self._stepped = self._stepped or [_highest(_present_rates(self._copy))]
+        stepped = self._stepped = self._stepped or [_highest(_present_rates(self.copy))]
         while len(stepped) <= tick - self.ticks:
             if len(stepped) > _MOST_STEPS:
                 raise UnknownRate
-            self._copy.step()
-            stepped.append(_highest(_present_rates(self._copy)))
+            self.copy.step()
+            stepped.append(_highest(_present_rates(self.copy)))
         return stepped[max(0, tick - self.ticks)]
 
 

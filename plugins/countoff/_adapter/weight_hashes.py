@@ -29,7 +29,7 @@ __all__ = ["PendingReplicas", "Wrappers", "hash_bits", "shared_models"]
 
 _BLOCK = 16384
 """Words of 8 bytes that are added up with one another first. It is a part of the hash: ranks must have the same."""
-_BLOCKS_ON_CPU, _BLOCKS_ON_GPU = 8, 128
+BLOCKS_ON_CPU, _BLOCKS_ON_GPU = 8, 128
 """Blocks that are hashed at once: more need more memory, fewer more calls. Twice their bytes are allocated."""
 _ROWS = 8
 """A tensor that is not contiguous is copied in multiples of so many rows: whole words, whatever its type."""
@@ -64,7 +64,7 @@ class PendingReplicas:
         by_ranks: dict[tuple[int, ...], list[tuple[str, torch.Tensor]]] = {}
         by_device: dict[Any, tuple[list[tuple[list[int], int]], list[torch.Tensor]]] = {}
         with unobserved(), torch.no_grad():
-            for ranks, name, values, _ in _held_in_common(models):
+            for ranks, name, values, _ in held_in_common(models):
                 by_ranks.setdefault(ranks, []).append((name, values))
             for ranks, found in sorted(by_ranks.items()):
                 hashes = [0] * len(found)
@@ -109,7 +109,7 @@ def shared_models(models: Iterable[Any]) -> list[SharedModel]:
     with unobserved(), torch.no_grad():
         for model in models:
             own: dict[tuple[int, ...], list[Parameter]] = {}
-            for ranks, name, values, needs_gradient in _held_in_common([model]):
+            for ranks, name, values, needs_gradient in held_in_common([model]):
                 form = f"{tuple(values.shape)} {values.dtype}"
                 own.setdefault(ranks, []).append(Parameter(_OF_WRAPPERS.sub("", name), form, needs_gradient))
             for ranks, parameters in own.items():
@@ -188,18 +188,18 @@ def _words(values: torch.Tensor) -> Iterator[torch.Tensor]:
     if not values.numel():
         return
     if values.is_contiguous():
-        yield from _words_of_bytes(_bytes_of(values))
+        yield from _words_of_bytes(bytes_of(values))
         return
     rows = len(values) if values.shape else 1
     if rows > _ROWS:
         eight = values[:_ROWS].numel() * values.element_size()
-        rows = _ROWS * max(1, _BLOCK * 8 * _BLOCKS_ON_CPU // max(1, eight))
+        rows = _ROWS * max(1, _BLOCK * 8 * BLOCKS_ON_CPU // max(1, eight))
     for start in range(0, len(values) if values.shape else 1, rows):
         part = values[start : start + rows] if values.shape else values
-        yield from _words_of_bytes(_bytes_of(part.contiguous()))
+        yield from _words_of_bytes(bytes_of(part.contiguous()))
 
 
-def _bytes_of(values: torch.Tensor) -> torch.Tensor:
+def bytes_of(values: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor; a single element has any stride, and its bytes need one of 1."""
     return values.as_strided((values.numel(),), (1,)).view(torch.uint8)
 
@@ -207,7 +207,7 @@ def _bytes_of(values: torch.Tensor) -> torch.Tensor:
 def _words_of_bytes(content: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields contiguous bytes as words; the last one is filled up with zeros."""
     aligned = content.storage_offset() % 8 == 0 and content.data_ptr() % 8 == 0
-    at_once = _BLOCKS_ON_CPU if content.device.type == "cpu" else _BLOCKS_ON_GPU
+    at_once = BLOCKS_ON_CPU if content.device.type == "cpu" else _BLOCKS_ON_GPU
     for start in range(0, len(content), _BLOCK * 8 * at_once):
         piece = content[start : start + _BLOCK * 8 * at_once]
         if not aligned or len(piece) % 8:
@@ -248,25 +248,25 @@ def _ramp(device: torch.device) -> torch.Tensor:
     return _ramps[device]
 
 
-def _held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str, torch.Tensor, bool]]:
+def held_in_common(models: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], str, torch.Tensor, bool]]:
     """Yields each parameter that other ranks must hold too: all ranks that do, and its name here.
 
     With its values, and whether it needs a gradient.
     """
     known: set[int] = set()
     for model in models:
-        wrappers = [(path, each) for path, each in _modules_of(model) if isinstance(each, DistributedDataParallel)]
+        wrappers = [(path, each) for path, each in modules_of(model) if isinstance(each, DistributedDataParallel)]
         for path, wrapper in wrappers:
             group: Any = wrapper.process_group
             ranks = tuple(sorted(dist.get_process_group_ranks(group)))
             prefix = f"{path}." if len(wrappers) > 1 and path else ""
             apart = _synchronises_in_its_own_way(wrapper)
-            for name, parameter in _parameters_of(_inside(wrapper)):
+            for name, parameter in parameters_of(_inside(wrapper)):
                 known_before, ignored = id(parameter) in known, _is_ignored(wrapper, name)
                 known.add(id(parameter))
                 if len(ranks) > 1 and not (known_before or ignored or apart) and _is_readable(parameter):
                     yield ranks, prefix + name, parameter.detach(), parameter.requires_grad
-        for name, parameter in _parameters_of(model):
+        for name, parameter in parameters_of(model):
             if id(parameter) in known or (ranks := _holders(parameter)) is None:
                 continue
             known.add(id(parameter))
@@ -281,7 +281,7 @@ def _inside(wrapper: Any) -> Any:
     return _stored(wrapper, "_modules").get("module")
 
 
-def _modules_of(model: Any, path: str = "", known: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+def modules_of(model: Any, path: str = "", known: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Yields what `named_modules` does, from what modules store: a program may have a method of its own there."""
     known = set[int]() if known is None else known
     if model is None or id(model) in known:
@@ -289,13 +289,13 @@ def _modules_of(model: Any, path: str = "", known: set[int] | None = None) -> It
     known.add(id(model))
     yield path, model
     for name, module in _stored(model, "_modules").items():
-        yield from _modules_of(module, f"{path}.{name}" if path else name, known)
+        yield from modules_of(module, f"{path}.{name}" if path else name, known)
 
 
-def _parameters_of(model: Any) -> Iterator[tuple[str, Any]]:
+def parameters_of(model: Any) -> Iterator[tuple[str, Any]]:
     """Yields what `named_parameters` does, likewise."""
     known: set[int] = set()
-    for path, module in _modules_of(model):
+    for path, module in modules_of(model):
         for name, parameter in _stored(module, "_parameters").items():
             if parameter is not None and id(parameter) not in known:
                 known.add(id(parameter))

@@ -110,7 +110,7 @@ class EvenCheck(Check):
             report["repeated"] = span.repeated
         if span.closed_credits is None or self._others is None:
             return report
-        return {**report, "read": self._others.speaker.line.read}
+        return {**report, "read": self._others.speaker.link.read}
 
     def compare_spans(self, span: SpanCounters, reports: Records) -> Iterator[Verdict | None]:  # noqa: D102
         if (credits := span.closed_credits) is not None and self._others is not None:

@@ -264,7 +264,7 @@ class Exchange:
         state, deadline = self._state, time.monotonic() + _SETTLE_SECONDS
 
         def worth_waiting() -> bool:
-            alive = self._speaker.line.connected and state.end is None
+            alive = self._speaker.link.connected and state.end is None
             return alive and time.monotonic() < deadline
 
         self._speaker.catch_up_now(worth_waiting)  # the question of another rank may be in the log

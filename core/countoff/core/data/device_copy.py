@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["DeviceCopy", "is_capturing", "is_on_gpu"]
 
-_side_streams: dict[Any, Any] = {}
+side_streams: dict[Any, Any] = {}
 """By device: the stream on which its copies leave it."""
 
 
@@ -67,6 +67,6 @@ def is_capturing() -> bool:
 
 
 def _side_stream(device: Any) -> Any:
-    if device not in _side_streams:
-        _side_streams[device] = sys.modules["torch"].cuda.Stream(device)
-    return _side_streams[device]
+    if device not in side_streams:
+        side_streams[device] = sys.modules["torch"].cuda.Stream(device)
+    return side_streams[device]

@@ -35,15 +35,15 @@ class Abort:
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
         self._deadline = time.monotonic() + _ABORT_SECONDS
-        self._threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+        self.threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
         with contextlib.suppress(RuntimeError):  # no thread can be started: the process is ended then
-            for thread in self._threads:
+            for thread in self.threads:
                 thread.start()
 
     @property
     def under_way(self) -> bool:
         """Whether it has not come to an end, and may still do so."""
-        return time.monotonic() < self._deadline and any(thread.is_alive() for thread in self._threads)
+        return time.monotonic() < self._deadline and any(thread.is_alive() for thread in self.threads)
 
 
 def is_used() -> bool:

@@ -43,7 +43,7 @@ _printed: dict[int, float] = {}
 """When a guard of this process has last printed a verdict, by `time.monotonic()`; the key is its rank."""
 _OF_COLLECTIVES = ("gloo", "nccl", "connection closed by peer")
 """Words of an exception that only a collective raises."""
-_told_of_evaluations: set[int] = set()
+told_of_evaluations: set[int] = set()
 """The processes, by pid, that have warned of an uneven evaluation: this one, or the one that it was forked from."""
 _REPORTED_BY = "countoff_reported_by"
 """An attribute of an exception: which guard has reported it."""
@@ -75,10 +75,10 @@ def print_warning(state: State, warning: Verdict) -> None:
     if effect(warning, state.settings.levels) == "off":
         return
     of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
-    if not (of_evaluation and process in _told_of_evaluations):
+    if not (of_evaluation and process in told_of_evaluations):
         print_to_stderr(warning, state.rank)
     if of_evaluation:
-        _told_of_evaluations.add(process)
+        told_of_evaluations.add(process)
     if state.observer is not None:
         state.observer.warned(warning)
 

@@ -23,7 +23,7 @@ _FORMAT = 1
 _OWN_KEYS = {"format", "kind", "sentence", "restart"}
 _MOST_BYTES = 1 << 20
 """No verdict is longer. A larger file is another program's, and is not read."""
-_WRITE_SECONDS = 2.0
+WRITE_SECONDS = 2.0
 """After so long the job ends without its file: a network file system may never answer."""
 _RUN = {
     "torchelastic_run_id": "TORCHELASTIC_RUN_ID",
@@ -114,7 +114,7 @@ def write(path: str, verdict: Verdict, rank: int) -> str:
     Returns:
         Why it could not be written, in a few words; empty if it was.
     """
-    problem = f"the file system has not answered for {_WRITE_SECONDS:.0f} s"
+    problem = f"the file system has not answered for {WRITE_SECONDS:.0f} s"
 
     def attempt() -> None:
         nonlocal problem
@@ -132,7 +132,7 @@ def write(path: str, verdict: Verdict, rank: int) -> str:
     except RuntimeError:  # the interpreter is about to end, and starts no thread any more
         attempt()
     else:
-        writer.join(_WRITE_SECONDS)
+        writer.join(WRITE_SECONDS)
     return problem
 
 

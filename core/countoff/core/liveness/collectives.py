@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as _torch
+from torch._C import _distributed_c10d as dumping
 
 _OF_NCCL = "_dump_nccl_trace_json"
 _RECORDERS = ("_dump_fr_trace_json", _OF_NCCL)
@@ -41,7 +41,7 @@ def issued() -> dict[str, tuple[int, str]]:
 
 def flight_record() -> bytes:
     """What NCCL's flight recorder holds on this rank, as torch's own tools read it; empty without NCCL or recorder."""
-    dump = getattr(_torch, "_dump_nccl_trace", None)
+    dump = getattr(dumping, "_dump_nccl_trace", None)
     with contextlib.suppress(Exception):
         uses_nccl = any("nccl" in dist.get_backend(group) for group in process_groups())
         if uses_nccl and dump is not None and _dump(_OF_NCCL, collectives=True).get("entries"):
@@ -95,7 +95,7 @@ def _last_recorded() -> dict[str, str]:
 
 def _dump(recorder: str, *, collectives: bool) -> Mapping[str, Any]:
     """What a flight recorder holds, without stacks; empty where torch has no such recorder."""
-    dump = getattr(_torch, recorder, None)
+    dump = getattr(dumping, recorder, None)
     return {} if dump is None else json.loads(dump(includeCollectives=collectives))
 
 

@@ -46,7 +46,7 @@ class Heartbeats:
         self._ranks = ranks
         self._first = ranks[0]
         self.host = host_id()
-        self._sent = 0
+        self.sent = 0
         self._took = 0.0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
         self._looked_at = 0.0
@@ -69,11 +69,11 @@ class Heartbeats:
             channel: The channel of the whole process.
             read: Entries of the log that this rank has read. The first rank removes what all ranks have read.
         """
-        self._sent += 1
+        self.sent += 1
         if self._rank == self._first:
-            self._send_time(channel, read)
+            self.send_time(channel, read)
         else:
-            channel.set(heartbeat_key(self._rank), {"heartbeat": self._sent, "read": read})
+            channel.set(heartbeat_key(self._rank), {"heartbeat": self.sent, "read": read})
         self.find_neighbours(channel)
         others = list(self._ranks[1:]) if self._rank == self._first else [self._first]
         records = self._look(channel, others)
@@ -130,11 +130,11 @@ class Heartbeats:
             if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
 
-    def _send_time(self, channel: Channel, read: int) -> None:
+    def send_time(self, channel: Channel, read: int) -> None:
         """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
         key = heartbeat_key(self._rank)
         began, now = time.perf_counter(), time.time()
-        channel.set(key, {"heartbeat": self._sent, "read": read, "time": now, "took": self._took})
+        channel.set(key, {"heartbeat": self.sent, "read": read, "time": now, "took": self._took})
         channel.has(key)  # the store answers in order: the heartbeat is there before this returns
         self._took = time.perf_counter() - began
 

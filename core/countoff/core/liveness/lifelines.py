@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
 _log = logging.getLogger("countoff")
-_GREETING = struct.Struct(">16sI")  # rank 0's nonce, and the rank that has connected
+GREETING = struct.Struct(">16sI")  # rank 0's nonce, and the rank that has connected
 _ANSWER_BYTES = 16
 _GOODBYE = b"."
-_GREETING_SECONDS = 5.0
+GREETING_SECONDS = 5.0
 """After so long, rank 0 closes a connection that has not greeted it."""
-_ARRIVALS = 64
+ARRIVALS = 64
 """Connections that rank 0 has accepted and that have not greeted it; more than that wait in the kernel."""
-_CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 """Rank 0 may hold the interpreter for a while before it answers."""
 _TRIES = 3
@@ -164,6 +164,14 @@ class Lifelines:
     Attributes:
         hub: The first rank, once it is known here.
         losses: The lifelines that have broken, the first one first.
+        ends: This process's ends of all connections.
+        arrivals: The connections that rank 0 has accepted and that have not greeted it.
+        standing: The lifelines, by the rank at the other end.
+        known_hosts: The name and the ranks of the host at the other end, by that rank, on rank 0.
+        addresses: The addresses of the hosts at the other ends.
+        call: The connection that this rank is making to rank 0.
+        tries: How often it has tried.
+        closed: Whether `close` was called.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], seconds: float, heartbeats: Heartbeats) -> None:
@@ -176,20 +184,20 @@ class Lifelines:
         self._heartbeats = heartbeats
         self._lock = threading.Lock()  # held for no longer than it takes to look at sockets that are ready
         self._selector: selectors.BaseSelector | None = None
-        self._ends: set[socket.socket] = set()
+        self.ends: set[socket.socket] = set()
         self._listener: socket.socket | None = None
-        self._arrivals: dict[socket.socket, _Arrival] = {}
-        self._standing: dict[int, socket.socket] = {}
-        self._hosts: dict[int, tuple[str, tuple[int, ...]]] = {}  # name and ranks of a lifeline's host, on rank 0
-        self._addresses: dict[socket.socket, str] = {}  # of the hosts at the other ends
-        self._call: _Call | None = None
-        self._tries = 0
+        self.arrivals: dict[socket.socket, _Arrival] = {}
+        self.standing: dict[int, socket.socket] = {}
+        self.known_hosts: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.addresses: dict[socket.socket, str] = {}
+        self.call: _Call | None = None
+        self.tries = 0
         self._next_try = 0.0
         self._told = False
-        self._closed = False
+        self.closed = False
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         allowed = len(ranks) if limit == resource.RLIM_INFINITY else limit // 2  # the job needs descriptors too
-        self._most = min(len(ranks) - 1, allowed) + _ARRIVALS
+        self._most = min(len(ranks) - 1, allowed) + ARRIVALS
         _all.add(self)
 
     # The speaker.
@@ -204,7 +212,7 @@ class Lifelines:
             return
         own, store, port = channel.own_address(), channel.store_address(), 0
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
             try:
                 self._listener = listener = _listen()
@@ -249,13 +257,13 @@ class Lifelines:
             rank: The first rank, or on that one any other.
         """
         if self._rank == self._first:
-            known = list(self._hosts.items())
-            if any(rank in ranks and other in self._standing for other, (_, ranks) in known):
+            known = list(self.known_hosts.items())
+            if any(rank in ranks and other in self.standing for other, (_, ranks) in known):
                 return True
             # Not known as long as ranks are missing. No other rank gets here twice in a fit: it is lost then.
-            return any(other in self._standing for other in hosts.ranks_on(channel, rank, self._ranks))
+            return any(other in self.standing for other in hosts.ranks_on(channel, rank, self._ranks))
         if self._is_hosts_first():
-            return self._first in self._standing
+            return self._first in self.standing
         key = f"lifeline/{self._hosts_first()}"  # nobody removes it: a `get` of a missing one would block
         return channel.has(key) and channel.get(key)["stands"] is True
 
@@ -266,7 +274,7 @@ class Lifelines:
             channel: The channel of the whole process.
         """
         if self._told:
-            self._tell(channel, stands=False)
+            self.tell(channel, stands=False)
 
     def _tend_all(self, channel: Channel) -> None:
         heartbeats, hub = self._heartbeats, self.hub
@@ -280,25 +288,31 @@ class Lifelines:
             ranks = tuple(hosts.ranks_on(channel, self._first, self._ranks))
             self.hub = hub = replace(hub, ranks=ranks)
             channel.set("lifeline", hub.to_json())
-        for rank in [rank for rank in list(self._standing) if rank not in self._hosts][:_LEARNED]:
+        for rank in [rank for rank in list(self.standing) if rank not in self.known_hosts][:_LEARNED]:
             name = hosts.names(channel, [self._first, rank]).get(rank, "")
-            self._hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._ranks))
+            self.known_hosts[rank] = name, tuple(hosts.ranks_on(channel, rank, self._ranks))
 
     def _tend_own(self, channel: Channel, hub: Hub) -> None:
-        stands, now = self._first in self._standing, time.monotonic()
+        stands, now = self._first in self.standing, time.monotonic()
         if stands != self._told:
-            self._tell(channel, stands=stands)
-        due = not stands and self._call is None and not self.losses and self._tries < _TRIES and now >= self._next_try
+            self.tell(channel, stands=stands)
+        due = not stands and self.call is None and not self.losses and self.tries < _TRIES and now >= self._next_try
         if due and self._is_hosts_first():
-            self._tries += 1
+            self.tries += 1
             self._next_try = now + _RETRY_SECONDS
             store = [channel.store_address()] if hub.has_store and hub.port else []  # it has been reached there
             addresses = [address for address in dict.fromkeys((*store, *hub.addresses)) if address]
             with self._lock:
-                self._call = _Call(hub, addresses)
-                self._dial(self._call)
+                self.call = _Call(hub, addresses)
+                self._dial(self.call)
 
-    def _tell(self, channel: Channel, *, stands: bool) -> None:
+    def tell(self, channel: Channel, *, stands: bool) -> None:
+        """Tells the ranks of this host whether its lifeline stands.
+
+        Args:
+            channel: The channel of the whole process.
+            stands: Whether it does.
+        """
         self._told = stands
         channel.set(f"lifeline/{self._rank}", {"stands": stands})
 
@@ -324,35 +338,35 @@ class Lifelines:
             before = len(self.losses)
             if self._selector is not None:
                 for key, _ in self._selector.select(0):
-                    if key.fileobj in self._ends:  # what came before may have closed it
+                    if key.fileobj in self.ends:  # what came before may have closed it
                         key.data()
             now = time.monotonic()
-            for end in [end for end, arrival in self._arrivals.items() if now > arrival.deadline]:
+            for end in [end for end, arrival in self.arrivals.items() if now > arrival.deadline]:
                 self._drop(end)
-            if self._call is not None and self._call.end is not None and now > self._call.deadline:
-                self._redial(self._call, "it does not answer")
+            if self.call is not None and self.call.end is not None and now > self.call.deadline:
+                self.redial(self.call, "it does not answer")
             return self.losses[before:]
 
     def close(self) -> None:
         """Closes all connections with a goodbye, from any thread, any number of times."""
         with self._lock:
-            self._closed = True
-            for end in (*self._standing.values(), self._call and self._call.end):
+            self.closed = True
+            for end in (*self.standing.values(), self.call and self.call.end):
                 _say_goodbye(end)
-            self._forget()
+            self.forget()
 
     def _accept(self) -> None:
         assert self._listener is not None
-        while len(self._arrivals) < _ARRIVALS:
+        while len(self.arrivals) < ARRIVALS:
             try:
                 end, address = self._listener.accept()
             except OSError:  # nobody is there, or this process may open nothing more
                 return
-            if len(self._ends) >= self._most:
+            if len(self.ends) >= self._most:
                 end.close()
                 continue
-            arrival = _Arrival(end, time.monotonic() + _GREETING_SECONDS)
-            self._arrivals[end], self._addresses[end] = arrival, plain_address(address[0])
+            arrival = _Arrival(end, time.monotonic() + GREETING_SECONDS)
+            self.arrivals[end], self.addresses[end] = arrival, plain_address(address[0])
             with self._dropping(end):
                 end.setblocking(False)
                 keep_alive(end, self._seconds)
@@ -362,26 +376,26 @@ class Lifelines:
     def _greeted(self, arrival: _Arrival) -> None:
         end, hub = arrival.end, self.hub
         with self._dropping(end):
-            if hub is None or not arrival.receive(_GREETING.size):
+            if hub is None or not arrival.receive(GREETING.size):
                 return
-            nonce, rank = _GREETING.unpack(arrival.received)
+            nonce, rank = GREETING.unpack(arrival.received)
             known = hmac.compare_digest(nonce, hub.nonce) and rank in self._ranks[1:]
             # It waited in the kernel while this process held the interpreter: the other end may have lost patience.
             if not known or not _is_quiet(end):
                 raise ConnectionError("a connection that is none of ours, or that is over")
             end.send(hub.answer)
-            del self._arrivals[end]
+            del self.arrivals[end]
             self._stand(rank, end)
 
     def _stand(self, rank: int, end: socket.socket) -> None:
-        older = self._standing.pop(rank, None)
+        older = self.standing.pop(rank, None)
         _say_goodbye(older)
         self._drop(older)
-        self._hosts.pop(rank, None)
-        self._standing[rank] = end
-        self._watch(end, selectors.EVENT_READ, lambda: self._look_at(rank, end))
+        self.known_hosts.pop(rank, None)
+        self.standing[rank] = end
+        self._watch(end, selectors.EVENT_READ, lambda: self.look_at(rank, end))
 
-    def _look_at(self, rank: int, end: socket.socket) -> None:
+    def look_at(self, rank: int, end: socket.socket) -> None:
         """Looks at why a lifeline that stands has something to say: it has broken, or it is a goodbye."""
         try:
             found = len(end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -395,7 +409,7 @@ class Lifelines:
                 self._lose_host(rank, end)
         if found == 0:
             self.losses.append(Loss((rank,)))
-        del self._standing[rank]
+        del self.standing[rank]
         self._drop(end)
 
     def _lose_host(self, rank: int, end: socket.socket) -> None:
@@ -403,24 +417,24 @@ class Lifelines:
         if self._rank != self._first and self.hub is not None:
             name, ranks, has_store = self._heartbeats.hosts.get(self._first, ""), self.hub.ranks, self.hub.has_store
         else:
-            name, ranks = self._hosts.get(rank, ("", ()))
-        name = name or self._addresses.get(end, "?")
+            name, ranks = self.known_hosts.get(rank, ("", ()))
+        name = name or self.addresses.get(end, "?")
         self.losses.append(Loss(ranks or (rank,), name, self._seconds, has_store))
 
     # The call of another host's first rank.
 
     def _dial(self, call: _Call) -> None:
         """Begins to connect to the next address; without one, heartbeats decide."""
-        while call.addresses and not self._closed:
+        while call.addresses and not self.closed:
             address = call.addresses.pop(0)
             try:
                 end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             except OSError as error:
                 call.errors.append(f"{address}: {error}")
                 continue
-            self._ends.add(end)
-            self._addresses[end] = address
-            call.end, call.address, call.deadline = end, address, time.monotonic() + _CONNECT_SECONDS
+            self.ends.add(end)
+            self.addresses[end] = address
+            call.end, call.address, call.deadline = end, address, time.monotonic() + CONNECT_SECONDS
             try:
                 end.setblocking(False)
                 keep_alive(end, self._seconds)
@@ -433,12 +447,18 @@ class Lifelines:
                 self._drop(end)
                 continue
             return
-        self._call = None
-        if self._tries == 1 or self._tries == _TRIES:
+        self.call = None
+        if self.tries == 1 or self.tries == _TRIES:
             tried = "; ".join(call.errors) or "it has no address that others can reach"
             _log.debug("no lifeline to rank 0, so heartbeats decide whether its host is there: %s", tried)
 
-    def _redial(self, call: _Call, why: str) -> None:
+    def redial(self, call: _Call, why: str) -> None:
+        """Gives an address up, and connects to the next one.
+
+        Args:
+            call: The connection under way.
+            why: What was wrong with the address.
+        """
         call.errors.append(f"{call.address}: {why}")
         _say_goodbye(call.end)  # rank 0 may have let it stand in this moment
         self._drop(call.end)
@@ -452,9 +472,9 @@ class Lifelines:
             code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code))
-            end.send(_GREETING.pack(call.hub.nonce, self._rank))
+            end.send(GREETING.pack(call.hub.nonce, self._rank))
         except OSError as error:
-            self._redial(call, str(error))
+            self.redial(call, str(error))
             return
         call.deadline = time.monotonic() + _ANSWER_SECONDS
         self._watch(end, selectors.EVENT_READ, lambda: self._answered(call))
@@ -467,19 +487,19 @@ class Lifelines:
         except BlockingIOError:
             return
         except OSError as error:
-            self._redial(call, str(error))
+            self.redial(call, str(error))
             return
         call.received += received
         if not received or not call.hub.answer.startswith(call.received):
-            self._redial(call, "it is not rank 0")
+            self.redial(call, "it is not rank 0")
         elif len(call.received) == _ANSWER_BYTES:
-            self._call = None
+            self.call = None
             self._stand(self._first, end)
 
     # Sockets. All of this is called under the lock.
 
     def _watch(self, end: socket.socket, events: int, act: Callable[[], None]) -> None:
-        self._ends.add(end)
+        self.ends.add(end)
         if self._selector is None:
             self._selector = selectors.DefaultSelector()
         if end in self._selector.get_map():
@@ -490,9 +510,9 @@ class Lifelines:
     def _drop(self, end: socket.socket | None) -> None:
         if end is None:
             return
-        self._ends.discard(end)
-        self._arrivals.pop(end, None)
-        self._addresses.pop(end, None)
+        self.ends.discard(end)
+        self.arrivals.pop(end, None)
+        self.addresses.pop(end, None)
         if self._selector is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(end)
@@ -508,19 +528,19 @@ class Lifelines:
         except (OSError, ValueError):
             self._drop(end)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Closes this process's descriptors without a word, and changes nothing that a process could share with it."""
-        for end in self._ends:
+        for end in self.ends:
             with contextlib.suppress(OSError):  # the user's code may have closed all descriptors
                 end.close()
         if self._selector is not None:
             with contextlib.suppress(OSError):
                 self._selector.close()  # not `unregister`: a forked process and its parent share the epoll instance
-        self._ends.clear()
-        self._arrivals.clear()
-        self._addresses.clear()
-        self._standing.clear()
-        self._listener = self._call = self._selector = None
+        self.ends.clear()
+        self.arrivals.clear()
+        self.addresses.clear()
+        self.standing.clear()
+        self._listener = self.call = self._selector = None
 
 
 @dataclass
@@ -628,7 +648,7 @@ def _numeric(address: object) -> str:
 def _forget_in_child() -> None:
     """A forked process (a loader's worker) must not keep a connection open whose process is gone."""
     for lifelines in list(_all):
-        lifelines._forget()
+        lifelines.forget()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

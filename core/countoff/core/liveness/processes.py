@@ -53,7 +53,7 @@ class Process:
         if not self.began:
             return "alive"
         try:
-            letter, began = _stat(self.pid)
+            letter, began = process_stat(self.pid)
         except OSError:  # this process may open no more descriptors, for example
             return "alive"
         if began != self.began or letter in _GONE:
@@ -69,14 +69,14 @@ class Deaths:
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._wakes = self._waker = -1
+        self.wakes = self.waker = -1
         with contextlib.suppress(OSError):
-            self._wakes, self._waker = os.pipe()
-            self._poll.register(self._wakes, select.POLLIN)
+            self.wakes, self.waker = os.pipe()
+            self._poll.register(self.wakes, select.POLLIN)
         self._lock = threading.Lock()
         self._woken = False  # the pipe holds one byte at most, so that no write waits
         self._known: set[Process] = set()
-        self._watched: set[int] = set()
+        self.watched: set[int] = set()
 
     def watch(self, processes: Iterable[Process]) -> None:
         """Watches these processes too. One that has ended already, or cannot be watched, is never reported."""
@@ -86,7 +86,7 @@ class Deaths:
             self._known.add(process)
             with contextlib.suppress(OSError, AttributeError):  # it has ended; no pidfd before Linux 5.3, or elsewhere
                 descriptor = os.pidfd_open(process.pid)
-                self._watched.add(descriptor)
+                self.watched.add(descriptor)
                 self._poll.register(descriptor, select.POLLIN)
 
     def wait(self, seconds: float) -> bool:
@@ -95,14 +95,14 @@ class Deaths:
         for descriptor, event in self._poll.poll(1000 * seconds):
             if event & select.POLLNVAL:  # the user's code has closed what it has not opened
                 self._poll.unregister(descriptor)
-                self._watched.discard(descriptor)
-            elif descriptor == self._wakes:
+                self.watched.discard(descriptor)
+            elif descriptor == self.wakes:
                 with self._lock, contextlib.suppress(OSError):
                     self._woken = False
-                    os.read(self._wakes, 1)
+                    os.read(self.wakes, 1)
             else:  # it would be reported for ever
                 self._poll.unregister(descriptor)
-                self._watched.discard(descriptor)
+                self.watched.discard(descriptor)
                 os.close(descriptor)
                 ended = True
         return ended
@@ -112,18 +112,18 @@ class Deaths:
         with self._lock, contextlib.suppress(OSError):
             if not self._woken:
                 self._woken = True
-                os.write(self._waker, b"w")
+                os.write(self.waker, b"w")
 
     def close(self) -> None:
         """Closes all descriptors; `wake` does nothing then."""
         with self._lock:
             self._woken = True
-            for descriptor in (*self._watched, self._wakes, self._waker):
+            for descriptor in (*self.watched, self.wakes, self.waker):
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
 
 
-def _stat(pid: int) -> tuple[str, int]:
+def process_stat(pid: int) -> tuple[str, int]:
     """State letter and start time in clock ticks since boot; ("", 0) if there is no such process or no /proc.
 
     Raises:
@@ -138,9 +138,9 @@ def _stat(pid: int) -> tuple[str, int]:
 
 
 def _own_beginning() -> int:
-    """When this process began, as `_stat` has it; 0 where it cannot be told."""
+    """When this process began, as `process_stat` has it; 0 where it cannot be told."""
     try:
-        return _stat(os.getpid())[1]
+        return process_stat(os.getpid())[1]
     except OSError:
         return 0
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from countoff.core import packages
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
-_loaders: list[str] = ["/torch/utils/data/"]
+loaders: list[str] = ["/torch/utils/data/"]
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
 _EVEN_PASS = "/countoff/core/threads/even_pass.py"
 _EVEN_FETCHES = ("_fetch", "_begin_again")
@@ -45,8 +45,8 @@ def register_loader_file(path: str) -> None:
         path: The adapter module's ``__file__``.
     """
     path = path.replace("\\", "/")
-    if path not in _loaders:
-        _loaders.append(path)
+    if path not in loaders:
+        loaders.append(path)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def main_thread() -> Place:
 def _state_of(frames: list[_Frame]) -> str:
     files = [frame.file for frame in frames]
     even = next((frame.function for frame in frames if frame.file.endswith(_EVEN_PASS)), "")
-    if any(part in file for part in _loaders for file in files) or even in _EVEN_FETCHES:
+    if any(part in file for part in loaders for file in files) or even in _EVEN_FETCHES:
         return "loader"
     if any(part in file for part in _WAITS for file in files[:4]) or even == _EVEN_WAIT:
         return "collective"
@@ -136,7 +136,7 @@ def _direct() -> Callable[[int], None] | None:
 
 
 _main_ident = threading.get_ident() if threading.current_thread() is threading.main_thread() else None
-_write_main = _direct() if _main_ident is not None else None
+write_main = _direct() if _main_ident is not None else None
 """Writes the stack of the main thread, if that has imported this module."""
 
 
@@ -149,18 +149,18 @@ def _dump() -> str:
         return ""  # without that lock, only Python 3.14 stops all threads for a dump
     ident = threading.main_thread().ident or 0  # another one in a process that a thread has forked
     with contextlib.suppress(OSError), _scratch_file() as file:
-        name, write = "Stack", _write_main if ident == _main_ident else None
+        name, write = "Stack", write_main if ident == _main_ident else None
         if write is not None:
             write(file.fileno())
         else:
             name = f"0x{ident:016x}"
             faulthandler.dump_traceback(file.fileno(), all_threads=True)
         file.seek(0)
-        return _lines_below(name, file.read().decode("ascii", "replace"))
+        return lines_below(name, file.read().decode("ascii", "replace"))
     return ""
 
 
-def _lines_below(name: str, text: str) -> str:
+def lines_below(name: str, text: str) -> str:
     """The lines of one stack in a dump; empty if it has none of that name.
 
     A dump has 100 threads at most, the newest first, so it lacks the main thread if there are more.

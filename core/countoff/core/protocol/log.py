@@ -35,7 +35,7 @@ class LogView:
 
     next: int = 0
     _standing: dict[int, Mark] = field(default_factory=dict[int, Mark])  # in the log, and not yet compared
-    _pending: dict[int, Mark] = field(default_factory=dict[int, Mark])  # passed here, and not yet compared
+    pending: dict[int, Mark] = field(default_factory=dict[int, Mark])  # passed here, and not yet compared
     _announced: dict[int, Mark] = field(default_factory=dict[int, Mark])
     _accepted: set[int] = field(default_factory=set[int])  # evaluations found uneven, by the mark that opened them
     _passed: dict[int, Mark] = field(default_factory=dict[int, Mark])
@@ -56,14 +56,14 @@ class LogView:
         self.next += 1
         for old in [each for each in self._standing if each < index]:
             del self._standing[old]
-        self._pending[index] = self._passed[index] = mark
-        self._pending.pop(index - _KEPT_PENDING, None)
+        self.pending[index] = self._passed[index] = mark
+        self.pending.pop(index - _KEPT_PENDING, None)
         self._passed.pop(index - _KEPT_MARKS, None)
         return index, self._compare(index)
 
     def stands(self, index: int) -> bool:
         """Whether the log is known to hold a mark of this index."""
-        return index in self._standing or (index < self.next and index not in self._pending)
+        return index in self._standing or (index < self.next and index not in self.pending)
 
     def receive_mark(self, index: int, mark: Mark, spans: Iterable[SpanCounters]) -> Divergence | None:
         """Receives a mark from the log. A later entry of the same index changes nothing.
@@ -73,7 +73,7 @@ class LogView:
             mark: What the first rank wrote there.
             spans: This rank's open spans, outermost first.
         """
-        if index not in self._standing and (index >= self.next or index in self._pending):
+        if index not in self._standing and (index >= self.next or index in self.pending):
             self._standing[index] = mark
         self._received.setdefault(index, mark)
         self._received.pop(index - _KEPT_MARKS, None)
@@ -185,10 +185,10 @@ class LogView:
         return next((mark for mark in later if mark.span == span and mark.kind.endswith("_end")), None)
 
     def _compare(self, index: int) -> Divergence | None:
-        standing, own = self._standing.get(index), self._pending.get(index)
+        standing, own = self._standing.get(index), self.pending.get(index)
         if standing is None or own is None:
             return None
-        del self._pending[index]
+        del self.pending[index]
         if index < self.next - 1:
             self._standing.pop(index, None)
         return None if self._muted else compare_marks(standing, own, index)

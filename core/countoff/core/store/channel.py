@@ -83,7 +83,7 @@ class Channel:
 
     def __init__(self, host: str, port: int, prefix: str, given_up: Callable[[], bool] = lambda: False) -> None:
         self._store: Any
-        self._store, self._sockets = _connect(host, port, given_up)
+        self._store, self.sockets = _connect(host, port, given_up)
         self._port = port
         self._pid = os.getpid()
         self._prefix = prefix
@@ -156,12 +156,12 @@ class Channel:
             for end in self._ends():
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-        self._sockets = set()
+        self.sockets = set()
 
     def _ends(self) -> Iterator[socket.socket]:
         """Copies of this connection's sockets, each open until the next one."""
-        for descriptor in self._sockets:
-            with contextlib.suppress(OSError), _to_port(descriptor, self._port) as end:
+        for descriptor in self.sockets:
+            with contextlib.suppress(OSError), to_port(descriptor, self._port) as end:
                 yield end
 
     def release(self) -> None:
@@ -205,7 +205,7 @@ def _descriptors() -> set[int]:
 
 
 @contextlib.contextmanager
-def _to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
+def to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
     """A copy of one of this connection's descriptors, as a socket.
 
     Raises:

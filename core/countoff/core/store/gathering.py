@@ -11,7 +11,7 @@ from countoff.core.protocol.records import Records
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
-_REMINDER_SECONDS = 10
+REMINDER_SECONDS = 10
 
 
 class Pollable(Protocol):
@@ -50,7 +50,7 @@ class Gathering:
         self._deadline = deadline
         self._done = done
         self._missed = missed
-        self._next_reminder = time.monotonic() + _REMINDER_SECONDS
+        self._next_reminder = time.monotonic() + REMINDER_SECONDS
 
     def end_by(self, deadline: float) -> None:
         """Goes on without the missing ranks at this time, if that is earlier."""
@@ -63,7 +63,7 @@ class Gathering:
         complete = channel.has(*keys.values()) if keys else True
         if not complete and now < self._deadline:
             if self._missed is not None and now > self._next_reminder:
-                self._next_reminder = now + _REMINDER_SECONDS
+                self._next_reminder = now + REMINDER_SECONDS
                 self._missed([rank for rank, key in keys.items() if not channel.has(key)])
             return False
         present = self._ranks if complete else [rank for rank, key in keys.items() if channel.has(key)]

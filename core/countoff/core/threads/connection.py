@@ -25,7 +25,7 @@ from countoff.core.liveness.processes import Deaths
 from countoff.core.state import State
 from countoff.core.store.channel import TRY_SECONDS, Channel
 from countoff.core.store.rendezvous import Place
-from countoff.core.threads.line import Line
+from countoff.core.threads.link import Link
 from countoff.core.threads.session import Session, first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import LOOK_SECONDS, Watchdog
@@ -40,7 +40,7 @@ _ALERT_SECONDS = 1.0
 _ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
-_lines: dict[_Key, Line] = {}
+_links: dict[_Key, Link] = {}
 _connections: weakref.WeakValueDictionary[_Key, Connection] = weakref.WeakValueDictionary()
 
 
@@ -67,7 +67,7 @@ class Connection:
 
     Args:
         place: Where the ranks meet. A store that this rank hosts there lives as long as this object.
-        line: What outlives the threads.
+        link: What outlives the threads.
         store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
             before its end.
         seconds: The setting `lost_seconds` of the first guard.
@@ -78,33 +78,33 @@ class Connection:
         lifelines: Those of this process.
     """
 
-    def __init__(self, place: Place, line: Line, store: Any, seconds: float) -> None:
+    def __init__(self, place: Place, link: Link, store: Any, seconds: float) -> None:
         self.place = place
         self.store = store
-        self.lifelines = Lifelines(line.rank, line.ranks, seconds, line.heartbeats)
+        self.lifelines = Lifelines(link.rank, link.ranks, seconds, link.heartbeats)
         self._seconds = seconds
-        self._line = line
+        self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
         self._over = False
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         self._woken = threading.Event()  # the listener, out of a pause
         self._ready: queue.SimpleQueue[Speaker | None] = queue.SimpleQueue()
         self._parts: dict[int, Channel] = {}
         self._next_heartbeat = 0.0
         self._pause = _FINISHED_POLL_SECONDS
-        self._speaking: Channel | None = None
+        self.speaking: Channel | None = None
         self._listening: Channel | None = None
         self._deaths: Deaths | None = None
-        self._connected = threading.Event()
-        self._speaker = self._thread("speaker", self._speak)
-        self._listener = self._thread("listener", self._listen)
+        self.connected = threading.Event()
+        self.speaker = self._thread("speaker", self._speak)
+        self.listener = self._thread("listener", self._listen)
         self._watchdog = self._thread("watchdog", self._watch)
 
     def add(self, member: Member) -> bool:
         """Serves a guard from here on; False if the threads are ending, or have lost the store."""
         speaker = member.speaker
-        speaker.join(self._line)
+        speaker.join(self._link)
         with self._lock:
             if self._over:
                 return False
@@ -113,7 +113,7 @@ class Connection:
         self._woken.set()
         member.state.outbox.tell(functools.partial(self._ready.put, speaker))
         if not started:
-            for thread in (self._speaker, self._listener, self._watchdog):
+            for thread in (self.speaker, self.listener, self._watchdog):
                 thread.start()
         return True
 
@@ -128,22 +128,22 @@ class Connection:
             last = not self._members
             self._over |= last
         if last:
-            self._closing.set()
-            self._connected.set()
+            self.closing.set()
+            self.connected.set()
             self._woken.set()
             if self._deaths is not None:
                 self._deaths.wake()
-            _join(self._listener, lambda: self._listening)
+            _join(self.listener, lambda: self._listening)
         return last
 
     def close(self) -> None:
         """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
         self._ready.put(None)
-        _join(self._speaker, lambda: self._speaking)
+        _join(self.speaker, lambda: self.speaking)
         _join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
-        for channel in (self._listening, self._speaking):
+        for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
         # The job may open its store's port again; the store that this rank hosts still serves the others.
@@ -152,7 +152,7 @@ class Connection:
     @property
     def reached(self) -> bool:
         """Whether the store was reached at all."""
-        return self._speaking is not None
+        return self.speaking is not None
 
     @property
     def open(self) -> bool:
@@ -168,7 +168,7 @@ class Connection:
 
     def _connect(self) -> Channel:
         place = self.place
-        channel = Channel(place.host, place.port, place.prefix, self._closing.is_set)
+        channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
         channel.keep_alive(self._seconds)
         return channel
 
@@ -182,13 +182,13 @@ class Connection:
     # The listener.
 
     def _listen(self) -> None:
-        self._connected.wait()
-        if self._closing.is_set() or not self._line.connected:
+        self.connected.wait()
+        if self.closing.is_set() or not self._link.connected:
             return
         try:
             self._listening = channel = self._connect()
         except Exception as error:  # the speaker has a connection, so the store exists
-            if self._closing.is_set():
+            if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
             with self._lock:
                 self._over = True
@@ -199,15 +199,15 @@ class Connection:
             while self._receive(channel):
                 pass
         except Exception as error:  # torch names a lost store by several exceptions
-            self._line.arrived()
+            self._link.arrived()
             self._lose(error)
         else:
-            self._line.arrived()
+            self._link.arrived()
 
     def _receive(self, channel: Channel) -> bool:
         """Receives the next entry of the log, unless no guard has any use for it; False when the thread is to end."""
-        line = self._line
-        index = line.await_next()  # the effects of all entries before this one are there
+        link = self._link
+        index = link.await_next()  # the effects of all entries before this one are there
         members = self._all()
         for member in members:
             if member.state.end is not None:
@@ -220,51 +220,51 @@ class Connection:
         # No rank that leaves after another one writes an entry, which would end it.
         leaving = finished or all(state.finished or state.left is not None for state in waiting)
         if leaving and not (waiting and channel.has(f"log/{index}")):
-            line.arrived()
+            link.arrived()
             self._woken.wait(self._pause)
             self._woken.clear()
             self._pause = _FINISHED_POLL_SECONDS if finished else min(2 * self._pause, _LEFT_POLL_SECONDS)
         else:
             self._pause = _FINISHED_POLL_SECONDS
             entry = channel.wait(f"log/{index}")
-            line.arrived()
-            line.receive(index, entry)
-        return not self._closing.is_set()
+            link.arrived()
+            link.receive(index, entry)
+        return not self.closing.is_set()
 
     # The speaker.
 
     def _speak(self) -> None:
-        line = self._line
+        link = self._link
         try:
-            self._speaking = channel = self._connect()
-            line.store_address = channel.store_address() or self.place.host, self.place.port
+            self.speaking = channel = self._connect()
+            link.store_address = channel.store_address() or self.place.host, self.place.port
             self.lifelines.open(channel)
-            line.heartbeats.introduce(channel)
+            link.heartbeats.introduce(channel)
             self._send_heartbeat(channel)  # before any guard begins its fit
-            line.busy_since = 0.0  # the threads before may have ended within a job
-            line.connected = True
-            self._connected.set()
+            link.busy_since = 0.0  # the threads before may have ended within a job
+            link.connected = True
+            self.connected.set()
             while self._turn(channel):
-                line.last_turn_seconds = time.monotonic() - line.busy_since
-                line.busy_since = 0.0
+                link.last_turn_seconds = time.monotonic() - link.busy_since
+                link.busy_since = 0.0
             self.lifelines.withdraw(channel)
         except Exception as error:  # whatever the store does, training goes on or is told why not
-            self._connected.set()
+            self.connected.set()
             for member in self._all():  # this rank may send nothing from here on: that is no death
                 with contextlib.suppress(Exception):
-                    if self._speaking is not None:
-                        announce_stopped(self._part(member.number, self._speaking), member.state)
+                    if self.speaking is not None:
+                        announce_stopped(self._part(member.number, self.speaking), member.state)
             self._lose(error)
         finally:
-            line.connected = False
+            link.connected = False
 
     def _turn(self, channel: Channel) -> bool:
         """Does the next job of any guard, then what is due; False when the thread is to end."""
-        line, ready = self._line, self._ready
+        link, ready = self._link, self._ready
         speakers: list[Speaker | None] = []
         with contextlib.suppress(queue.Empty):
             speakers.append(ready.get(timeout=self._seconds_until_due()))
-        line.busy_since = time.monotonic()
+        link.busy_since = time.monotonic()
         for speaker in speakers:
             if speaker is None:
                 return False
@@ -280,12 +280,12 @@ class Connection:
             self._send_heartbeat(channel)
             for member in members:
                 part = self._part(member.number, channel)
-                line.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
+                link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
         return True
 
     def _send_heartbeat(self, channel: Channel) -> None:
         self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-        self._line.heartbeats.send(channel, self._line.read)
+        self._link.heartbeats.send(channel, self._link.read)
         self.lifelines.tend(channel)
 
     def _end_if_done(self) -> bool:
@@ -319,13 +319,13 @@ class Connection:
 
     def _look_until_closing(self, deaths: Deaths) -> None:
         looked, alert_until = time.monotonic(), 0.0
-        while not self._closing.is_set():
-            deaths.watch(list(self._line.heartbeats.neighbours.values()))
+        while not self.closing.is_set():
+            deaths.watch(list(self._link.heartbeats.neighbours.values()))
             if deaths.wait(_ALERT_LOOK_SECONDS if time.monotonic() < alert_until else LOOK_SECONDS):
                 alert_until = time.monotonic() + _ALERT_SECONDS
             if sigterm.received():
                 self._end_by_signal()
-            if self._closing.is_set():
+            if self.closing.is_set():
                 return
             late, looked = time.monotonic() - looked, time.monotonic()
             for member in self._all():
@@ -347,7 +347,7 @@ class Connection:
         try:
             return self.lifelines.poll()
         except Exception:
-            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._line.rank, exc_info=True)
+            _log.debug("the lifelines of rank %d are closed: heartbeats decide", self._link.rank, exc_info=True)
             self.lifelines.close()
             return []
 
@@ -374,11 +374,11 @@ def connect(member: Member, place: Place, store: Any) -> Connection:
     with _lock:
         connection = _connections.get(key)
         if connection is None or not connection.add(member):
-            for old in [each for each in _lines if each[:2] == key[:2] and each not in (key, *_connections)]:
-                del _lines[old]
+            for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_connections)]:
+                del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
-            line = _lines.setdefault(key, Line(state.rank, state.ranks))
-            connection = _connections[key] = Connection(place, line, store, state.settings.lost_seconds)
+            link = _links.setdefault(key, Link(state.rank, state.ranks))
+            connection = _connections[key] = Connection(place, link, store, state.settings.lost_seconds)
             connection.add(member)
     return connection
 

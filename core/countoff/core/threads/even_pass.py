@@ -25,7 +25,7 @@ from countoff.core.state import State
 
 __all__ = ["EvenPass", "Resumable"]
 
-_WAIT_SECONDS = 1.0
+WAIT_SECONDS = 1.0
 """A wait is short: Ctrl-C is handled when it ends, if the signal came just before it or went to another thread.
 
 The log is read after it, if nothing has come by the listener.
@@ -115,6 +115,7 @@ class EvenPass:
         if not self.is_ready():
             self._wait()
         if self._state.end is not None or self._state.proposed is not None:
+            self._note_request()  # the verdict's table tells who has asked for this batch, and who has not
             shutdown.raise_verdict(self._state)
         if credits.total is not None and wanted > credits.total:
             self._end(credits.total)
@@ -134,10 +135,13 @@ class EvenPass:
         while self._may_fetch():
             self._fetch()
         if not self._is_decided():
-            # A caller that fetches ahead holds the batch that its loop asks for.
-            self._span.requested = self._first + self._given + (not self._ahead)
+            self._note_request()
             self._state.look()  # another rank may have left the span at the batch before
         return self._is_decided()
+
+    def _note_request(self) -> None:
+        # A caller that fetches ahead holds the batch that its loop asks for.
+        self._span.requested = self._first + self._given + (not self._ahead)
 
     def _is_decided(self) -> bool:
         credits = self._credits
@@ -211,7 +215,7 @@ class EvenPass:
             began = time.monotonic()
             with state.changed:
                 while not (self._is_decided() or self._may_fetch()):  # a rank may learn that it is to repeat batches
-                    heard = state.changed.wait(_WAIT_SECONDS)
+                    heard = state.changed.wait(WAIT_SECONDS)
                     if not heard and state.outbox.empty():  # else a slow store has enough to do
                         self._read_log()
             waited += time.monotonic() - began

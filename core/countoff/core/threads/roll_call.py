@@ -99,7 +99,7 @@ class RollCall:
             if state.settings.keeps_even and not answer["compared"]:
                 state.find(unprotected(state.rank, f"rank {state.ranks[0]} has stopped comparing"))
             # Every rank introduces itself before it reports.
-            find = speaker.line.heartbeats.find_neighbours
+            find = speaker.link.heartbeats.find_neighbours
             speaker.hand(lambda channel: find(channel.whole, complete=complete))
             if not answer.get("refused"):  # else this rank waits for the verdict, which may come after the answer
                 speaker.hand(lambda _: answered.set())
@@ -157,11 +157,11 @@ class RollCall:
 
         It waits for at most 5 s, and not for a store that takes over a second to answer.
         """
-        state, line, deadline = self._state, self._speaker.line, time.monotonic() + SETTLE_SECONDS
+        state, link, deadline = self._state, self._speaker.link, time.monotonic() + SETTLE_SECONDS
 
         def worth_waiting() -> bool:
-            slow = line.busy_since != 0.0 and time.monotonic() - line.busy_since > SLOW_SECONDS
-            return line.connected and state.end is None and not slow and time.monotonic() < deadline
+            slow = link.busy_since != 0.0 and time.monotonic() - link.busy_since > SLOW_SECONDS
+            return link.connected and state.end is None and not slow and time.monotonic() < deadline
 
         while self._open and worth_waiting():
             self._settled.wait(0.02)
@@ -188,7 +188,7 @@ class RollCall:
         state, speaker = self._state, self._speaker
 
         def write(channel: Channel) -> None:
-            speaker.line.settle()
+            speaker.link.settle()
             channel.set(f"{name}/{state.rank}", record())
 
         # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:

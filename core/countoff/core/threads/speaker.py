@@ -20,7 +20,7 @@ from countoff.core.protocol.records import Records, goodbye_entry
 from countoff.core.state import State
 from countoff.core.store.agreement import Agreement
 from countoff.core.store.gathering import Gathering, Pollable
-from countoff.core.threads.line import Line
+from countoff.core.threads.link import Link
 from countoff.core.verdict import at_hosts
 
 if TYPE_CHECKING:
@@ -64,35 +64,35 @@ class Speaker:
 
     Attributes:
         number: Number of the guard.
-        line: What the guards of this process share; one of its own until the guard has met the other ranks.
+        link: What the guards of this process share; one of its own until the guard has met the other ranks.
         drained: Set once the last job is done: the one before `hand(None)`, and what that has handed over.
     """
 
     def __init__(self, state: State, number: int = 0) -> None:
         self.number = number
-        self._state = state
-        self._pending: list[Pollable] = []
+        self.state = state
+        self.pending: list[Pollable] = []
         self._polls = 0
         self._slow: dict[Pollable, _Pace] = {}
         self._ending = False
         self.drained = threading.Event()
-        self.join(Line(state.rank, state.ranks))
+        self.join(Link(state.rank, state.ranks))
 
-    def join(self, line: Line) -> None:
-        """Shares a line with the other guards of this process from here on."""
-        self.line = line
-        line.register(self.number, self._state)
+    def join(self, link: Link) -> None:
+        """Shares a link with the other guards of this process from here on."""
+        self.link = link
+        link.register(self.number, self.state)
 
     def hand(self, job: Job | None) -> None:
         """Queues a job, behind the actions in the outbox; None is the end, after the jobs before it and theirs."""
-        self._state.outbox.put(job)
+        self.state.outbox.put(job)
 
     def poll(self, pollable: Pollable) -> None:
         """Queues something to be looked at until it is done, often at first."""
 
         def begin(channel: Channel) -> None:
             del channel
-            self._pending.append(pollable)
+            self.pending.append(pollable)
             self._polls = 0
 
         self.hand(begin)
@@ -162,14 +162,14 @@ class Speaker:
         addressed = {**entry, "guard": self.number}
 
         def job(channel: Channel) -> None:
-            line, log = self.line, channel.whole
+            link, log = self.link, channel.whole
             while True:
-                with line.lock:  # an entry that the listener is receiving has then had its effects
-                    if redundant() or self._state.end is not None:
+                with link.lock:  # an entry that the listener is receiving has then had its effects
+                    if redundant() or self.state.end is not None:
                         return
-                    index = line.read
+                    index = link.read
                 standing = log.claim(f"log/{index}", addressed)
-                line.receive(index, standing)
+                link.receive(index, standing)
                 if standing == addressed:
                     return
 
@@ -177,9 +177,9 @@ class Speaker:
 
     def catch_up(self, channel: Channel) -> None:
         """Receives what the log holds by now, without waiting for the listener. Runs on the speaker thread."""
-        line, log = self.line, channel.whole
-        while self._state.end is None and log.has(f"log/{(index := line.read)}"):
-            line.receive(index, log.get(f"log/{index}"))
+        link, log = self.link, channel.whole
+        while self.state.end is None and log.has(f"log/{(index := link.read)}"):
+            link.receive(index, log.get(f"log/{index}"))
 
     def read_log(self) -> None:
         """Queues a job that receives what the log holds by then."""
@@ -200,23 +200,23 @@ class Speaker:
             hold: Seconds to wait after that, so that a peer's objection arrives before the next collective.
             agreement: The agreement of all ranks with the entry, which ends that wait; None where a rank is missing.
         """
-        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.line.prompt
+        done, append, waits = threading.Event(), self.append(entry, redundant), hold > 0 and self.link.prompt
 
         def job(channel: Channel) -> None:
             append(channel)
             if agreement is not None:
                 agreement.count(channel)
             if waits:
-                self._wait_for_objection(channel, agreement, time.monotonic() + hold)
+                self.wait_for_objection(channel, agreement, time.monotonic() + hold)
             done.set()
 
         self.hand(job)
         if waits:
             done.wait(MARK_SECONDS)
 
-    def _wait_for_objection(self, channel: Channel, agreement: Agreement | None, deadline: float) -> None:
+    def wait_for_objection(self, channel: Channel, agreement: Agreement | None, deadline: float) -> None:
         """Waits until a verdict arrives or is to be written, all ranks agree, or the time is over."""
-        state, pause = self._state, _FIRST_LOOK_SECONDS
+        state, pause = self.state, _FIRST_LOOK_SECONDS
         while not (agreement is not None and agreement.reached) and state.proposed is None:
             left = deadline - time.monotonic()
             if left <= 0 or state.ended.wait(min(pause, left)):
@@ -231,7 +231,7 @@ class Speaker:
         Where its fit has not ended, the log must hold a goodbye, which ends the listeners' waits. The first one does,
         whoever writes it, and so does rank 0's, with which the store may go.
         """
-        state, told = self._state, threading.Event()
+        state, told = self.state, threading.Event()
         self.hand(lambda channel: (say_goodbye(channel, state.rank), told.set()))
         if not state.finished:
             self.hand(self.append(goodbye_entry(state.rank), lambda: not state.leads and state.left is not None))
@@ -239,13 +239,13 @@ class Speaker:
 
     def turn(self, channel: Channel) -> None:
         """Carries out the oldest action or job, if there is one."""
-        outbox = self._state.outbox
+        outbox = self.state.outbox
         try:
             job = outbox.get_nowait()
         except queue.Empty:
             return
         if job is not None:
-            self._carry_out(job, channel)
+            self.carry_out(job, channel)
         elif self._ending or outbox.empty():
             self.drained.set()
         else:
@@ -254,14 +254,14 @@ class Speaker:
 
     def look(self, channel: Channel) -> None:
         """Looks at what is polled, unless there is a job: marks first, and verdicts."""
-        for pollable in list(self._pending):
-            if not self._state.outbox.empty():
+        for pollable in list(self.pending):
+            if not self.state.outbox.empty():
                 return
             if pollable.poll(channel):
-                self._pending.remove(pollable)
-        self._polls += bool(self._pending)
+                self.pending.remove(pollable)
+        self._polls += bool(self.pending)
         for pollable, pace in list(self._slow.items()):
-            if not self._state.outbox.empty():
+            if not self.state.outbox.empty():
                 return
             if pace.is_due() and pollable.poll(channel):
                 del self._slow[pollable]
@@ -270,14 +270,14 @@ class Speaker:
     def seconds_until_look(self) -> float | None:
         """After how many seconds `look` is due; None where nothing is polled."""
         paces = [pace.seconds_left() for pace in self._slow.values()]
-        if self._pending:
+        if self.pending:
             paces.append(_POLL_SECONDS * 2 ** min(self._polls // 20, 6))
         return min(paces, default=None)
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to do after a verdict: it is printed, and the process is to end with it."""
-        state = self._state
+        state = self.state
         return (
             state.end is not None
             and state.printed.is_set()
@@ -285,8 +285,9 @@ class Speaker:
             and state.settings.on_divergence == "raise"
         )
 
-    def _carry_out(self, job: Any, channel: Channel) -> None:
-        state = self._state
+    def carry_out(self, job: Any, channel: Channel) -> None:
+        """Does one thing that the state has asked for."""
+        state = self.state
         match job:
             case WriteEntry(entry):
                 if state.comparing:
@@ -301,8 +302,8 @@ class Speaker:
                 job(channel)
 
     def _add_one(self, action: AddOne, channel: Channel) -> None:
-        state, key = self._state, action.key
-        self.line.settle()
+        state, key = self.state, action.key
+        self.link.settle()
         if action.batches is not None:
             channel.set(f"{key}/{state.rank}", {"batches": action.batches})
         began, left = time.monotonic(), [key]

@@ -41,7 +41,7 @@ class Stall:
         self._progress: object = None
         self.moved_at = time.monotonic()
         self._patience = state.settings.stall_seconds
-        self._posted = False
+        self.posted = False
         self._reported = False
 
     def look(self) -> None:
@@ -52,15 +52,16 @@ class Stall:
             if self._reported:
                 self._patience, self._reported = max(self._patience, round(2 * (now - self.moved_at))), False
             self._progress, self.moved_at = progress, now
-            if self._posted:
-                self._posted = False
+            if self.posted:
+                self.posted = False
                 # Not deleted: rank 0 may be about to read it.
                 self._speaker.hand(lambda channel: channel.set(f"stall/{self._state.rank}", {"moved": True}))
-        elif now - self.moved_at > self._patience and not self._posted and not self._reported:
-            self._posted = True
-            self._post()
+        elif now - self.moved_at > self._patience and not self.posted and not self._reported:
+            self.posted = True
+            self.post()
 
-    def _post(self) -> None:
+    def post(self) -> None:
+        """Reports where this rank's main thread is."""
         state, place = self._state, stacks.main_thread()
         if state.observer is not None:
             state.observer.stood_still()
@@ -88,12 +89,18 @@ class Stall:
         # A rank that has closed its guard waits for none.
         owed = [rank for rank in state.present if takes_part(channel, rank)]
         deadline = time.monotonic() + max(5.0, state.settings.stall_seconds)
-        self._speaker.gather("stall", owed, deadline, self._report, keep=True)
+        self._speaker.gather("stall", owed, deadline, self.report, keep=True)
 
-    def _report(self, records: Records, missing: list[int]) -> None:
+    def report(self, records: Records, missing: list[int]) -> None:
+        """Names the ranks that have stalled, on rank 0, where no rank makes progress.
+
+        Args:
+            records: What the ranks have reported, by rank.
+            missing: Ranks that have not reported.
+        """
         # Some rank makes progress: slow, not stalled. Without records, the first roll call is still under way.
-        if missing or not records or not self._posted or any("moved" in record for record in records.values()):
-            self._posted = False
+        if missing or not records or not self.posted or any("moved" in record for record in records.values()):
+            self.posted = False
             self.moved_at = time.monotonic() - 0.75 * self._patience
             return
         self._reported = True

@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.1
 _BUSY_LOOK_SECONDS = 0.5
 """So often a main thread that runs code of its own is looked at while another rank is away: a look costs it time."""
 _OVERSLEPT_SECONDS = 1.0
-_ANSWER_SECONDS = 0.5
+ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
 _FREE_SECONDS = 30.0
 _LAST_WORDS_SECONDS = 1.5
@@ -49,7 +49,7 @@ class Watchdog:
     """
 
     def __init__(self, session: Session, speaker: Speaker) -> None:
-        self._session = session
+        self.session = session
         self._state = session.state
         self._speaker = speaker
         self._stall = Stall(session.state, speaker)
@@ -72,8 +72,8 @@ class Watchdog:
             self._waiting.begin_again()  # others were paused as well, and may be about to go on
         if self._state.end is not None:
             self._ensure_process_ends()
-        elif self._session.left:
-            self._session.close_if_over()
+        elif self.session.left:
+            self.session.close_if_over()
         elif self._compares:
             self._look_for_losses()
             self._look_at_store()
@@ -81,7 +81,7 @@ class Watchdog:
 
     @property
     def _compares(self) -> bool:
-        return not (self._session.failure or self._session.closing.is_set())
+        return not (self.session.failure or self.session.closing.is_set())
 
     def report(self, loss: Loss) -> None:
         """Reports a lifeline that has broken, unless the fit has ended.
@@ -96,7 +96,7 @@ class Watchdog:
             return
         verdict = loss.verdict(self._before_that(loss.ranks[0]))
         if loss.has_store and self._state.complete:
-            self._session.conclude_alone(verdict)
+            self.session.conclude_alone(verdict)
         else:
             self._accuse(verdict)
 
@@ -133,7 +133,7 @@ class Watchdog:
             for rank, each in list(state.absences.items())
             if rank not in self._settled and not (state.finished and each.subject == DIED)
         }
-        for rank, process in list(self._speaker.line.heartbeats.neighbours.items()):
+        for rank, process in list(self._speaker.link.heartbeats.neighbours.items()):
             found = "alive" if rank == state.rank or rank in self._settled else process.state()
             if found == "gone" and rank in told:
                 told[rank] = replace(told[rank], certain=True)
@@ -166,7 +166,7 @@ class Watchdog:
             return
         self._settled.add(rank)
         # A neighbour may have ended because the store's host is gone: it was only the first to know.
-        unless = self._store_is_silent if rank in self._speaker.line.heartbeats.neighbours else lambda: False
+        unless = self._store_is_silent if rank in self._speaker.link.heartbeats.neighbours else lambda: False
         if not self._accuse(loss_of(absence), unless=unless, told=rank in self._state.absences):
             self._settled.discard(rank)
 
@@ -176,7 +176,7 @@ class Watchdog:
         For a rank that is about to fail. Until then, nobody is accused once rank 0 has left: others may end with it.
         Waits half a second for the store, at most.
         """
-        neighbours = list(self._speaker.line.heartbeats.neighbours.items())
+        neighbours = list(self._speaker.link.heartbeats.neighbours.items())
         gone = {rank: each for rank, each in neighbours if rank != self._state.rank and each.state() == "gone"}
         found: list[int] = []
         checked = threading.Event()
@@ -187,7 +187,7 @@ class Watchdog:
 
         if gone:
             self._speaker.hand(check)
-            checked.wait(_ANSWER_SECONDS)
+            checked.wait(ANSWER_SECONDS)
         return loss_of(self._absence_of(gone[found[0]])) if found else None
 
     def speak_before_the_end(self, conclude: Callable[[], None]) -> None:
@@ -220,7 +220,7 @@ class Watchdog:
             deadline: For the verdict, by `time.monotonic()`.
         """
         state, speaker, checked = self._state, self._speaker, threading.Event()
-        neighbours = speaker.line.heartbeats.neighbours
+        neighbours = speaker.link.heartbeats.neighbours
 
         def gone() -> list[Process]:
             return [each for rank, each in sorted(neighbours.items()) if rank != state.rank and each.state() == "gone"]
@@ -228,16 +228,16 @@ class Watchdog:
         def look(channel: Channel) -> None:
             announce_signal(channel, state.rank)
             speaker.catch_up(channel)  # a verdict of others may be there, and not here yet
-            speaker.line.heartbeats.find_neighbours(channel.whole)
+            speaker.link.heartbeats.find_neighbours(channel.whole)
             for process in gone():
                 if takes_part(channel, process.rank) and not has_signal(channel, process.rank):
                     state.propose(loss_of(self._absence_of(process)))
             checked.set()
 
         speaker.hand(look)
-        if not checked.wait(_ANSWER_SECONDS):
+        if not checked.wait(ANSWER_SECONDS):
             if state.complete and state.end is None and (found := gone()):
-                self._session.conclude_alone(loss_of(self._absence_of(found[0])))
+                self.session.conclude_alone(loss_of(self._absence_of(found[0])))
         elif state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
@@ -247,7 +247,7 @@ class Watchdog:
         return Absence(process.rank, f"is gone (pid {process.pid})", why, subject, certain=True)
 
     def _store_is_silent(self) -> bool:
-        return knock(*self._speaker.line.store_address) == "silent"
+        return knock(*self._speaker.link.store_address) == "silent"
 
     def _accuse(self, verdict: Verdict, *, unless: Callable[[], bool] = lambda: False, told: bool = False) -> bool:
         """Proposes that ranks are lost, if one of them takes part in this fit; prints it alone without a store.
@@ -260,7 +260,7 @@ class Watchdog:
         Returns:
             Whether it is settled.
         """
-        session = self._session
+        session = self.session
         checked = threading.Event()
 
         def accuse(channel: Channel) -> None:
@@ -269,7 +269,7 @@ class Watchdog:
             checked.set()
 
         self._speaker.hand(accuse)
-        deadline = time.monotonic() + _ANSWER_SECONDS
+        deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and not (checked.is_set() or session.closing.is_set()):
             if self._state.ended.wait(0.01):
                 return True
@@ -299,13 +299,13 @@ class Watchdog:
         return mark if mark is not None and mark.rank == rank else None
 
     def _look_at_store(self) -> None:
-        line = self._speaker.line
-        since = line.busy_since
+        link = self._speaker.link
+        since = link.busy_since
         # A host that is gone is found by the keepalive of the listener's connection. This store's host is there.
         patience = max(self._state.settings.lost_seconds, self._state.settings.stall_seconds)
-        if since and line.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
+        if since and link.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
             why = f"Neither the store nor this rank has made progress for {patience:.0f} s."
-            self._session.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
+            self.session.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
@@ -314,7 +314,7 @@ class Watchdog:
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
-        if self._session.closing.is_set():
+        if self.session.closing.is_set():
             return
         if not ending.known_at and state.end is not None and state.end.kind == "Stalled":
             ending.stalled_in = stacks.main_thread().state
@@ -339,7 +339,7 @@ class Watchdog:
                 and state.printed.is_set()
                 and ending.standstill.seconds(now, moving=moving) > grace
             ):
-                self._abort_nccl()
+                self.abort_nccl()
         elif ending.abort is not None and ending.abort.under_way:
             ending.since = now - grace + _RAISE_SECONDS
         elif ending.cut_at and now - ending.cut_at < _RAISE_SECONDS:
@@ -348,7 +348,7 @@ class Watchdog:
             if ending.cut_at:
                 shutdown.exit_now()
             gloo.cut_collectives()  # unless a peer has: then the error is under way
-            self._abort_nccl()
+            self.abort_nccl()
             ending.cut_at = time.monotonic()
             ending.since = ending.cut_at - grace + _RAISE_SECONDS
 
@@ -369,12 +369,12 @@ class Watchdog:
         standstill = _Standstill()
         while ending.abort is None and collectives.unfinished() and time.monotonic() - began < _FREE_SECONDS:
             if standstill.seconds(time.monotonic()) > state.settings.grace_seconds:
-                self._abort_nccl()
+                self.abort_nccl()
             time.sleep(LOOK_SECONDS)
         while ending.abort is not None and ending.abort.under_way:
             time.sleep(LOOK_SECONDS)
 
-    def _abort_nccl(self) -> None:
+    def abort_nccl(self) -> None:
         """Aborts this process's communicators of NCCL, once."""
         ending = self._ending
         with ending.lock:

@@ -85,17 +85,17 @@ class Recorder(Listener):
         self._failure = ""
         self._begun = self._finished = self._ended = False
         self._next_tick = self._next_clock = 0.0
-        self._span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
+        self.span: SpanCounters | None = None  # the innermost one by the lines so far; of the writer's thread
         self._others: Others | None = None
         self._speaker: Speaker | None = None
         self._versions: Mapping[str, str] = {}
         self._rows: Records = {}
         self._stacks: Records = {}
         self._flight_record: incident.FlightRecord | None = None
-        self._pauses = _Pauses()
+        self.pauses = Pauses()
         self._cancel: Callable[[], None] | None = shutdown.at_exit(self.closed)
         # Last: its thread may look at this recorder before it returns.
-        self._writer = writer.join(self, directory, state.rank, self._warn)
+        self.writer = writer.join(self, directory, state.rank, self._warn)
 
     # Told by the guard, on the training thread.
 
@@ -130,11 +130,11 @@ class Recorder(Listener):
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         more = {"eval": True} if span.evaluation else {"at": span.started} if span.started else {}
-        rates, steps = self._read_rates(), {"s": self._state.steps}
+        rates, steps = self.read_rates(), {"s": self._state.steps}
         self._move(
             span,
-            self._line("open", span=span.name, **more),
-            lambda: {**steps, **changed} if (changed := self._changed_rates(rates)) else {},
+            self.line("open", span=span.name, **more),
+            lambda: {**steps, **changed} if (changed := self.changed_rates(rates)) else {},
         )
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
@@ -144,8 +144,8 @@ class Recorder(Listener):
         if span.repeated:
             content["repeated"] = span.repeated
         outer = next((each for each in reversed(self._state.spans) if each is not span), None)
-        rates = self._read_rates()
-        self._move(outer, self._line("close", **content), lambda: self._changed_rates(rates))
+        rates = self.read_rates()
+        self._move(outer, self.line("close", **content), lambda: self.changed_rates(rates))
 
     def _move(self, innermost: SpanCounters | None, line: Line, more: Callable[[], Line] = dict[str, Any]) -> None:
         """Puts a line of a span's start or end. A tick before it is of the span before, and one after it of the next.
@@ -154,11 +154,11 @@ class Recorder(Listener):
         """
 
         def move() -> list[Line]:
-            self._span = innermost
+            self.span = innermost
             return [{**line, **more()}]
 
         if self._is_own:
-            self._writer.put(move)
+            self.writer.put(move)
 
     def fit_ended(self) -> None:  # noqa: D102
         self._finished = True  # as its loop meant it to
@@ -180,7 +180,7 @@ class Recorder(Listener):
         self._failure = self._failure or state.failure.removeprefix("raised ")
         ended = state.end is not None and state.settings.on_divergence == "raise"
         self._end("failed" if self._failure else "verdict" if ended else "finished" if self._finished else "closed")
-        writer.leave(self, self._writer)
+        writer.leave(self, self.writer)
         record = self._flight_record
         if record is not None and not record.wait(deadline - time.monotonic()):
             sentence = f"the incident in {self._directory!r} is without NCCL's flight record: NCCL does not answer"
@@ -235,7 +235,7 @@ class Recorder(Listener):
         if not self._ended:
             self._failure = signal
             self._end("signal")
-        self._writer.flush(_FLUSH_SECONDS)
+        self.writer.flush(_FLUSH_SECONDS)
         if self._flight_record is not None:
             self._flight_record.wait(_FLUSH_SECONDS)
 
@@ -259,26 +259,26 @@ class Recorder(Listener):
             self._flight_record = incident.FlightRecord(directory, state.rank)
             return []
 
-        self._writer.put(write)
+        self.writer.put(write)
 
     def look(self, now: float) -> list[Line]:
         """Returns a tick, if one is due, and a pause that has ended; called by the writer."""
         state, lines = self._state, list[Any]()
         if not self._begun or self._finished or self._ended:
             return lines
-        span = self._span
-        lines += self._pause(self._pauses.look(now, span, state.steps))
+        span = self.span
+        lines += self._pause(self.pauses.look(now, span, state.steps))
         if self._speaker is not None and now >= self._next_clock and state.end is None:
             self._compare_clock(self._speaker, now)
         if now >= self._next_tick:
             lines += self._changed_totals()
             if span is not None:
-                lines.append(self._line("tick", **self._counts(span), **self._changed_rates(self._read_rates())))
+                lines.append(self.line("tick", **self._counts(span), **self.changed_rates(self.read_rates())))
             self._next_tick = now + TICK_SECONDS
         return lines
 
     def _compare_clock(self, speaker: Speaker, now: float) -> None:
-        heartbeats, state = speaker.line.heartbeats, self._state
+        heartbeats, state = speaker.link.heartbeats, self._state
         if heartbeats.all_introduced and min(heartbeats.neighbours, default=-1) == state.rank and not state.leads:
             self._next_clock = now + _CLOCK_SECONDS
             speaker.poll_every(ClockComparison(self._clocks_compared, state.ranks[0]), LOOK_SECONDS)
@@ -289,18 +289,18 @@ class Recorder(Listener):
     def _pause(self, pause: _Pause | None) -> list[Line]:
         if pause is None:
             return []
-        return [self._line("pause", t=pause.began, s=round(pause.seconds, 3), **pause.where)]
+        return [self.line("pause", t=pause.began, s=round(pause.seconds, 3), **pause.where)]
 
     def _counts(self, span: SpanCounters) -> dict[str, Any]:
         return {"b": span.started, "s": self._state.steps, "l": round(span.loader_seconds, 3)}
 
-    def _read_rates(self) -> list[float | None] | None:
+    def read_rates(self) -> list[float | None] | None:
         """The learning rates in force; None if they are not known."""
         with contextlib.suppress(Exception):  # the training thread may change its optimizers in this moment
             return [_short(rate) for rate in self._rates()] if self._rates is not None else None
         return None
 
-    def _changed_rates(self, rates: list[float | None] | None) -> dict[str, Any]:
+    def changed_rates(self, rates: list[float | None] | None) -> dict[str, Any]:
         """Learning rates as a line has them, if they are not those of the line before; on the writer's thread."""
         if not rates or rates == self._last_rates:
             return {}
@@ -321,25 +321,32 @@ class Recorder(Listener):
         true = {name: value for name, value in named.items() if not name.startswith(_REPORTED)}
         reported = {name.removeprefix(_REPORTED): value for name, value in named.items() if name.startswith(_REPORTED)}
         horizon = {} if totals[1] is None else {"horizon": totals[1]}
-        return [self._line("totals", true=true, reported=reported, **horizon)]
+        return [self.line("totals", true=true, reported=reported, **horizon)]
 
     def _end(self, how: Literal["finished", "verdict", "failed", "closed", "signal"]) -> None:
         if self._is_own:
-            self._writer.put(self._changed_totals)
-            self._writer.put(lambda: self._pause(self._pauses.open(time.monotonic())))
+            self.writer.put(self._changed_totals)
+            self.writer.put(lambda: self._pause(self.pauses.open(time.monotonic())))
             self._put("end", how=how, **({"what": plain(self._failure)} if self._failure else {}))
             self._ended = True
 
     def _put(self, kind: str, **content: Any) -> None:
         if self._is_own:
-            self._writer.put(self._line(kind, **content))
+            self.writer.put(self.line(kind, **content))
 
     @property
     def _is_own(self) -> bool:
         """Whether the fit goes on, in this process; a process that was forked off it has no writer."""
         return not self._ended and os.getpid() == self._state.pid
 
-    def _line(self, kind: str, t: float | None = None, **content: Any) -> Line:
+    def line(self, kind: str, t: float | None = None, **content: Any) -> Line:
+        """Returns a line of this fit's trace.
+
+        Args:
+            kind: Its kind.
+            t: When it happened, in seconds since the epoch; None: now.
+            content: What it says.
+        """
         number = {"g": self._number} if self._number else {}
         return {"k": kind, "t": writer.timestamp(t), **number, **content}
 
@@ -363,15 +370,15 @@ class _Pause:
     where: dict[str, Any]
 
 
-class _Pauses:
+class Pauses:
     """Finds the pauses of a fit by looking at its counters every now and then."""
 
     def __init__(self) -> None:
         self._progress: object = None
-        self._span: SpanCounters | None = None
+        self.span: SpanCounters | None = None
         self._batches = 0
         self._since = self._looked = time.monotonic()
-        self._where: dict[str, Any] | None = None
+        self.where: dict[str, Any] | None = None
         self._usual: deque[float] = deque(maxlen=_USUAL_BATCHES)
 
     def look(self, now: float, span: SpanCounters | None, steps: int) -> _Pause | None:
@@ -386,23 +393,23 @@ class _Pauses:
         progress = id(span), batches, steps
         pause = None
         if progress != self._progress:
-            if self._where is not None:
+            if self.where is not None:
                 pause = self.open(self._looked if now - self._looked > _OVERSLEPT_SECONDS else now)
-            if span is self._span and batches > self._batches:
+            if span is self.span and batches > self._batches:
                 self._usual.append((now - self._since) / (batches - self._batches))
-            self._progress, self._since, self._where = progress, now, None
-            self._span, self._batches = span, batches
-        elif self._where is None and now - self._since > max(PAUSE_SECONDS, _USUAL_TIMES * self._usual_seconds()):
+            self._progress, self._since, self.where = progress, now, None
+            self.span, self._batches = span, batches
+        elif self.where is None and now - self._since > max(PAUSE_SECONDS, _USUAL_TIMES * self._usual_seconds()):
             place = stacks.main_thread()
-            self._where = {"in": place.state, "at": list(place.frames)}
+            self.where = {"in": place.state, "at": list(place.frames)}
         self._looked = now
         return pause
 
     def open(self, now: float) -> _Pause | None:
         """Returns the pause that lasts at a time, by `time.monotonic()`."""
-        if self._where is None:
+        if self.where is None:
             return None
-        return _Pause(time.time() - (time.monotonic() - self._since), now - self._since, self._where)
+        return _Pause(time.time() - (time.monotonic() - self._since), now - self._since, self.where)
 
     def _usual_seconds(self) -> float:
         return statistics.median_low(self._usual) if self._usual else 0.0

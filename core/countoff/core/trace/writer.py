@@ -23,15 +23,15 @@ from countoff.core.trace.format import file_name, parse_name
 Line = Mapping[str, Any]
 LOOK_SECONDS = 0.25
 """How often the writer looks at each fit."""
-_MOST_LINES = 10_000
+MOST_LINES = 10_000
 """Lines that wait for the file system; more are dropped, and counted."""
-_MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20
 """A file that is larger is renamed."""
 CLOSE_SECONDS = 1.5
 """After so long the process goes on without the rest of its trace."""
 _lock = threading.Lock()
-_writers: dict[tuple[int, int, str], Writer] = {}
-_failed: set[tuple[int, str]] = set()
+writers: dict[tuple[int, int, str], Writer] = {}
+failed: set[tuple[int, str]] = set()
 """Ranks and directories whose trace has ended early. No later fit of the process tries again: it might wait again."""
 
 
@@ -60,11 +60,11 @@ class Writer:
         self._directory = directory
         self._rank = rank
         self._warn = warn
-        self._queue: queue.SimpleQueue[Line | Callable[[], Sequence[Line]] | None] = queue.SimpleQueue()
+        self.queue: queue.SimpleQueue[Line | Callable[[], Sequence[Line]] | None] = queue.SimpleQueue()
         self._sources: list[Source] = []
         self._dropped = 0
-        self._over = (rank, directory) in _failed
-        self._thread = threading.Thread(target=self._run, name="countoff trace", daemon=True)
+        self._over = (rank, directory) in failed
+        self.thread = threading.Thread(target=self._run, name="countoff trace", daemon=True)
 
     def put(self, line: Line | Callable[[], Sequence[Line]]) -> None:
         """Appends a line to the trace, soon; never waits.
@@ -75,10 +75,10 @@ class Writer:
         """
         if self._over:
             return
-        if self._queue.qsize() >= _MOST_LINES:
+        if self.queue.qsize() >= MOST_LINES:
             self._dropped += 1
             return
-        self._queue.put(line)
+        self.queue.put(line)
 
     def flush(self, seconds: float) -> None:
         """Waits until all lines so far are in the file, at most so long."""
@@ -97,25 +97,25 @@ class Writer:
         self._sources.append(source)
         if not started and not self._over:
             try:
-                self._thread.start()
+                self.thread.start()
             except RuntimeError:  # the interpreter is about to end, and starts no thread any more
                 self._over = True
 
     def _end(self) -> None:
         """Writes what waits, and ends the thread; a file system that does not answer in time is left alone."""
-        self._queue.put(None)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_SECONDS)
-            if self._thread.is_alive():
+        self.queue.put(None)
+        if self.thread.ident is not None and self.thread is not threading.current_thread():
+            self.thread.join(CLOSE_SECONDS)
+            if self.thread.is_alive():
                 self._fail("the file system does not answer")
         self._over = True
 
     def _fail(self, why: str) -> None:
         """Warns that the trace ends early, unless that is known."""
         with _lock:
-            known = self._over or (self._rank, self._directory) in _failed
+            known = self._over or (self._rank, self._directory) in failed
             self._over = True
-            _failed.add((self._rank, self._directory))
+            failed.add((self._rank, self._directory))
         if not known:
             self._warn(why)
 
@@ -134,9 +134,9 @@ class Writer:
         """Writes what has come, and what the sources have to say; False once the last one has left."""
         items: list[Line | Callable[[], Sequence[Line]] | None] = []
         with contextlib.suppress(queue.Empty):
-            items.append(self._queue.get(timeout=LOOK_SECONDS))
-            while len(items) < _MOST_LINES:
-                items.append(self._queue.get_nowait())
+            items.append(self.queue.get(timeout=LOOK_SECONDS))
+            while len(items) < MOST_LINES:
+                items.append(self.queue.get_nowait())
         lines: list[Line] = []
         for item in items:
             if callable(item):
@@ -179,7 +179,7 @@ class _File:
         self._bytes += len(text)
         while text:  # a disk that is nearly full takes a part of it
             text = text[os.write(self._file, text) :]
-        if self._bytes > _MOST_BYTES:
+        if self._bytes > MOST_BYTES:
             self._rotate()
 
     def close(self) -> None:
@@ -239,9 +239,9 @@ def join(source: Source, directory: str, rank: int, warn: Callable[[str], None])
     """
     key = os.getpid(), rank, directory  # process, because a forked one has no threads; rank, because tests have several
     with _lock:
-        writer = _writers.get(key)
+        writer = writers.get(key)
         if writer is None:
-            writer = _writers[key] = Writer(directory, rank, warn)
+            writer = writers[key] = Writer(directory, rank, warn)
         writer._join(source)
     return writer
 
@@ -257,6 +257,6 @@ def leave(source: Source, writer: Writer) -> None:
         writer._sources.remove(source)
         if writer._sources:
             return
-        for key in [key for key, each in _writers.items() if each is writer]:
-            del _writers[key]
+        for key in [key for key, each in writers.items() if each is writer]:
+            del writers[key]
     writer._end()

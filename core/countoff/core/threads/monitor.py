@@ -1,0 +1,272 @@
+"""The monitor: one guard's part in the connection of its process to the other ranks.
+
+It meets the other ranks, shares the connection while the guard is open, and decides what a lost store means for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+
+from countoff.core.checks.lost import lost_host, lost_rank, lost_store
+from countoff.core.ending import shutdown
+from countoff.core.ending.table import post_row, print_with_table
+from countoff.core.liveness.lifelines import Lifelines
+from countoff.core.liveness.processes import Process
+from countoff.core.part import Part
+from countoff.core.state import State
+from countoff.core.store.channel import Channel, ChannelError, knock
+from countoff.core.store.rendezvous import choose_place, default_store, find_place, keep_publishing, publish, store_of
+from countoff.core.threads.connection import Connection, connect, standing_place
+from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.speaker import Speaker, announce_stopped
+from countoff.core.threads.watchdog import Watchdog
+from countoff.core.verdict import Verdict
+
+DRAIN_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+_CLOSE_SECONDS = 3.0
+_GOODBYE_SECONDS = 0.2
+BETTER_CAUSE_SECONDS = 0.5
+_RECENT_SECONDS = 5.0
+_started: weakref.WeakSet[Monitor] = weakref.WeakSet()
+
+
+class Monitor:
+    """Connects a guard's state to the other ranks, until it is closed.
+
+    Args:
+        state: This rank's state.
+        number: Number of the guard in this process; equal on all ranks.
+        part: The ranks that meet, if they are a part of the job.
+
+    Attributes:
+        state: This rank's state.
+        number: Number of the guard.
+        session: Its part in the comparison.
+        speaker: Its speaker.
+        watchdog: Its watchdog.
+    """
+
+    def __init__(self, state: State, number: int, part: Part | None = None) -> None:
+        self.state = state
+        self._part = part
+        self.number = number
+        self.speaker = speaker = Speaker(state, number)
+        self.session = Session(state, hosts=lambda: speaker.link.heartbeats.hosts)
+        self.watchdog = Watchdog(self.session, self.speaker)
+        self.connection: Connection | None = None
+        self._concluded = False
+        self._all_met = threading.Event()  # or this rank is closing
+        self._close_begun = threading.Lock()
+        self._closed = threading.Event()
+        # On a thread of its own: the default store's client may be frozen, and a look-up of a name may take seconds.
+        self._meeting = threading.Thread(target=self._meet, name="countoff rendezvous", daemon=True)
+
+    @property
+    def failure(self) -> str:
+        """Why this rank has stopped comparing; empty while it compares."""
+        return self.session.failure
+
+    def start(self) -> None:
+        """Starts to meet the other ranks, in the background.
+
+        Closes earlier guards that the process has survived: those that have a verdict, and those whose loop an
+        exception has left.
+        """
+        for earlier in list(_started):
+            if earlier.state.end is not None:
+                earlier.close(survived=True)
+            elif earlier.session.left:
+                earlier.session.close_left()
+        _started.add(self)
+        self._unregister = shutdown.at_exit(self.close)
+        self._meeting.start()
+
+    def wait_for_roll_call(self, answered: threading.Event) -> None:
+        """Waits for the answer to this rank's plan, hardly longer than `deadline_seconds`.
+
+        Without an answer training goes on. What ranks count from then on is still compared, unless the store does not
+        answer either.
+
+        Args:
+            answered: Set once the answer is there.
+        """
+        session, ended = self.session, self.state.ended
+        deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
+        while not (answered.wait(0.02) or ended.is_set() or session.failure or time.monotonic() > deadline):
+            pass
+        if self.state.complete:
+            self._all_met.set()
+            self._meeting.join(DRAIN_SECONDS)  # it has done its work, and is about to end
+        link = self.speaker.link
+        decided = answered.is_set() or ended.is_set() or session.failure
+        if not (decided or (link.connected and link.prompt)):
+            session.stop_comparing("the job's store does not answer")
+        elif not decided and self.state.settings.keeps_even:
+            session.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
+
+    def close(self, *, survived: bool = False) -> None:
+        """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
+
+        Where ranks are kept even and the store is slow, it takes as long as the last entries, at most `lost_seconds`.
+        It waits up to 6 s for a connection that is still being made.
+
+        Args:
+            survived: Whether the process has survived its verdict and begins another fit, so that NCCL may be busy
+                for that.
+        """
+        if not self._close_begun.acquire(blocking=False):
+            self._closed.wait(_CLOSE_SECONDS)  # another thread is closing, or has closed
+            return
+        try:
+            if not survived:
+                self.watchdog.free_nccl()
+            self._close()
+        finally:
+            self._closed.set()
+
+    def close_in_background(self) -> None:
+        """Closes on a background thread; returns at once."""
+        threading.Thread(target=self.close, name="countoff closer", daemon=True).start()
+
+    def conclude(self) -> None:
+        """Has the verdict printed, with its table, if there is one; a second call changes nothing."""
+        if self.state.end is not None and not self._concluded:
+            self._concluded = True
+            self.speaker.hand(lambda channel: print_with_table(channel, self.state, self.speaker.link.heartbeats))
+
+    def post_row(self) -> None:
+        """Posts this rank's row of a table that there may be later, when its process is gone."""
+        self.speaker.hand(lambda channel: post_row(channel, self.state))
+
+    def _close(self) -> None:
+        state, speaker = self.state, self.speaker
+        connected = speaker.link.connected
+        if connected and (state.end is not None or state.proposed is not None):
+            shutdown.wait_until_printed(state)
+        if connected and state.end is None:
+            speaker.say_goodbye().wait(_GOODBYE_SECONDS)
+        self.session.closing.set()
+        self._all_met.set()
+        self._meeting.join(DRAIN_SECONDS)
+        if self.connection is not None:
+            self.leave(self.connection)
+        self._unregister()
+
+    def leave(self, connection: Connection) -> None:
+        """Leaves a connection once this rank has told what it has to tell; part of `close`."""
+        state, speaker = self.state, self.speaker
+        reachable = connection.open  # if not, the speaker may be blocked in a call to a host that is gone
+        last = connection.remove(self)
+        self.conclude()  # a verdict may have come while this rank said goodbye
+        speaker.hand(None)
+        if speaker.link.connected:
+            if state.end is not None or state.proposed is not None:
+                shutdown.wait_until_printed(state)
+            self._drain(DRAIN_SECONDS if reachable else 0)
+        speaker.link.remove(self.number)  # not earlier: the goodbye depends on those that are in the log
+        if state.end is not None:  # it came with the speaker's last jobs
+            shutdown.print_verdict(state, state.end)
+        if last:
+            connection.close()
+
+    def _drain(self, seconds: float) -> None:
+        """Waits until the speaker has done its last job, at most so long; longer where ranks are kept even.
+
+        There another rank may wait for what this one has yet to write, and no other entry would end that wait. A store
+        that does not answer for `lost_seconds` ends it.
+        """
+        state, speaker = self.state, self.speaker
+        if seconds and state.settings.keeps_even and state.end is None:
+            seconds = max(seconds, state.settings.lost_seconds)
+        deadline = time.monotonic() + seconds
+        while not speaker.drained.wait(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline or not speaker.link.connected:
+                return
+
+    def _meet(self) -> None:
+        state, given_up = self.state, self.session.closing.is_set
+        try:
+            store = default_store() if self._part is None else store_of(self._part.group)
+            if store is None:
+                raise RuntimeError("torch.distributed is not initialised")
+            if state.leads:  # its choice is that of all ranks
+                place = standing_place(state.rank, store) or choose_place(store)
+                publish(store, self.number, place)
+            else:
+                deadline = time.monotonic() + state.settings.deadline_seconds
+                place = find_place(store, self.number, deadline=deadline, given_up=given_up)
+            if not given_up():
+                self.connection = connect(self, place, store)
+        except Exception as error:  # whatever the store does, training goes on or is told why not
+            self.lose(error)
+            return
+        if state.leads:
+            with contextlib.suppress(Exception):  # the connection's own threads say what a lost store means
+                keep_publishing(store, self.number, place, self._need_not_answer)
+
+    def _need_not_answer(self, seconds: float) -> bool:
+        """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""
+        return self._all_met.wait(seconds) or self.state.ended.is_set()
+
+    def lose(self, error: Exception) -> None:
+        """Decides what a lost store means: nothing (after the fit), no more comparing, or a lost rank."""
+        session, state = self.session, self.state
+        if session.closing.is_set() or state.end is not None or state.finished:
+            return
+        if isinstance(error, (ChannelError, RecursionError)) or not isinstance(error, (RuntimeError, OSError)):
+            session.stop_comparing(
+                f"the control channel holds something that countoff has not written: {error!r}"[:400]
+            )
+            return
+        if self.connection is None or not self.connection.reached:
+            session.stop_comparing(first_line(error))
+            return
+        place, lifelines = self.connection.place, self.connection.lifelines
+        why = f"The job's store went with it: {first_line(error)}"
+        deadline = time.monotonic() + BETTER_CAUSE_SECONDS
+        found = knock(*self.speaker.link.store_address)
+        while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
+            if found == "silent":
+                continue  # a neighbour that is gone was only the first to know
+            # One that never came may have ended before.
+            if state.complete and any(each.state() == "gone" for each in self._neighbours()):
+                return  # the watchdog names it once this rank needs it
+        if session.closing.is_set() or state.finished:
+            return
+        if state.end is not None:
+            return
+        if found == "open":  # a process that is killed does not close all its connections at once
+            found = knock(*self.speaker.link.store_address)
+        if found != "open" and self._part is not None and not state.settings.keeps_even:
+            session.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
+            return
+        if found != "open":
+            session.conclude_alone(self._lost_store(lifelines, found, why))
+            return
+        with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
+            channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
+            announce_stopped(channel.at(f"{self.number}/"), state)
+        session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
+
+    def _neighbours(self) -> list[Process]:
+        return list(self.speaker.link.heartbeats.neighbours.values())
+
+    def _lost_store(self, lifelines: Lifelines, found: str, why: str) -> Verdict:
+        """The verdict where the store cannot be reached any more."""
+        seconds, hub = self.state.settings.lost_seconds, lifelines.hub
+        heartbeats = self.speaker.link.heartbeats
+        elsewhere = hub is not None and hub.host != heartbeats.host
+        recent = [loss for loss in lifelines.losses if time.monotonic() - loss.at < _RECENT_SECONDS]
+        if recent:
+            return recent[0].verdict()
+        if found == "silent" and hub is not None and hub.has_store and elsewhere and hub.ranks:
+            return lost_host(
+                heartbeats.hosts.get(self.state.ranks[0], self.speaker.link.store_address[0]), hub.ranks, seconds
+            )
+        if found == "silent":
+            return lost_store(self.speaker.link.store_address[0], seconds)
+        return lost_rank(0, "or whoever hosts the job's store is gone", why)

@@ -1,0 +1,165 @@
+"""Even passes over 2 to 64 simulated ranks in random orders of events: all take the minimum, or the maximum.
+
+The environment variable COUNTOFF_TEST_EXAMPLES multiplies the number of examples.
+"""
+
+from collections.abc import Container
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from countoff.core import FitPlan
+from countoff.core.protocol.actions import AddOne
+from countoff.core.protocol.credits import Credits
+from tests.core.protocol.test_protocol import examples, seeds, world_sizes
+from tests.simulator import Epoch, Job, Program, Rank, play
+
+policies = st.sampled_from(["stop", "repeat"])
+singles = st.sampled_from([range(0), range(1), range(1, 64), range(64)])
+"""The ranks that fetch nothing ahead: none, the first one, all others, all."""
+
+
+@st.composite
+def lengths(draw: st.DrawFn) -> list[list[int]]:
+    """The batches of each rank, in each epoch: often at and around the borders of blocks, and none at all."""
+    ranks = draw(world_sizes)
+    most = draw(st.sampled_from([1, 4, 9, 17]))
+    own = st.integers(0, most) | st.just(most)
+    return draw(st.lists(st.lists(own, min_size=ranks, max_size=ranks), min_size=1, max_size=3))
+
+
+def job(
+    epochs: list[list[int]],
+    policy: str,
+    lookahead: int,
+    *,
+    synced: bool,
+    leaves: int | None = None,
+    single: Container[int] = (),
+) -> Job:
+    """The job whose ranks have so many batches in each epoch; the ranks in `single` fetch nothing ahead."""
+    programs = [
+        Program(
+            tuple(Epoch(batches[rank], leaves=leaves if rank == 0 else None) for batches in epochs),
+            plan=FitPlan(),
+            prefetches=rank not in single,
+        )
+        for rank in range(len(epochs[0]))
+    ]
+    return Job(tuple(programs), synced=synced, uneven_train=policy, lookahead=lookahead)  # pyright: ignore[reportArgumentType]
+
+
+def assert_nothing_left(ranks: list[Rank]) -> None:
+    left = [key for key in ranks[0].store.values if key.startswith("even/")]
+    assert left == []
+
+
+@examples(300)
+@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
+def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, seed):
+    """Nobody waits for ever, no verdict is given, and a short rank, only, repeats its batches in order."""
+    if policy == "repeat":
+        epochs = [[max(1, own) for own in each] if max(each) else each for each in epochs]
+    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single), seed)
+    assert [rank.state.end for rank in ranks] == [None] * len(ranks)
+    assert all(rank.over for rank in ranks)
+    for number, each in enumerate(epochs):
+        total = min(each) if policy == "stop" else max(each)
+        for rank, own in zip(ranks, each, strict=True):
+            assert rank.taken[number] == [batch % own for batch in range(total)]
+            assert (number in rank.begun_again) == (own < total)
+    assert_nothing_left(ranks)
+
+
+@examples(100)
+@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, seeds)
+def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, seed):
+    """With `repeat`, a loader is begun again only where another rank is known to have more."""
+    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single), seed)
+    assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
+
+
+@examples(100)
+@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
+def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, seed):
+    """A `break` on one rank ends the job: the others would wait for its credits."""
+    first = [max(each, leaves + 2) for each in epochs[0]]
+    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves), seed)
+    ends = {rank.state.end and rank.state.end.sentence for rank in ranks}
+    assert len(ends) == 1
+    verdict = ranks[0].state.end
+    assert verdict is not None
+    assert verdict.kind == "UnevenBatches"
+    assert f"rank 0 stopped after {leaves} batch" in verdict.sentence
+
+
+def granted(credits: Credits, block: int, size: int, index: int) -> list[object]:
+    """What a rank does when it receives a grant."""
+    return list(credits.receive({"type": "grant", "block": block, "size": size}, index, 0.0))
+
+
+def test_blocks_grow_where_the_store_is_slow():
+    """A rank whose answers take over a quarter of a block asks for blocks twice as long, up to eight times."""
+    credits, now, sizes = Credits(3, "stop", 2, 0), 0.0, []
+    for block in range(40):
+        while credits.ready < sum([1, 1, *sizes[:block]][: block + 1]):
+            now += 0.01
+            for action in credits.fetched(now):
+                assert isinstance(action, AddOne)
+                sizes.append(action.entry["size"])
+                credits.added(0.02)
+        granted(credits, block, sizes[block], 10 + block)
+    assert sizes[:3] == [1, 1, 1]
+    assert sorted(set(sizes)) == [1, 2, 4, 8]
+    assert credits.lookahead == 16
+
+
+def test_a_prompt_store_leaves_blocks_as_they_are():
+    """Nothing grows where the store answers at once."""
+    credits = Credits(3, "stop", 4, 0)
+    actions = [action for now in range(4) for action in credits.fetched(float(now))]
+    assert [action.entry["size"] for action in actions if isinstance(action, AddOne)] == [2, 2]
+    assert credits.lookahead == 4
+
+
+def test_the_rank_that_completes_a_count_knows_which_grant_everybody_has():
+    """Each count names the grant of two blocks before, which every rank has received once it is complete."""
+    credits, forgotten = Credits(3, "stop", 2, 0), []
+    for block in range(5):
+        for action in credits.fetched(0.0):
+            assert isinstance(action, AddOne)
+            forgotten.append(action.forget)
+        granted(credits, block, 1, 100 + block)
+    assert forgotten == [None, None, 100, 101, 102]
+
+
+def test_what_another_program_writes_grants_nothing():
+    """Grants out of order, of blocks that this rank has no credit for, or without a size change nothing."""
+    credits = Credits(3, "stop", 4, 0)
+    for block, size in ((0, 2), (1, 2), (7, 2)):
+        granted(credits, block, size, 0)
+    assert credits.granted == 0
+    credits.fetched(0.0)
+    credits.fetched(0.0)
+    granted(credits, 0, 0, 0)
+    assert credits.granted == 0
+    granted(credits, 0, 2, 0)
+    assert credits.granted == 1
+
+
+def test_a_known_end_needs_no_credits():
+    """Where the common end is known before the span begins, nothing is fetched ahead and nobody is counted."""
+    credits = Credits.known(3, "stop", 5, 0)
+    assert (credits.lookahead, credits.granted, credits.total) == (0, 5, 5)
+    assert [credits.fetched(0.0) for _ in range(5)] == [[]] * 5
+    assert credits.ended(0.0) == []
+
+
+def test_a_batch_of_a_block_that_is_not_whole_cannot_come():
+    """A rank that fetches no more gets the batches of its whole blocks, and those up to an end that it can reach."""
+    credits = Credits(3, "stop", 4, 0)
+    for _ in range(3):
+        credits.fetched(0.0)
+    assert [credits.can_come(batch) for batch in (1, 2, 3, 4)] == [True, True, False, False]
+    credits.receive({"type": "ends", "opened": 3, "at": 3, "rank": 1}, 7, 0.0)
+    assert [credits.can_come(batch) for batch in (2, 3, 4)] == [True, True, False]

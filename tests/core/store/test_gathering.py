@@ -1,0 +1,68 @@
+"""Records of many ranks, gathered from the store without waiting."""
+
+from typing import Any
+
+import pytest
+
+from countoff.core.store import gathering
+from countoff.core.store.gathering import Awaiting, Gathering
+from tests.fake_store import FakeStore
+
+
+def store_with(**records: dict[str, Any]) -> FakeStore:
+    """A store with these records; ``plan_0`` is the key ``plan/0``."""
+    store = FakeStore()
+    for name, record in records.items():
+        store.set(name.replace("_", "/"), record)
+    return store
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), 0.0])
+def test_a_gathering_is_done_at_its_deadline(deadline: float) -> None:
+    """A gathering is done once all ranks have reported, or at its deadline with the ranks that are missing."""
+    store, done = store_with(plan_0={"rank": 0}), list[Any]()
+    waiting = Gathering("plan", range(2), deadline, lambda *found: done.append(found))
+    assert waiting.poll(store) == (deadline == 0.0)
+    assert done == ([] if deadline else [({0: {"rank": 0}}, [1])])
+
+
+def test_gathered_records_are_deleted() -> None:
+    store, done = store_with(plan_0={"rank": 0}, plan_1={"rank": 1}), list[Any]()
+    assert Gathering("plan", range(2), float("inf"), lambda *found: done.append(found)).poll(store)
+    assert done == [({0: {"rank": 0}, 1: {"rank": 1}}, [])]
+    assert store.values == {}
+
+
+def test_records_to_be_kept_are_not_deleted() -> None:
+    """With `keep`, gathered records stay in the store."""
+    store = store_with(stall_0={"rank": 0})
+    assert Gathering("stall", [0], float("inf"), lambda *_: None, keep=True).poll(store)
+    assert store.get("stall/0") == {"rank": 0}
+
+
+def test_missing_ranks_are_reported_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the deadline the missing ranks are reported, but not at every poll."""
+    missed: list[list[int]] = []
+    monkeypatch.setattr(gathering, "REMINDER_SECONDS", -1)
+    waiting = Gathering("plan", range(3), float("inf"), lambda *_: None, missed.append)
+    monkeypatch.setattr(gathering, "REMINDER_SECONDS", 1000)
+    store = store_with(plan_1={"rank": 1})
+    assert not waiting.poll(store)
+    assert not waiting.poll(store)
+    assert missed == [[0, 2]]
+
+
+def test_a_gathering_of_no_rank_is_done_at_once() -> None:
+    done = list[Any]()
+    assert Gathering("span/1", [], float("inf"), lambda *found: done.append(found)).poll(FakeStore())
+    assert done == [({}, [])]
+
+
+def test_awaiting_ends_with_the_record() -> None:
+    done = list[Any]()
+    assert Awaiting("plan", done.append).poll(store_with(plan={"x": 1}))
+    assert done == [{"x": 1}]
+
+
+def test_awaiting_continues_without_the_record() -> None:
+    assert not Awaiting("plan", lambda found: pytest.fail(f"done with {found}")).poll(FakeStore())

@@ -1,0 +1,64 @@
+"""The format of the trace is documented, and its names can be read back."""
+
+import re
+
+import pytest
+
+from countoff.core.checks.check import FitStart
+from countoff.core.checks.even import EvenCheck
+from countoff.core.checks.plan import PROOF_FIELDS, judge_plans
+from countoff.core.protocol.records import FitPlan
+from countoff.core.settings import Settings
+from countoff.core.state import State
+from countoff.core.trace.format import (
+    COMPARED_LIMITS,
+    COMPARED_PLAN,
+    COMPARED_SETTINGS,
+    INCIDENT,
+    LINES,
+    RANKS_FILE,
+    STACKS_FILE,
+    VERDICT_FILE,
+    file_name,
+    parse_name,
+)
+from tests.paths import DOCS
+
+PAGE = (DOCS / "seeing.md").read_text()
+ROWS = {row[1]: row[2] for row in re.finditer(r"^\| `(\w\w+)` \|[^|]*\|(.*)\|$", PAGE, re.MULTILINE)}
+
+
+def test_the_page_has_every_kind_of_line() -> None:
+    assert list(ROWS) == list(LINES)
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_the_page_has_every_key(kind: str) -> None:
+    keys = LINES[kind]
+    assert [key for key in (*keys.required, *keys.optional) if f"`{key}`" not in ROWS[kind]] == []
+
+
+def test_the_page_has_the_files_of_an_incident() -> None:
+    for name in (f"{INCIDENT}/", VERDICT_FILE, STACKS_FILE, RANKS_FILE):
+        assert f"`{name}`" in PAGE
+
+
+def test_the_values_that_ranks_compare_are_those_of_the_roll_call() -> None:
+    assert {*COMPARED_PLAN, *COMPARED_LIMITS} == set(PROOF_FIELDS)
+    assert {*COMPARED_PLAN, *COMPARED_LIMITS} <= FitPlan().to_json().keys()
+    even = EvenCheck(State(0, 2, Settings(uneven_train="stop"), {}))
+    assert {*COMPARED_SETTINGS} == even.report(FitStart(FitPlan(), {}), 0).keys() - {"length", "now"}
+    for name in COMPARED_LIMITS:
+        unlimited = {name: None}
+        assert judge_plans({0: unlimited, 1: {name: 1}}) is not None
+
+
+@pytest.mark.parametrize("rank", [0, 99999, 100000])
+@pytest.mark.parametrize("number", [None, 1, 12])
+def test_a_name_can_be_read_back(rank: int, number: int | None) -> None:
+    assert parse_name(file_name(rank, number)) == (rank, number)
+
+
+@pytest.mark.parametrize("name", ["rank-3.jsonl", "rank-00003.x.jsonl", "rank-00003.jsonl.gz", "xrank-00003.jsonl", ""])
+def test_another_name_is_no_file_of_a_trace(name: str) -> None:
+    assert parse_name(name) is None

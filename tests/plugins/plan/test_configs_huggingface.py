@@ -1,0 +1,821 @@
+"""Files of transformers, axolotl, LLaMA-Factory and litgpt: real ones, each with a wrong twin, and each rule alone."""
+
+import ast
+import csv
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from countoff.cli import __main__ as cli
+from countoff.plan.checks import check_job
+from countoff.plan.issues import ConfigIssue
+from countoff.plan.job import Job, RunPlan
+from countoff.plan.readers import ConfigError, axolotl, litgpt, llamafactory, read_job, transformers
+from countoff.plan.schedules import TrainerSchedule, WarmupDecay, peak_factor
+from tests.paths import GOLDEN
+
+CONFIGS = GOLDEN / "configs"
+HANDBOOK = "huggingface/alignment-handbook/recipes/{}@925acdfe"
+AXOLOTL = "axolotl-ai-cloud/axolotl/examples/{}@067b021c"
+LLAMA_FACTORY = "hiyouga/LLaMA-Factory/examples/{}@ff6d4d12"
+LITGPT = "Lightning-AI/litgpt/config_hub/{}@26857050"
+
+
+class Real(NamedTuple):
+    """A configuration of a project, its numbers worked out by hand, and what is wrong with its twin."""
+
+    file: str
+    source: str
+    world_size: int
+    dataset_size: int
+    samples_per_step: int
+    tokens_per_step: int | None
+    steps: int | None
+    warmup_steps: int | None
+    level: str
+    fault: str
+
+
+# The files hold the numbers and the keys of their sources. The sources of falcon_h1_cp and phi2_full have the faults of
+# their twins.
+REAL = [
+    Real(
+        "transformers/zephyr_sft.yaml",
+        HANDBOOK.format("zephyr-7b-beta/sft/config_full.yaml"),
+        *(8, 10_000, 128, None, 79, 8),
+        "stops",
+        "checkpoints: load_best_model_at_end needs the same save and eval strategy: save_strategy is steps and "
+        "eval_strategy is epoch",
+    ),
+    Real(
+        "transformers/smollm3_sft.yaml",
+        HANDBOOK.format("smollm3/sft/sft.yaml"),
+        *(8, 10_000, 16, 1_048_576, 3125, 94),
+        "stops",
+        "learning-rate: cosine_with_min_lr needs min_lr or min_lr_rate in lr_scheduler_kwargs, which has both",
+    ),
+    Real(
+        "transformers/constitutional_dpo.json",
+        HANDBOOK.format("constitutional-ai/dpo/config_anthropic.yaml"),
+        *(8, 10_000, 16, None, 1875, 188),
+        "silent",
+        "warm-up: warmup_steps is 1,500 and max_steps is 1,000: the learning rate only rises, to 0.666 of",
+    ),
+    Real(
+        "axolotl/llama3_lora_1b.yml",
+        AXOLOTL.format("llama-3/lora-1b.yml"),
+        *(8, 10_000, 32, 65_536, 312, 31),
+        "stops",
+        "warm-up: warmup_steps is 10 and warmup_ratio is 0.1: axolotl takes only one of them",
+    ),
+    Real(
+        "axolotl/qwen3_fsdp_tp_cp.yaml",
+        AXOLOTL.format("distributed-parallel/qwen3-8b-fsdp-tp-cp.yaml"),
+        *(8, 10_000, 2, 16_384, 10_000, 1000),
+        "stops",
+        "batch: micro_batch_size is 2, and sample_packing with 2 context parallel ranks needs 1",
+    ),
+    Real(
+        "axolotl/falcon_h1_cp.yaml",
+        AXOLOTL.format("falcon-h1/falcon-h1-1b-qlora-cp.yaml"),
+        *(8, 10_000, 16, 32_768, 2500, 250),
+        "silent",
+        "unknown-field: there is no context_parapllel_size; did you mean context_parallel_size? axolotl ignores it.",
+    ),
+    Real(
+        "axolotl/tinyllama_pretrain.yml",
+        AXOLOTL.format("archived/tiny-llama/pretrain.yml"),
+        *(8, 10_000, 64, 131_072, 200, 20),
+        "stops",
+        "length: pretraining_dataset needs max_steps, because such data has no length",
+    ),
+    Real(
+        "llamafactory/qwen3_full_sft.yaml",
+        LLAMA_FACTORY.format("train_full/qwen3_full_sft.yaml"),
+        *(8, 1000, 16, None, 189, 19),
+        "silent",
+        "warm-up: warmup_ratio is 0.1, and lr_scheduler_type constant has no warm-up",
+    ),
+    Real(
+        "llamafactory/qwen3_pretrain.yaml",
+        LLAMA_FACTORY.format("train_lora/qwen3_lora_pretrain.yaml"),
+        *(8, 1000, 64, 131_072, 48, 5),
+        "stops",
+        "length: streaming needs max_steps, because a stream has no length",
+    ),
+    Real(
+        "llamafactory/llama3_bridge.yaml",
+        LLAMA_FACTORY.format("megatron_bridge/llama3_sft.yaml"),
+        *(8, 10_000, 8, None, 1000, 10),
+        "silent",
+        "horizon: warm-up + num_stable_steps + num_decay_steps is 710 and max_steps is 1,000: the last 290 steps have "
+        "a learning rate of 0 and train nothing; set num_stable_steps to 790",
+    ),
+    Real(
+        "llamafactory/qwen3_moe_megatron.yaml",
+        LLAMA_FACTORY.format("megatron/qwen3_moe_full.yaml"),
+        *(8, 1000, 16, None, 126, 0),
+        "stops",
+        "dims: the dims do not fit 8 ranks: pp 3 × dp -1 × cp 1 × tp 1",
+    ),
+    Real(
+        "litgpt/tinyllama_pretrain.yaml",
+        LITGPT.format("pretrain/tinyllama.yaml"),
+        *(64, 10_000_000, 512, 1_048_576, 2_861_022, 2000),
+        "silent",
+        "warm-up: train.lr_warmup_steps is 2,000 and train.max_tokens is 1,000,000,000: the learning rate only "
+        "rises, to 0.476 of",
+    ),
+    Real(
+        "litgpt/debug_pretrain.yaml",
+        LITGPT.format("pretrain/debug.yaml"),
+        *(5, 10_000_000, 125, None, None, None),
+        "silent",
+        "batch: train.global_batch_size is 128, no multiple of train.micro_batch_size 5 × 5 data ranks: litgpt rounds "
+        "down, and a step has 125 samples",
+    ),
+    Real(
+        "litgpt/tinyllama_lora.yaml",
+        LITGPT.format("finetune/tiny-llama/lora.yaml"),
+        *(1, 10_000, 8, None, 3750, 10),
+        "stops",
+        "warm-up: train.lr_warmup_steps is 0 or empty, and litgpt finetune divides by it",
+    ),
+    Real(
+        "litgpt/phi2_full.yaml",
+        LITGPT.format("finetune/phi-2/full.yaml"),
+        *(2, 10_000, 8, None, 100, 20),
+        "silent",
+        "warm-up: train.lr_warmup_steps is 200 and train.max_steps is 100: the learning rate only rises, to 0.495 of",
+    ),
+]
+NAMES = [real.file for real in REAL]
+
+
+def exit_code(arguments: list[str]) -> object:
+    try:
+        cli.main(arguments)
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+@pytest.mark.parametrize("real", REAL, ids=NAMES)
+def test_a_real_file_gives_the_numbers_of_its_run(real: Real) -> None:
+    job = dataclasses.replace(read_job(str(CONFIGS / real.file)), dataset_size=real.dataset_size)
+    plan = RunPlan.of(job, world_size=real.world_size).batches
+    assert plan.global_batch_size == real.samples_per_step
+    assert plan.tokens_per_step == real.tokens_per_step
+    if real.steps is not None:
+        assert plan.total_steps == real.steps
+    if real.steps is not None and real.warmup_steps is not None:
+        assert job.schedule is not None
+        assert job.schedule.planned_for(real.steps).warmup_steps == real.warmup_steps
+
+
+@pytest.mark.parametrize("real", REAL, ids=NAMES)
+def test_a_real_file_has_no_fault(real: Real, capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ([], ["--dataset-size", str(real.dataset_size)]):
+        world = ["--world-size", str(real.world_size), *extra]
+        assert exit_code(["check", str(CONFIGS / real.file), *world]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("real", REAL, ids=NAMES)
+def test_its_wrong_twin_has_exactly_one(real: Real, capsys: pytest.CaptureFixture[str]) -> None:
+    file = CONFIGS / real.file
+    twin = file.with_suffix(f".wrong{file.suffix}")
+    assert exit_code(["check", str(twin), "--world-size", str(real.world_size)]) == 1
+    faults = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("note")]
+    assert len(faults) == 1
+    assert faults[0].startswith(f"{real.level:<7} {real.fault}")
+
+
+def test_each_format_has_three_real_files_with_twins() -> None:
+    for name in ("transformers", "axolotl", "llamafactory", "litgpt"):
+        files = [path for path in (CONFIGS / name).iterdir() if path.is_file()]
+        assert len(files) == 2 * sum(real.file.startswith(f"{name}/") for real in REAL) >= 6
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.*")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_golden_file_is_recognised_as_its_own_format(path: Path) -> None:
+    assert read_job(str(path)).framework == path.parent.name
+
+
+OTHERS = {
+    "lingua.yaml": "grad_acc_steps: 1\nsteps: 10\noptim: {warmup: 5}\ndata: {batch_size: 2}",
+    "composer.yaml": "max_duration: 1ep\nglobal_train_batch_size: 4\nmax_seq_len: 128",
+    "accelerate.yaml": "compute_environment: LOCAL_MACHINE\nnum_processes: 2\ngradient_accumulation_steps: 4",
+    "deepspeed.json": '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}}',
+    "torchtitan.toml": "[training]\nsteps = 10\n",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_older_formats_are_still_recognised(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(OTHERS[name])
+    assert read_job(str(tmp_path / name)).framework == name.partition(".")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: a\nmerge_method: slerp\nmodels: []",
+        "model: a\nmicro_batch_size: 2\ncutoff_len: 2048\nmax_steps: 10",
+        "train: {train_iters: 10, global_batch_size: 8, micro_batch_size: 1}",
+        "optimizer: AdamW\nlr: 1.0e-3\nlr_warmup_steps: -1\nlr_scheduler_type: constant",
+    ],
+)
+def test_a_file_that_only_resembles_a_format_is_refused(tmp_path: Path, text: str) -> None:
+    """A merge of models, LLaMA-Factory's second format, Megatron Bridge and a part of verl's share a few names."""
+    (tmp_path / "other.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="is in no format that countoff knows by its fields"):
+        read_job(str(tmp_path / "other.yaml"))
+
+
+def test_a_tie_is_refused_with_both_names(tmp_path: Path) -> None:
+    (tmp_path / "both.yaml").write_text("num_train_epochs: 1\nsequence_len: 8\nmicro_batch_size: 2")
+    with pytest.raises(ConfigError, match=r"fields of transformers and axolotl: give --framework transformers \| axo"):
+        read_job(str(tmp_path / "both.yaml"))
+    assert read_job(str(tmp_path / "both.yaml"), framework="transformers").framework == "transformers"
+
+
+def trainer_row(row: dict[str, str]) -> RunPlan:
+    job = transformers.read(
+        {
+            "per_device_train_batch_size": int(row["batch_size"]),
+            "gradient_accumulation_steps": int(row["gradient_accumulation_steps"]),
+            "dataloader_drop_last": row["drop_last"] == "1",
+            "num_train_epochs": float(row["epochs"]),
+            "max_steps": int(row["max_steps"]),
+            "accelerator_config": ast.literal_eval(row["config"]),
+        }
+    )
+    return RunPlan.of(dataclasses.replace(job, dataset_size=int(row["dataset_size"])), world_size=2)
+
+
+def test_every_run_of_the_real_trainer_is_planned_as_it_ran() -> None:
+    """The steps, the batch and the batches of each epoch are the Trainer's, for every row of its golden table."""
+    with (GOLDEN / "transformers_trainer.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 1576
+    for row in rows:
+        plan = trainer_row(row).batches
+        assert plan.global_batch_size == int(row["true_global_batch"]), row
+        if int(row["len_dataloader"]):
+            assert plan.batches_per_epoch == int(row["len_dataloader"]), row
+            assert plan.total_steps == ast.literal_eval(row["trainer_initial_values"])[5], row
+        else:
+            assert plan.total_steps == 0, row
+
+
+def test_every_schedule_of_axolotl_and_litgpt_is_reproduced() -> None:
+    """Each step of each row has the learning rate that the framework's own scheduler set."""
+    with (GOLDEN / "config_schedules.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 24
+    for row in rows:
+        reader = axolotl if row["source"].startswith("axolotl") else litgpt
+        job = reader.read(json.loads(row["config"]))
+        assert job.schedule is not None
+        steps = RunPlan.of(job, world_size=1).batches.total_steps
+        assert steps == int(row["steps"])
+        schedule = job.schedule.planned_for(int(row["steps"]))
+        assert schedule.horizon_steps == steps
+        factors = [schedule.factor(step) for step in range(int(row["steps"]))]
+        assert factors == pytest.approx([float(factor) for factor in row["factors"].split()], abs=1e-8), row
+
+
+def issues_of(job: Job, *, world_size: int = 8, dataset_size: int | None = None) -> list[ConfigIssue]:
+    return check_job(dataclasses.replace(job, dataset_size=dataset_size), world_size=world_size)
+
+
+def faults_of(job: Job, **numbers: int) -> list[str]:
+    return [issue.line for issue in issues_of(job, **numbers) if issue.is_fault]
+
+
+def notes_of(job: Job, **numbers: int) -> list[str]:
+    return [issue.line for issue in issues_of(job, **numbers) if not issue.is_fault]
+
+
+def trainer(**arguments: Any) -> Job:
+    return transformers.read({"per_device_train_batch_size": 4, **arguments})
+
+
+def test_max_steps_overrules_epochs() -> None:
+    job = trainer(max_steps=50, num_train_epochs=2)
+    assert (job.steps, job.epochs) == (50, None)
+    (note,) = notes_of(job)
+    assert note == (
+        "note    length: max_steps is 50 and num_train_epochs is 2: max_steps ends the run, and num_train_epochs "
+        "has no effect"
+    )
+    assert notes_of(trainer(max_steps=50)) == []
+
+
+def test_warmup_steps_overrule_warmup_ratio() -> None:
+    job = trainer(max_steps=50, warmup_steps=5, warmup_ratio=0.5)
+    assert job.schedule is not None
+    assert job.schedule.warmup_steps == 5
+    (note,) = notes_of(job)
+    assert "warmup_steps is 5 and warmup_ratio is 0.5: warmup_steps decides, and warmup_ratio has no effect" in note
+    assert notes_of(trainer(max_steps=50, warmup_steps=0, warmup_ratio=0.5)) == []
+
+
+def test_warmup_steps_below_one_are_a_fraction_of_the_run() -> None:
+    job = trainer(max_steps=50, warmup_steps=0.05)
+    assert job.schedule is not None
+    assert job.schedule.warmup_steps == 3
+
+
+def test_a_fraction_of_a_warmup_is_quoted_as_it_is_written() -> None:
+    (fault,) = faults_of(trainer(num_train_epochs=2, warmup_ratio=1.0), dataset_size=320)
+    assert fault == (
+        "silent  warm-up: warmup_ratio 1 gives 20 steps and num_train_epochs 2 gives 20 steps: the learning rate only "
+        "rises, to 0.95 of the configured one, and never decays; set warmup_ratio below 1"
+    )
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(0.5, 5), (1.25, 13), (2.0, 20)])
+def test_a_fraction_of_an_epoch_is_rounded_up_to_steps(epochs: float, steps: int) -> None:
+    job = dataclasses.replace(trainer(num_train_epochs=epochs), dataset_size=320)
+    assert RunPlan.of(job, world_size=8).batches.total_steps == steps
+
+
+def test_pieces_of_a_batch_are_not_multiplied_by_the_ranks() -> None:
+    job = trainer(per_device_train_batch_size=16, accelerator_config='{"split_batches": true}')
+    plan = RunPlan.of(job, world_size=8)
+    assert (plan.batch_size, plan.batches.global_batch_size) == (2, 16)
+    (fault,) = faults_of(job, world_size=3)
+    assert "per_device_train_batch_size 16 does not divide into 3 data ranks" in fault
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"save_steps": 100, "eval_strategy": "steps", "eval_steps": 30},
+            "save_steps 100 to be a multiple of eval_steps",
+        ),
+        (
+            {"eval_strategy": "steps", "logging_steps": 3},
+            "save_steps 500 (by default) to be a multiple of eval_steps 3",
+        ),
+        ({}, "save_strategy is steps by default and eval_strategy is no by default"),
+        ({"evaluation_strategy": "epoch"}, "save_strategy is steps by default and evaluation_strategy is epoch"),
+    ],
+)
+def test_a_best_model_that_is_not_saved_where_it_is_evaluated_is_a_fault(
+    arguments: dict[str, object], message: str
+) -> None:
+    (fault,) = faults_of(trainer(load_best_model_at_end=True, **arguments))
+    assert fault.startswith("stops   checkpoints: ")
+    assert message in fault
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"save_steps": 100, "eval_strategy": "steps", "eval_steps": 50},
+        {"save_strategy": "best", "eval_strategy": "epoch"},
+        {"save_strategy": False, "eval_strategy": "no"},
+        {"save_strategy": "epoch", "eval_strategy": "epoch", "save_steps": 7, "eval_steps": 3},
+        {"save_steps": 0.1, "eval_strategy": "steps", "eval_steps": 0.05},
+    ],
+)
+def test_a_best_model_that_is_saved_where_it_is_evaluated_is_none(arguments: dict[str, object]) -> None:
+    assert faults_of(trainer(load_best_model_at_end=True, **arguments)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr"},
+            "needs min_lr or min_lr_rate in lr_scheduler_kwargs, which has nei",
+        ),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "needs num_decay_steps in lr_scheduler_kwargs"),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"min_lr": 1}},
+            "has min_lr, which cosine does not take",
+        ),
+        ({"lr_scheduler_type": "polynomial", "learning_rate": 1e-8}, "lr_end is 1e-07 by default, and must be below"),
+    ],
+)
+def test_options_with_which_a_scheduler_fails_are_a_fault(arguments: dict[str, object], message: str) -> None:
+    (fault,) = faults_of(trainer(**arguments))
+    assert fault.startswith("stops   learning-rate: ")
+    assert message in fault
+
+
+def stable(warmup: int, stable_steps: int | None, decay: int) -> Job:
+    options = {"num_stable_steps": stable_steps, "num_decay_steps": decay}
+    return trainer(
+        max_steps=1000,
+        warmup_steps=warmup,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={name: value for name, value in options.items() if value is not None},
+    )
+
+
+def test_a_stable_schedule_must_end_with_the_run() -> None:
+    assert faults_of(stable(100, 700, 200)) == []
+    assert faults_of(stable(100, None, 200)) == []
+    (early,) = faults_of(stable(100, 600, 200))
+    assert "is 900 and max_steps is 1,000: the last 100 steps have a learning rate of 0" in early
+    assert early.endswith("set num_stable_steps to 700")
+    (late,) = notes_of(stable(100, 800, 200))
+    assert "is 1,100 and the run ends after 1,000 steps, at a learning rate of" in late
+
+
+def test_a_decay_that_begins_in_the_warmup_is_a_fault() -> None:
+    (fault,) = faults_of(stable(200, None, 900))
+    assert fault == (
+        "silent  horizon: num_decay_steps is 900 and the warm-up has 200 of the 1,000 steps of the run: the decay is "
+        "100 steps too long, and begins below the full learning rate; set num_decay_steps to at most 800"
+    )
+
+
+def test_llama_factory_gives_a_third_to_the_stable_part() -> None:
+    arguments = {"lr_scheduler_type": "warmup_stable_decay", "max_steps": 1000, "warmup_steps": 100}
+    job = llamafactory.read({"finetuning_type": "full", **arguments})
+    assert isinstance(job.schedule, TrainerSchedule)
+    assert (job.schedule.phases, job.schedule.horizon_steps) == ((300, 600), 1000)
+    assert faults_of(job) == []
+    job = llamafactory.read({**arguments, "lr_scheduler_kwargs": {"num_decay_steps": 100}})
+    (fault,) = faults_of(job)
+    assert "is 500 and max_steps is 1,000: the last 500 steps have a learning rate of 0" in fault
+
+
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 2},
+            "train_micro_batch_size_per_gpu 2, and per_device_train_batch_size is 4:",
+        ),
+        (
+            {"gradient_accumulation_steps": 8},
+            "gradient_accumulation_steps 8, and gradient_accumulation_steps is 1 by def",
+        ),
+        ({"gradient_clipping": 0.5}, "gradient_clipping 0.5, and max_grad_norm is 1 by default"),
+        ({"optimizer": {"params": {"lr": 1e-3}}}, "optimizer.params.lr 0.001, and learning_rate is 0.0001"),
+        ({"scheduler": {"params": {"total_num_steps": 9}}}, "scheduler.params.total_num_steps 9, and max_steps is 100"),
+        (
+            {"train_batch_size": 64},
+            "train_batch_size of ds.json 64 is not per_device_train_batch_size 4 × gradient_accum",
+        ),
+    ],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_number_that_deepspeeds_file_has_otherwise_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str, inside: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = {**DEEPSPEED, **changes}
+    Path("ds.json").write_text(json.dumps(theirs))
+    job = trainer(max_steps=100, learning_rate="1e-4", deepspeed=theirs if inside else "ds.json")
+    (fault,) = faults_of(job)
+    assert fault.startswith("stops   ")
+    assert (message.replace("ds.json", "deepspeed") if inside else message) in fault
+
+
+def test_a_deepspeed_file_that_agrees_or_is_not_here_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(json.dumps({**DEEPSPEED, "train_batch_size": 32, "gradient_clipping": 1.0}))
+    Path("broken.json").write_text("{")
+    for name in ("ds.json", "gone.json", "broken.json"):
+        assert faults_of(trainer(deepspeed=name)) == []
+    Path("tp.json").write_text(json.dumps({**DEEPSPEED, "tensor_parallel": {"autotp_size": 4}}))
+    assert trainer(deepspeed="tp.json").rank_map(8).dp_degree == 2
+
+
+@pytest.mark.parametrize(
+    ("reader", "name", "meant"),
+    [
+        (transformers, "per_device_train_batchsize", "per_device_train_batch_size"),
+        (transformers, "gradient_acumulation_steps", "gradient_accumulation_steps"),
+        (llamafactory, "cutof_len", "cutoff_len"),
+    ],
+)
+def test_a_misspelt_argument_that_counts_stops_the_run(reader: Any, name: str, meant: str) -> None:
+    (fault,) = faults_of(reader.read({name: 4, "dataset_name": "x", "num_train_epochs": 1}))
+    assert fault == (
+        f"stops   unknown-field: there is no {name}; did you mean {meant}? HfArgumentParser stops on it with a "
+        f"ValueError."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_epochs", "num_train_epochs"),
+        ("warmup_rate", "warmup_ratio"),
+        ("train_batch_size", "per_device_train_batch_size"),
+    ],
+)
+def test_a_name_of_another_program_gives_a_note(name: str, meant: str) -> None:
+    assert notes_of(transformers.read({name: 1, "learning_rate": 1e-4})) == [
+        f"note    unknown-field: TrainingArguments has no {name}; did you mean {meant}? The default of {meant} is used."
+    ]
+    assert notes_of(transformers.read({name: 1, meant: 1})) == []
+
+
+def packed(**fields: Any) -> Job:
+    both = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 512, "learning_rate": "2e-5"}
+    return axolotl.read({**both, **fields})
+
+
+def test_axolotl_rounds_the_steps_of_the_whole_run() -> None:
+    job = dataclasses.replace(packed(num_epochs=3), dataset_size=100)
+    plan = RunPlan.of(job, world_size=4).batches
+    assert (plan.global_batch_size, plan.total_steps) == (32, math.ceil(100 * 3 / 32))
+    job = dataclasses.replace(packed(num_epochs=3, sample_packing=True), dataset_size=100)
+    assert RunPlan.of(job, world_size=4).batches.total_steps == 100 // 32 * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, (1, 8, 1, 1, 1)),
+        ({"sequence_parallel_degree": 2}, (1, 4, 2, 1, 1)),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 2}, (1, 2, 2, 1, 2)),
+        ({"dp_shard_size": 2}, (4, 2, 1, 1, 1)),
+        ({"dp_replicate_size": 2, "fsdp_config": {"a": 1}}, (2, 4, 1, 1, 1)),
+        ({"dp_replicate_size": 2, "dp_shard_size": 4}, (2, 4, 1, 1, 1)),
+        ({"dp_shard_size": 1, "fsdp_config": {"a": 1}}, (1, 8, 1, 1, 1)),
+        ({"dp_shard_size": 2, "expert_parallel_size": 4}, (1, 8, 1, 1, 1)),
+    ],
+)
+def test_axolotl_fills_up_its_mesh(fields: dict[str, object], sizes: tuple[int, ...]) -> None:
+    assert packed(**fields).rank_map(8).sizes == sizes
+
+
+def test_axolotls_batch_size_is_that_of_a_rank() -> None:
+    job = axolotl.read({"micro_batch_size": 2, "batch_size": 8})
+    assert (job.batch_size, job.gradient_accumulation_steps) == (2, 4)
+    assert faults_of(job) == []
+    (fault,) = faults_of(axolotl.read({"micro_batch_size": 3, "batch_size": 8}))
+    assert fault == (
+        "silent  batch: batch_size 8 is no multiple of micro_batch_size 3: a step has 6 samples per rank, and axolotl "
+        "counts 8 when it plans the steps"
+    )
+    with pytest.raises(ConfigError, match="batch_size 2 must be at least micro_batch_size 3"):
+        axolotl.read({"micro_batch_size": 3, "batch_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"batch_size": 8},
+            "stops   batch: gradient_accumulation_steps is 4 and batch_size is 8: axolotl takes only one",
+        ),
+        (
+            {"micro_batch_size": None},
+            "stops   batch: axolotl needs two of micro_batch_size, gradient_accumulation_steps",
+        ),
+        (
+            {"save_strategy": "epoch", "save_steps": 5},
+            "stops   checkpoints: save_strategy is epoch and save_steps is 5",
+        ),
+        ({"evals_per_epoch": 2, "eval_steps": 5}, "stops   checkpoints: eval_steps is 5 and evals_per_epoch is 2"),
+        ({"streaming": True}, "stops   length: streaming needs max_steps"),
+        (
+            {"lr_scheduler": "linear", "cosine_min_lr_ratio": 0.1},
+            "silent  learning-rate: cosine_min_lr_ratio is 0.1, and",
+        ),
+        (
+            {"cosine_constant_lr_ratio": 0.8},
+            "silent  learning-rate: cosine_constant_lr_ratio is 0.8, and has no effect",
+        ),
+        (
+            {"lr_quadratic_warmup": True, "cosine_min_lr_ratio": 0.1},
+            "silent  learning-rate: cosine_min_lr_ratio is 0.1, and axolotl does not use it with lr_quadratic_warmup",
+        ),
+        (
+            {"lr_scheduler": "constant", "warmup_steps": 5},
+            "silent  warm-up: warmup_steps is 5, and lr_scheduler constant",
+        ),
+        (
+            {"warmup_steps": 20, "max_steps": 10},
+            "silent  warm-up: warmup_steps is 20 and max_steps is 10: the learning",
+        ),
+    ],
+)
+def test_numbers_that_axolotl_refuses_or_does_not_use_are_faults(fields: dict[str, object], message: str) -> None:
+    (fault,) = faults_of(packed(**fields))
+    assert fault.startswith(message)
+
+
+def test_axolotls_default_warmup_is_short() -> None:
+    schedule = packed().schedule
+    assert schedule is not None
+    assert [schedule.planned_for(steps).warmup_steps for steps in (10, 40, 100, 10_000)] == [0, 2, 3, 100]
+
+
+def litgpt_file(train: dict[str, object], **others: object) -> Job:
+    optimizer = {"init_args": {"lr": 1e-3}}
+    return litgpt.read({"checkpoint_dir": "a", "train": train, "optimizer": optimizer, **others})
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"max_tokens": 5}, "stops   length: train.max_tokens is 5, and litgpt finetune does not take it"),
+        ({"epochs": None}, "stops   length: train.epochs is empty, and litgpt finetune needs it"),
+        (
+            {"lr_warmup_steps": None},
+            "stops   warm-up: train.lr_warmup_steps is 0 or empty, and litgpt finetune divides",
+        ),
+        (
+            {"global_batch_size": 20, "micro_batch_size": 1},
+            "silent  batch: train.global_batch_size is 20, no multiple of",
+        ),
+        (
+            {"global_batch_size": 4},
+            "stops   batch: train.global_batch_size 4 is no multiple of train.micro_batch_size 1 ",
+        ),
+        ({"lr_warm_up_steps": 5}, "stops   unknown-field: there is no train.lr_warm_up_steps; did you mean lr_warmup_"),
+    ],
+)
+def test_numbers_that_litgpts_finetuning_refuses_or_rounds_are_faults(train: dict[str, object], message: str) -> None:
+    (fault,) = faults_of(litgpt_file(train))
+    assert fault.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"max_tokens": None}, "stops   length: train.max_tokens is empty, and litgpt pretrain needs it"),
+        ({"epochs": 2}, "stops   length: train.epochs is 2, and litgpt pretrain does not take epochs"),
+        (
+            {"max_steps": 10},
+            "silent  length: train.max_steps is 10, and litgpt pretrain does not use it: train.max_tok",
+        ),
+        ({"min_lr": 0.1}, "silent  learning-rate: train.min_lr is 0.1 and the learning rate 0.001: it would rise"),
+        (
+            {"lr_warmup_fraction": 0.1},
+            "stops   warm-up: train.lr_warmup_fraction is 0.1 and train.lr_warmup_steps is 2,000 by default",
+        ),
+    ],
+)
+def test_numbers_that_litgpts_pretraining_refuses_or_does_not_use_are_faults(
+    train: dict[str, object], message: str
+) -> None:
+    numbers = {"max_tokens": 10**12, "max_seq_length": 1024, **train}
+    (fault,) = faults_of(litgpt_file(numbers, checkpoint_dir=None, model_name="a"))
+    assert fault.startswith(message)
+
+
+def test_litgpts_devices_are_the_world_size() -> None:
+    assert litgpt_file({}, devices=4, num_nodes=2).world_size == 8
+    assert litgpt_file({}, devices="auto").world_size is None
+
+
+def test_litgpt_carries_an_incomplete_accumulation_into_the_next_epoch() -> None:
+    job = litgpt_file({"global_batch_size": 64, "micro_batch_size": 4, "epochs": 3})
+    plan = RunPlan.of(dataclasses.replace(job, dataset_size=1000), world_size=4).batches
+    assert (plan.batches_per_epoch, plan.total_steps) == (63, 3 * 63 // 4)
+
+
+def test_a_schedule_of_a_run_of_unknown_length_is_planned_for_the_run() -> None:
+    for job in (trainer(warmup_ratio=0.1), packed(warmup_ratio=0.1), litgpt_file({"epochs": 1})):
+        assert job.schedule is not None
+        assert job.schedule.horizon_steps == 0
+        assert job.schedule.planned_for(500).horizon_steps == 500
+
+
+def test_a_warmup_that_is_a_fraction_is_explained_in_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--world-size", "8", "--dataset-size", "10000", "--explain"]
+    assert exit_code(["plan", str(CONFIGS / "transformers" / "zephyr_sft.yaml"), *arguments]) == 0
+    assert "  warmup_steps = 8  (warmup_ratio: written in the configuration)" in capsys.readouterr().out
+
+
+def test_a_finetuning_file_of_litgpt_may_leave_its_checkpoint_to_the_command() -> None:
+    assert litgpt.read({"train": {"epochs": 2}}).epochs == 2
+    pretraining = litgpt.read({"tokenizer_dir": "a", "train": {"max_tokens": 4096, "max_seq_length": 8}})
+    assert RunPlan.of(pretraining, world_size=1).batches.total_steps == 1
+
+
+def test_litgpts_pretraining_cuts_its_tokens_into_whole_batches_of_a_rank() -> None:
+    """9,765 batches of each of 4 ranks, in steps of 6: more than 100,000,000 tokens in steps of 125 samples."""
+    train: dict[str, object] = {"max_tokens": 10**8, "global_batch_size": 125, "micro_batch_size": 5}
+    job = litgpt_file({**train, "max_seq_length": 512}, checkpoint_dir=None, model_name="a")
+    assert RunPlan.of(job, world_size=4).batches.total_steps == 1627
+    assert "train.max_tokens is 100,000,000" in " ".join(
+        issue.text for issue in check_job(read_warmup(job, 1627), world_size=4)
+    )
+    assert [issue.code for issue in check_job(read_warmup(job, 1626), world_size=4)] == ["batch"]
+    for tokens, steps in ((10 * 61_440, 10), (10 * 61_440 - 1, 9)):
+        assert RunPlan.of(dataclasses.replace(job, run_tokens=tokens), world_size=4).batches.total_steps == steps
+    assert RunPlan.of(dataclasses.replace(job, steps=9), world_size=4).batches.total_steps == 9
+
+
+def read_warmup(job: Job, steps: int) -> Job:
+    assert isinstance(job.schedule, WarmupDecay)
+    return dataclasses.replace(job, schedule=dataclasses.replace(job.schedule, warmup_steps=steps))
+
+
+def test_litgpts_pretraining_asks_for_the_tokens_of_a_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pretrain.yaml"
+    path.write_text(
+        "model_name: a\ndevices: 4\noptimizer: {init_args: {lr: 6e-4}}\n"
+        "train: {max_tokens: 100000000, global_batch_size: 125, micro_batch_size: 5, max_seq_length: }\n"
+    )
+    assert exit_code(["plan", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(
+        "note    length: train.max_tokens is 100,000,000, and nothing says how many tokens a sample has: give "
+        "--seq-len N\n"
+    )
+    assert exit_code(["plan", str(path), "--curve"]) == 2
+    assert capsys.readouterr().err.endswith("is not known: give --steps N, or --seq-len N\n")
+    assert exit_code(["plan", str(path), "--seq-len", "512", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n  steps = 1,627  (train.max_tokens: written in the configuration)\n" in shown
+    assert "note" not in shown
+
+
+CURVES = [
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+    "rex",
+]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("warmup", [0, 1, 10])
+def test_the_peak_of_each_curve_is_found_at_its_turning_points(curve: Any, warmup: int) -> None:
+    schedule = TrainerSchedule(curve, warmup, run_steps=100, min_factor=0.1, stable_steps=30, decay_steps=40)
+    factors = [schedule.factor(step) for step in range(100)]
+    assert peak_factor(schedule, steps=100) == max(factors)
+    assert all(0 <= factor <= 1 for factor in factors)
+
+
+def test_a_cosine_that_ends_early_stays_at_its_minimum() -> None:
+    schedule = TrainerSchedule("cosine", 10, run_steps=100, min_factor=0.1, decay_part=0.8)
+    assert schedule.factor(45) == pytest.approx(0.55)
+    assert [schedule.factor(step) for step in (80, 99)] == [pytest.approx(0.1)] * 2
+
+
+def test_the_finetuning_schedule_of_litgpt_is_a_warmup_and_a_cosine() -> None:
+    schedule = litgpt_file({"max_steps": 110, "lr_warmup_steps": 10}).schedule
+    assert schedule == WarmupDecay("cosine", 10, 110, horizon_part=1.0)
+
+
+@pytest.mark.parametrize("name", ["transformers", "axolotl", "llamafactory", "litgpt"])
+@pytest.mark.parametrize("text", ["[1, 2]", "per_device_train_batch_size: [4", "a: b: c", "\x00", "- a\n- b: {"])
+def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "broken.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_job(str(tmp_path / "broken.yaml"), framework=name)
+    assert "\n" not in str(refused.value)
+
+
+WRONG = ["x", [1], {"a": 1}, -1, 0, 1.5, True, float("nan"), float("inf"), 10**400, "1e999"]
+
+
+@pytest.mark.parametrize("value", WRONG, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("transformers", "per_device_train_batch_size"),
+        ("axolotl", "micro_batch_size"),
+        ("llamafactory", "gradient_accumulation_steps"),
+        ("litgpt", "train.micro_batch_size"),
+    ],
+)
+def test_a_batch_that_is_no_number_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, field: str, value: object
+) -> None:
+    data: dict[str, object] = {field: value}
+    for section in reversed(field.split(".")[:-1]):
+        data = {section: {field.rpartition(".")[2]: value}}
+    file = tmp_path / "wrong.yaml"
+    file.write_text(yaml.safe_dump(data))
+    assert exit_code(["check", str(file), "--world-size", "2", "--framework", name]) == 2
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 1
+    assert f"{field} must be {'at most' if value == 10**400 else 'a whole number of at least 1'}" in printed.err

@@ -1,0 +1,282 @@
+"""`countoff report`: the page, the same facts as text, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from countoff.cli.__main__ import main
+from tests import example_traces
+from tests.example_traces import HOSTILE, RankWriter
+from tests.plugins.report.test_trace_reader import GARBAGE, KINDS
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Runs `countoff report`; returns its exit code and what it printed."""
+    code = 0
+    try:
+        main(["report", *map(str, arguments)])
+    except SystemExit as error:
+        code = int(str(error.code or 0))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def without_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("countoff.report.page")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.partition(".")[0] == "bokeh":
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bokeh"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+
+
+@pytest.fixture
+def with_bokeh() -> None:
+    pytest.importorskip("bokeh", reason="the page needs countoff[report]")
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_it_writes_a_page_and_says_what_happened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.uneven(tmp_path / "trace")
+    page = tmp_path / "page.html"
+    code, out, err = call(capsys, tmp_path / "trace", "-o", page)
+    assert (code, err) == (0, "")
+    assert "UnevenBatches: rank 2 ran out of data" in out
+    assert out.endswith(f"wrote {page}\n")
+    text = page.read_text("utf-8")
+    sentence = "Rank 2 ran out of data in train epoch 0 after 90 batches; all other ranks have more."
+    headings = [sentence, "Ranks over time", "Who is slow", "Counts", "Learning rate", "Stacks"]
+    assert re.findall(r"<h[12]>([^<]*)</h[12]>", text) == headings
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?\w*:?//""", text.split("<script>")[0])
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_a_directory_whose_name_is_no_text_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    example_traces.uneven(directory)
+    assert call(capsys, directory, "-o", tmp_path / "page.html")[0] == 0
+    assert "Rank 2 ran out of data" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_the_page_is_named_after_the_trace_and_is_opened_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    example_traces.healthy(tmp_path / "runs" / "today.2", ranks=2)
+    code, out, _ = call(capsys, "runs/today.2/", "--open")
+    assert code == 0
+    assert out == "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote today.2.html\n"
+    assert opened == [(tmp_path / "today.2.html").as_uri()]
+    monkeypatch.chdir(tmp_path / "runs" / "today.2")
+    assert call(capsys, ".")[1].endswith("\nwrote today.2.html\n")
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_an_unnamed_page_replaces_only_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example_traces.healthy(tmp_path / "runs" / "today", ranks=2)
+    example_traces.uneven(tmp_path / "other" / "today")
+    page = tmp_path / "today.html"
+    assert call(capsys, "runs/today")[0] == 0
+    assert call(capsys, "other/today")[0] == 0
+    assert "Rank 2 ran out of data" in page.read_text("utf-8")
+    what_to_do = "name another file with -o, or replace it with --force"
+    refused = (2, "", f"countoff: today.html is there and is no page of countoff report: {what_to_do}\n")
+    page.write_text("<title>a page of the user's own</title>")
+    assert call(capsys, "runs/today") == refused
+    assert page.read_text() == "<title>a page of the user's own</title>"
+    assert call(capsys, "runs/today", "--force")[0] == 0
+    assert "no verdict" in page.read_text("utf-8")
+    page.unlink()
+    os.mkfifo(page)
+    assert call(capsys, "runs/today") == refused
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_a_named_page_replaces_only_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where a file for Perfetto is asked for: nothing is written then."""
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    script, perfetto = tmp_path / "train.py", tmp_path / "job.pftrace"
+    script.write_text("import torch")
+    code, out, err = call(capsys, tmp_path / "trace", "-o", script, "--perfetto", perfetto)
+    what_to_do = "name another file, or replace it with --force"
+    assert (code, out, err) == (
+        2,
+        "",
+        f"countoff: {script} is there and is no page of countoff report: {what_to_do}\n",
+    )
+    assert (script.read_text(), perfetto.exists()) == ("import torch", False)
+    assert call(capsys, tmp_path / "trace", "-o", script, "--force")[0] == 0
+    assert script.read_text("utf-8").startswith("<!DOCTYPE html>")
+    assert call(capsys, tmp_path / "trace", "-o", script)[0] == 0  # a page by now
+    assert call(capsys, tmp_path / "trace", "-o", "/dev/null")[0] == 0
+
+
+@pytest.mark.usefixtures("with_bokeh")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_field_of_any_line_becomes_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    for index, value in enumerate(GARBAGE):
+        writer = RankWriter(tmp_path, index, len(GARBAGE), begin=None)
+        for field in KINDS[kind]:
+            for other, values in KINDS.items():
+                writer.time += 0.1
+                writer.line(other, **(values | ({field: value} if other == kind else {})))
+        if kind in ("verdict", "warning"):
+            for name in example_traces.verdict():
+                writer.line(kind, verdict=example_traces.verdict() | {name: value})
+        writer.save()
+    page = tmp_path / "page.html"
+    code, _, err = call(capsys, tmp_path, "-o", page)
+    assert (code, err) == (0, "")
+    markup = re.sub(r"<script[^>]*>.*?</script>", "", page.read_text("utf-8"), flags=re.DOTALL)
+    assert markup.count("<script") == 0
+    assert not re.search(r"<(?:img|b)\s|onerror=\"|<b>'", markup)
+    data = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page.read_text("utf-8"), re.DOTALL)
+    assert data is not None
+    assert json.loads(data[1])
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example_traces.uneven(tmp_path / "first")
+    example_traces.healthy(tmp_path / "second", ranks=8, loader={2: 0.4})
+    code, out, err = call(capsys, tmp_path / "first")
+    assert code == 0
+    assert err == "countoff: to see this as a page in a browser: pip install 'countoff[report]'\n"
+    for fact in [
+        "UnevenBatches: rank 2 ran out of data",
+        "the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches",
+        "named by the verdict; other counts; last seen in code",
+        "≠ 90 / 90",
+        "learning rate: 0.1 at first",
+        "train.py:41 in step",
+    ]:
+        assert fact in out
+    assert call(capsys, tmp_path / "first", "-o", tmp_path / "page.html")[0] == 1
+    assert not (tmp_path / "page.html").exists()
+    out = call(capsys, tmp_path / "second")[1]
+    assert out.startswith("no verdict: 3 epochs, 8 ranks, 3 min 30 s\n")
+    assert "rank 2" in out
+    assert "24 s ≠" in out
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.stalled(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert out.startswith(
+        "no verdict: 1 epoch, 4 ranks, 2 min; 4 ranks have no end: killed, or still running; all ranks wrote"
+    )
+    assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
+    assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out
+    assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_tells_where_a_run_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.resumed(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert "run 1 of 2: 2 ranks, 1 min 30 s\n" in out
+    assert "run 2 of 2: 2 ranks, 2 min, resumes after optimizer step 120\n" in out
+    assert "the schedule would have ended at step 360" in out
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_tells_what_has_ended_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RankWriter(tmp_path)
+    writer.line("end", how="failed", what="RuntimeError: out of memory")
+    writer.save()
+    out = call(capsys, tmp_path)[1]
+    assert out.startswith("no verdict: 0 epochs, 1 rank, 0 s; rank 0 failed: RuntimeError: out of memory\n")
+    assert re.search(r"rank 0 +node0 +failed: RuntimeError: out of memory", out)
+
+
+@pytest.mark.usefixtures("with_bokeh")
+@pytest.mark.parametrize(("how", "good"), [("finished", 1), ("failed", 0), (None, 0)])
+def test_the_box_is_green_only_where_all_ranks_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str | None, good: int
+) -> None:
+    writer = RankWriter(tmp_path)
+    if how:
+        writer.line("end", how=how)
+    writer.save()
+    assert call(capsys, tmp_path, "-o", tmp_path / "page.html")[0] == 0
+    assert (tmp_path / "page.html").read_text("utf-8").count('<pre class="verdict good">') == good
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_has_no_control_character_and_no_markup_of_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, text in enumerate([*HOSTILE, "[red]red[/red]", "[/]"]):
+        writer = RankWriter(tmp_path, rank, 9, begin={"host": text})
+        writer.open(text)
+        writer.tick(5, 1, lr=[0.1])
+        writer.line("verdict", verdict=example_traces.verdict(sentence=text, why=text))
+        writer.line("stacks", state=text, frames=[text])
+        writer.save()
+    code, out, _ = call(capsys, tmp_path)
+    assert code == 0
+    assert all(character.isprintable() or character == "\n" for character in out)
+    assert "[red]red[/red]" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: DIR (see countoff report --help)"),
+        (["{nowhere}"], "{nowhere} cannot be read: No such file or directory"),
+        (
+            ["{empty}"],
+            "there is no trace in {empty}: expected files like rank-00000.jsonl, which a job with "
+            'trace_dir="…" writes',
+        ),
+        (["{empty}", "--opne"], "there is no argument --opne; did you mean --open?"),
+        (["{empty}", "--perfeto"], "there is no argument --perfeto; did you mean --perfetto?"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"nowhere": tmp_path / "nowhere", "empty": tmp_path / "empty"}
+    code, out, err = call(capsys, *(each.format(**places) for each in arguments))
+    assert (code, out, err) == (2, "", f"countoff: {message.format(**places)}\n")
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.healthy(tmp_path, ranks=1, epochs=1)
+    code, _, err = call(capsys, tmp_path, "-o", tmp_path / "nowhere" / "page.html")
+    assert (code, err) == (2, f"countoff: {tmp_path}/nowhere/page.html cannot be written: No such file or directory\n")
+
+
+def test_its_help_shows_how_to_call_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    for part in ["countoff report runs/today", "-o FILE", "--open", "Exit code", "pip install 'countoff[report]'"]:
+        assert part in out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import cProfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -260,12 +260,16 @@ def test_a_restarted_rank_begins_anew(tmp_path: Path) -> None:
     assert (row.batches, row.batches_per_second) == ((10, 10), 2.0)
 
 
-def test_rows_of_4096_ranks_take_a_fraction_of_a_second(tmp_path: Path) -> None:
-    train(tmp_path, ranks=4_096, ticks=2, loader={7: 4.0})
-    (run,) = Reader([str(tmp_path)]).read().runs
-    live = LiveRanks()
-    live.rows(run, BEGAN + 15)
-    begin = time.process_time()
-    first, others = live.rows(run, BEGAN + 15)
-    assert time.process_time() - begin < 1
-    assert (first.ranks, len(others.ranks)) == ((7,), 4_095)
+def test_the_work_of_a_look_grows_as_the_ranks_do(tmp_path: Path) -> None:
+    """Sixteen times as many ranks take sixteen times as many calls of functions, and no more rows."""
+    calls: dict[int, int] = {}
+    for ranks in (256, 4_096):
+        train(tmp_path / str(ranks), ranks=ranks, ticks=2, loader={7: 4.0})
+        (run,) = Reader([str(tmp_path / str(ranks))]).read().runs
+        live = LiveRanks()
+        live.rows(run, BEGAN + 15)
+        profile = cProfile.Profile()
+        first, others = profile.runcall(live.rows, run, BEGAN + 15)
+        assert (first.ranks, len(others.ranks)) == ((7,), ranks - 1)
+        calls[ranks] = sum(entry.callcount for entry in profile.getstats())
+    assert calls[4_096] < 17 * calls[256]

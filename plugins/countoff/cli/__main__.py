@@ -78,12 +78,15 @@ Exit code: 0 without a fault, 1 with a fault, or 2 if the configuration cannot b
 reason.
 """
 _EXPLAIN = """\
-Prints what a kind of verdict means: a message, the cause, an example and the fix. Without a kind, it lists all kinds.
+Prints what a name means that countoff has shown: a kind of verdict, with a message, the cause, an example and the fix;
+an error; an exit code; or a code of countoff check. Without a name, it lists all names.
 
     countoff explain UnevenBatches
+    countoff explain 87
+    countoff explain dp-rank warm-up
     countoff explain
 
-Exit code: 0, or 2 if there is no such kind, with one line that names the nearest one.
+Exit code: 0, or 2 if there is no such name, with one line that gives the nearest one.
 """
 _REPORT = """\
 Draws what each rank of a job did over time, from its trace, as one HTML page that needs no network: the verdict, a lane
@@ -191,7 +194,7 @@ def check(chosen: argparse.Namespace) -> None:
 
 
 def explain(chosen: argparse.Namespace) -> None:
-    """Prints what a kind of verdict means."""
+    """Prints what names mean."""
     from countoff.cli import explain
 
     _run(explain.explain, chosen)
@@ -255,7 +258,7 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     add = commands.add_parser
     _plan_arguments(_command(add, "plan", description=_PLAN, help="print the real numbers of a run", run=plan))
     _check_arguments(_command(add, "check", description=_CHECK, help="print what is wrong with a config", run=check))
-    _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a verdict means", run=explain))
+    _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a message means", run=explain))
     _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
     _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
@@ -337,7 +340,8 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND", help="the kind, such as UnevenBatches")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what a message shows, such as UnevenBatches")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

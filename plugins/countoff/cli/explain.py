@@ -1,13 +1,17 @@
-"""``countoff explain``: the section of docs/verdicts.md about one kind of verdict, without network or torch."""
+"""``countoff explain``: what a name in a message or an exit code means, without network or torch."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from countoff.core.checks import KINDS
 from countoff.core.words import nearest
+from countoff.plan.issues import CODES
 
 __all__ = ["explain"]
 
@@ -15,38 +19,120 @@ _PACKAGED = Path(__file__).with_name("verdicts.md")
 """Where the wheel has docs/verdicts.md."""
 _OF_CHECKOUT = Path(__file__).parents[3] / "docs" / "verdicts.md"
 """The page itself, where countoff runs from its sources."""
+_ERRORS = "Errors and exit codes"
+"""The section of the page whose parts explain what is no kind of verdict."""
+_WIDEST = 100
+"""Longer lines are hard to read."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What can be explained.
+
+    Attributes:
+        name: Its name, as a message or an exit code shows it.
+        meaning: What it means, in one line.
+        text: All about it, in Markdown; empty where the one line is all.
+    """
+
+    name: str
+    meaning: str
+    text: str
 
 
 def explain(chosen: argparse.Namespace) -> int:
-    """Prints what a kind of verdict means, or the list of all kinds.
+    """Prints what names mean, or the list of all names.
 
     Returns:
         The exit code, 0.
 
     Raises:
-        ValueError: If there is no such kind; the message is one line, with the nearest kind.
+        ValueError: If there is no such name; the message is one line, with the nearest name.
     """
-    if chosen.kind is None:
-        width = max(len(kind) for kind in KINDS)
-        for kind, info in KINDS.items():
-            print(f"{kind:<{width}}  {info.meaning.replace('`', '')}")
-        return 0
-    print(_section(_known(chosen.kind)))
+    known = _subjects()
+    found = [_known(name, known) for name in chosen.names]
+    if chosen.json:
+        shown = [asdict(each) for each in found or known.values()]
+        print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
+    elif found:
+        _print(found)
+    else:
+        _print_list(list(known.values()))
     return 0
 
 
-def _known(name: str) -> str:
-    """Returns the kind of this name, in whatever case."""
-    kinds = {kind.lower(): kind for kind in KINDS}
-    if name.lower() in kinds:
-        return kinds[name.lower()]
-    hint = nearest(name, KINDS) or "; countoff explain lists all kinds"
-    raise ValueError(f"there is no verdict {name!r}{hint}")
+def _subjects() -> Mapping[str, Subject]:
+    """All that can be explained, by name: kinds of verdicts, errors and exit codes, codes of ``countoff check``."""
+    page = (_PACKAGED if _PACKAGED.exists() else _OF_CHECKOUT).read_text(encoding="utf-8")
+    found = [Subject(kind, _plain(info.meaning), _section(page, "##", kind)) for kind, info in KINDS.items()]
+    errors = _section(page, "##", _ERRORS)
+    for title in re.findall(r"^### (.+)$", errors, re.MULTILINE):
+        text = _section(f"\n{errors}", "###", title)
+        found.append(Subject(title.split()[-1], _plain(text.partition(". ")[0]), text))
+    found += [Subject(code, meaning, "") for code, meaning in CODES.items()]
+    return {each.name: each for each in found}
 
 
-def _section(kind: str) -> str:
-    """Returns the text about a kind, without the targets of links, which lead nowhere in a terminal."""
-    text = (_PACKAGED if _PACKAGED.exists() else _OF_CHECKOUT).read_text(encoding="utf-8")
-    _, _, rest = text.partition(f"\n## {kind}\n")
-    section = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", rest.partition("\n## ")[0])
-    return f"{kind}\n{section.rstrip()}"
+def _section(page: str, level: str, title: str) -> str:
+    """Returns the text below a heading, without the targets of links, which lead nowhere in a terminal."""
+    _, _, rest = page.partition(f"\n{level} {title}\n")
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", rest.partition(f"\n{level} ")[0]).strip()
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("`", "").split())
+
+
+def _known(name: str, known: Mapping[str, Subject]) -> Subject:
+    """Returns the subject of this name, in whatever case."""
+    names = {each.lower(): each for each in known}
+    if name.lower() in names:
+        return known[names[name.lower()]]
+    hint = nearest(name, known) or "; countoff explain lists all names"
+    raise ValueError(f"nothing is called {name!r}{hint}")
+
+
+def _print(subjects: Sequence[Subject]) -> None:
+    from rich.console import Console
+    from rich.markdown import CodeBlock, Markdown
+    from rich.padding import Padding
+    from rich.text import Text
+
+    class Message(CodeBlock):
+        """A block of code that is wrapped at words: rich's own cuts off what is longer than a line."""
+
+        def __rich_console__(self, console: object, options: object) -> Iterator[Padding]:
+            yield Padding(Text(str(self.text).rstrip(), style="yellow"), (0, 2))
+
+    console = Console(highlight=False)
+    console.width = min(console.width, _WIDEST)
+    for place, each in enumerate(subjects):
+        if place:
+            console.rule()
+        console.print(Text(each.name, style="bold"))
+        console.print()
+        if each.text:
+            page = Markdown(each.text, hyperlinks=False)
+            page.elements = {**page.elements, "fence": Message}
+            console.print(page)
+        else:
+            console.print(f"{each.meaning[0].upper()}{each.meaning[1:]}. It is a code of countoff check.", markup=False)
+
+
+def _print_list(subjects: Sequence[Subject]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:  # for grep: a line each
+        width = max(len(each.name) for each in subjects)
+        for each in subjects:
+            print(f"{each.name:<{width}}  {each.meaning}")
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for each in subjects:
+        table.add_row(Text(each.name, style="bold"), Text(each.meaning))
+    console.print(table)

@@ -13,14 +13,34 @@ from typing import Literal
 __all__ = ["CODES", "ConfigIssue", "Level", "counted", "worst_first"]
 
 Level = Literal["silent", "stops", "note"]
-CODES = (
-    *("dims", "batch", "dp-rank", "chunks", "warm-up", "horizon", "uneven", "override"),
-    *("experts", "sequence-length", "micro-batches", "mesh", "machines", "world-size", "unknown-field"),
-    *("exponent", "first-step", "data-ranks", "length", "repeats", "dropped"),
-    *("checkpoints", "learning-rate", "deepspeed"),
-    *("unknown-value",),
-)
-"""The short names of all kinds of issues."""
+CODES = {
+    "dims": "sizes of the mesh do not multiply to the world size, or leave no whole number to infer",
+    "batch": "a global batch, a ramp or a mini-batch does not divide, or three batch numbers disagree",
+    "dp-rank": "by lingua's formula for the share that a rank reads, data stays unread",
+    "chunks": "lingua would never read some files, or stops at them",
+    "warm-up": "a warm-up is longer than the run or than its own schedule, or has no effect",
+    "horizon": "a learning-rate schedule does not end where the run ends",
+    "uneven": "each rank reads its data to its own end, or shares differ by a batch",
+    "override": "the framework sets a dim to another value, with a line in its log",
+    "experts": "the number of ranks of an expert mesh does not divide",
+    "sequence-length": "the sequence length does not divide, or does not fit what the model can read",
+    "micro-batches": "the batch does not divide into micro-batches, or there are too few for the pipeline",
+    "mesh": "sizes of the mesh contradict one another",
+    "machines": "the numbers of machines, processes and ranks contradict one another",
+    "world-size": "the run does not fit this number of ranks",
+    "unknown-field": "nothing reads a field: it may be misspelt",
+    "exponent": "YAML reads a number such as 2e-5 as text, because it has no point: write 2.0e-5",
+    "first-step": "the first optimizer steps have a learning rate of 0, or nearly",
+    "data-ranks": "fewer ranks read data of their own than there are ranks",
+    "length": "the run has no step at all, has no end, or two lengths are given and one has no effect",
+    "repeats": "samples are read more than once, so that each rank has as many",
+    "dropped": "samples are left out, so that each rank has as many",
+    "checkpoints": "the framework refuses these intervals of saves and evaluations together",
+    "learning-rate": "the function of the scheduler refuses an option, or does not use it",
+    "deepspeed": "DeepSpeed's file and the arguments of the Trainer give different numbers",
+    "unknown-value": "a value is known only when the job runs",
+}
+"""The short names of all kinds of issues, and what each means."""
 _ORDER: tuple[Level, ...] = ("silent", "stops", "note")
 
 

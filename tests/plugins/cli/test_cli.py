@@ -1,5 +1,6 @@
 """The command line: its help teaches, its errors are one line, and it imports a framework only where it needs one."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,14 +9,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from countoff.core import verdict
 from countoff.core.checks import KINDS
+from countoff.core.ending.shutdown import EXIT_CODE
+from countoff.plan.issues import CODES
 from tests.paths import ROOT
 
 HEAVY = {"torch", "numpy", "sklearn", "lightning", "pytorch_lightning"}
 CALL = "from countoff.cli.__main__ import main\nmain()"
 
 
-def run(arguments: Sequence[str], *, before: str = "") -> subprocess.CompletedProcess[str]:
+def run(arguments: Sequence[str], *, before: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `countoff` with these arguments in a fresh interpreter, which prints the imported modules at its end."""
     path = [str(ROOT / "core"), str(ROOT / "plugins")]
     script = f"""
@@ -26,10 +30,18 @@ atexit.register(lambda: print("modules:", *sorted({{name.split(".")[0] for name 
 {before}
 {CALL}
 """
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
+    known = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **environment}
+    known = {name: value for name, value in known.items() if value}
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=known
     )
+
+
+def explained(*arguments: str, **environment: str) -> str:
+    """What `countoff explain` prints."""
+    finished = run(["explain", *arguments], **environment)
+    assert (finished.returncode, finished.stderr) == (0, "")
+    return finished.stdout.rpartition("modules: ")[0]
 
 
 def imported(finished: subprocess.CompletedProcess[str]) -> set[str]:
@@ -63,22 +75,61 @@ def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
 
 @pytest.mark.parametrize("name", ["UnevenBatches", "unevenbatches"])
 def test_a_kind_of_verdict_is_explained(name: str) -> None:
-    """The section of the page is printed, with a message, cause, example and fix, and without links."""
-    finished = run(["explain", name])
-    assert (finished.returncode, finished.stderr) == (0, "")
-    text = finished.stdout.rpartition("\nmodules: ")[0]
+    """The section of the page is printed, with a message, cause, example and fix, and without Markdown."""
+    text = explained(name)
     assert text.startswith("UnevenBatches\n\nRanks have different numbers of batches")
     assert "[rank 0] countoff: UnevenBatches: rank 3 ran out of data" in text
-    assert all(f"**{part}.**" in text for part in ("Cause", "Example", "Fix"))
+    assert [part for part in re.findall(r"^(\w+)\. ", text, re.MULTILINE) if part[0].isupper()] == [
+        "Cause",
+        "Example",
+        "Fix",
+    ]
+    assert not set("`#*") & set(text)
     assert "](" not in text
-    assert "## " not in text
 
 
-def test_all_kinds_are_listed() -> None:
-    """`countoff explain` alone lists each kind with its meaning, in the order of the code."""
-    lines = run(["explain"]).stdout.splitlines()[:-1]
-    assert [line.split()[0] for line in lines] == list(KINDS)
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_an_explanation_is_wrapped_at_words(width: int) -> None:
+    """Nothing is cut off, whatever the width; long lines end at 100 columns."""
+    page = (ROOT / "docs" / "verdicts.md").read_text().partition("\n## UnevenBatches\n")[2].partition("\n## ")[0]
+    words = re.findall(r"[\w.]+", re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", page))
+    text = explained("UnevenBatches", COLUMNS=str(width))
+    assert max(map(len, text.splitlines())) <= min(width, 100)
+    assert re.findall(r"[\w.]+", text)[1:] == words
+
+
+def test_an_explanation_has_colours_only_where_they_are_wanted() -> None:
+    assert "\x1b" not in explained("LostRank")
+    assert "\x1b[33m" in explained("LostRank", NO_COLOR="", FORCE_COLOR="1", TERM="xterm")
+
+
+def test_all_names_are_listed() -> None:
+    """`countoff explain` alone lists each name with its meaning: kinds, errors, exit codes, codes of `check`."""
+    lines = explained().splitlines()
+    assert [line.split()[0] for line in lines] == [*KINDS, "DivergenceError", "SettingsError", "87", *CODES]
     assert all(len(line.split()) > 4 for line in lines)
+
+
+def test_several_names_are_explained_at_once() -> None:
+    text = explained("87", "settingserror", "dp-rank")
+    assert text.startswith("87\n\ncountoff has ended a process after a verdict")
+    assert "\nSettingsError\n\nAn option of countoff" in text
+    assert "\ndp-rank\n\nBy lingua's formula for the share that a rank reads, data stays unread. " in text
+
+
+def test_every_exception_and_exit_code_is_explained() -> None:
+    """Each error that a user sees has its name in the list, or is one of a kind of verdict."""
+    errors = {name for name, value in vars(verdict).items() if isinstance(value, type) and issubclass(value, Exception)}
+    names = {each["name"] for each in json.loads(explained("--json"))}
+    assert errors | {"SettingsError", str(EXIT_CODE)} <= names
+
+
+def test_explanations_as_json() -> None:
+    """One object for one name, a list for several: the name, its meaning in a line, and the text in Markdown."""
+    one = json.loads(explained("--json", "LostRank"))
+    assert (one["name"], one["meaning"]) == ("LostRank", KINDS["LostRank"].meaning)
+    assert one["text"].startswith("A rank raised an exception")
+    assert [each["name"] for each in json.loads(explained("--json", "LostRank", "87"))] == ["LostRank", "87"]
 
 
 @pytest.mark.parametrize(
@@ -86,13 +137,14 @@ def test_all_kinds_are_listed() -> None:
     [
         ("UnevenBatch", "did you mean UnevenBatches?"),
         ("lost-rank", "did you mean LostRank?"),
-        ("weather", "countoff explain lists all kinds"),
+        ("weather", "countoff explain lists all names"),
+        ("dprank", "did you mean dp-rank?"),
     ],
 )
 def test_an_unknown_kind_is_refused_in_one_line(name: str, hint: str) -> None:
     finished = run(["explain", name])
     assert finished.returncode == 2
-    assert finished.stderr == f"countoff: there is no verdict '{name}'; {hint}\n"
+    assert finished.stderr == f"countoff: nothing is called '{name}'; {hint}\n"
 
 
 @pytest.mark.parametrize("ranks", ["1", "0", "-3", "65"])

@@ -122,7 +122,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def run(loader: Any, policy: str | None, cut: int | None = None, **options: Any) -> tuple[str, list[int], list[str]]:
+def run(loader: Any, policy: Any, cut: int | None = None, **options: Any) -> tuple[str, list[int], list[str]]:
     """Trains a model that draws, and returns its weights, the batches of each epoch and the random states after it.
 
     Args:
@@ -191,7 +191,7 @@ def unreadable(lengths: Sequence[int]) -> list[int]:
     return counts
 
 
-def by_length(lengths: Sequence[int], policy: str) -> dict[str, Any]:
+def by_length(lengths: Sequence[int], policy: Any) -> dict[str, Any]:
     """Trains a loop that makes its schedule of `len(loader)`, and steps after each second batch and the last one."""
     devices.join()
     loader = DataLoader(TensorDataset(*share(lengths[own_rank()])), batch_size=_SIZE, shuffle=True)

@@ -80,7 +80,7 @@ class Case:
     """
 
     epochs: Sequence[Sequence[int]]
-    policy: str = "stop"
+    policy: Any = "stop"
     accumulate: int = 1
     leave_after: int | None = None
     evaluate_after: int | None = None
@@ -221,7 +221,7 @@ def troubled(trouble: Callable[[], None], at: int = 4) -> list[int]:
     return taken
 
 
-def leave_alone(policy: str) -> None:
+def leave_alone(policy: Any) -> None:
     """Rank 1 leaves the loop alone, after its third batch."""
     devices.join()
     loader = DataLoader(Shards([[9, 9]]), batch_size=None)
@@ -233,7 +233,7 @@ def leave_alone(policy: str) -> None:
         dist.barrier()
 
 
-def pairs(lengths: Sequence[int], policy: str) -> list[tuple[list[float], list[float]]]:
+def pairs(lengths: Sequence[int], policy: Any) -> list[tuple[list[float], list[float]]]:
     """Trains on pairs of batches from two passes over one loader that are open at the same time, for two epochs."""
     devices.join()
     # With a worker, a pass looks ahead, and so finds its end though the other one ends the loop first.

@@ -37,13 +37,13 @@ def uneven(batches: list[int], options: dict[str, Any] | None = None) -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = share_loader(batches[own_rank()])
-    attach(train=loader, optimizer=optimizer, **(options or {}))
+    attach(train=loader, optimizer=optimizer, **(options or dict[str, Any]()))
     for _ in range(3):
         for batch in loader:
             train_on(model, optimizer, batch)
 
 
-def uneven_eval(batches: list[int], uneven_eval: str) -> None:
+def uneven_eval(batches: list[int], uneven_eval: Any) -> None:
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, evals = even_loader(40), share_loader(batches[own_rank()])

@@ -36,7 +36,7 @@ def loader_of(kind: str, epoch: int) -> Any:
     return DataLoader(data, batch_size=2, sampler=sampler)
 
 
-def progress_of(kind: str, policy: str) -> list[tuple[float | None, ...]]:
+def progress_of(kind: str, policy: Any) -> list[tuple[float | None, ...]]:
     """What is known per epoch: before the first one, within it, after it, and within the second."""
     found: list[tuple[float | None, ...]] = []
     loader = loader_of(kind, 0)

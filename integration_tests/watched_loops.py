@@ -44,7 +44,7 @@ def prefetches(batches: list[int], collectives: bool) -> None:
             train_on(model if collectives else model.module, optimizer, batch)
 
 
-def evaluates_beside(batches: list[int], uneven_eval: str) -> int:
+def evaluates_beside(batches: list[int], uneven_eval: Any) -> int:
     """A thread evaluates while the next epoch trains."""
     devices.join()
     model, optimizer = model_and_optimizer()

@@ -148,9 +148,8 @@ def train(training: Training) -> dict[str, Any]:
     loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, **replicas))
     handle = None
     if training.options is not None:
-        handle = attach(
-            train=loader, optimizer=optimizer, model=model, **{"fingerprint_batches": 0, **training.options}
-        )
+        options: dict[str, Any] = {"fingerprint_batches": 0, **training.options}
+        handle = attach(train=loader, optimizer=optimizer, model=model, **options)
     with handle.uncounted() if training.uncounted and handle is not None else contextlib.nullcontext():
         _epochs(training, model, optimizer, loader)
     if handle is not None:
@@ -274,7 +273,7 @@ def hold_models(wrapped: str, cases: Sequence[str]) -> list[dict[str, str]]:
                 model.to(torch.bfloat16)
         dataset = TensorDataset(images[:80], labels[:80])
         loader = DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset))
-        levels = {"ModelMismatch": "off"} if case.endswith("allowed") else {}
+        levels: dict[str, Any] = {"ModelMismatch": "off"} if case.endswith("allowed") else {}
         with attach(train=loader, model=model, levels=levels) as handle:
             for _ in loader:
                 pass

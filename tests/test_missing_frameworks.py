@@ -33,6 +33,8 @@ for facade in facades:
         lines[facade] = "imported"
     except ImportError as error:
         lines[facade] = str(error)
+        if not error.__suppress_context__ or error.__cause__ is not None:
+            lines[facade] += " (below another traceback)"
 print(json.dumps(lines))
 """
 
@@ -49,6 +51,11 @@ def lines_without(blocked: list[str], facades: list[str]) -> dict[str, str]:
 def test_every_facade_names_its_command_without_any_framework() -> None:
     frameworks = ["torch", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers", "torchtitan"]
     assert lines_without(frameworks, sorted(LINES)) == LINES
+
+
+def test_fabric_needs_its_framework_and_not_only_torch() -> None:
+    """The adapter imports neither package of Fabric, because it serves both."""
+    assert lines_without(["lightning", "lightning_fabric"], ["fabric"]) == {"fabric": LINES["fabric"]}
 
 
 def test_every_facade_names_its_command_without_torch() -> None:

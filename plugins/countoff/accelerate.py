@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
@@ -30,6 +30,11 @@ from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from countoff.core.settings import OptionValues
+
 __all__ = ["Attached", "attach"]
 
 
@@ -42,7 +47,7 @@ def attach(
     max_steps: int | None = None,
     dataset_size: int | None = None,
     start_epoch: int = 0,
-    **options: Any,
+    **options: Unpack[OptionValues],
 ) -> Attached:
     """Watches a loop over prepared loaders. Collective: every rank must call it, after `accelerator.prepare()`.
 

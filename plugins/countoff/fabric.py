@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from countoff._adapter.requirements import needs
 
 with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[lightning]'"):
+    if not (find_spec("lightning") or find_spec("lightning_fabric")):
+        raise ModuleNotFoundError("neither lightning nor lightning_fabric is installed")
     from countoff._adapter.fit import Fit
     from countoff._adapter.leaving import LeftFit
     from countoff._adapter.torch_facts import on_optimizer_step, versions

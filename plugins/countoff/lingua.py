@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
@@ -29,6 +29,11 @@ from countoff._adapter.options import cannot_make_even, own_arguments
 from countoff._lingua.words import WORDS
 from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from countoff.core.settings import OptionValues
 
 __all__ = ["watch"]
 
@@ -44,7 +49,7 @@ def watch(
     optimizer: Any = None,
     model: Any = None,
     step: int = 0,
-    **options: Any,
+    **options: Unpack[OptionValues],
 ) -> Iterator[Iterator[Any]]:
     """Watches lingua's loop. Collective: every rank must enter it; it waits at most `deadline_seconds`.
 

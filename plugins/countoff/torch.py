@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
@@ -37,6 +37,11 @@ from countoff._torch.words import WITHOUT_LOADER, WORDS
 from countoff.core import LoaderFacts, Settings, SettingsError
 from countoff.core.totals import Totals
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from countoff.core.settings import OptionValues
+
 __all__ = ["Attached", "attach"]
 
 
@@ -57,7 +62,7 @@ def attach(
     group: Any = None,
     mesh: Any = None,
     data_dims: Sequence[str] | None = None,
-    **options: Any,
+    **options: Unpack[OptionValues],
 ) -> Attached:
     """Watches a plain training loop. Collective: every rank, or every rank of `group`, must call it.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
@@ -28,10 +28,15 @@ from countoff._torchtitan.words import WORDS
 from countoff.core import Settings
 from countoff.core.totals import Totals
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from countoff.core.settings import OptionValues
+
 __all__ = ["attach", "main"]
 
 
-def attach(trainer: Any, **options: Any) -> Attached:
+def attach(trainer: Any, **options: Unpack[OptionValues]) -> Attached:
     """Watches a TorchTitan trainer from the moment at which it begins to read. Every rank must call it.
 
     Call it before ``trainer.train()``. The fit begins when the checkpoint has been loaded; then it waits for the other

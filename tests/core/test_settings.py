@@ -1,5 +1,6 @@
 """Options: their precedence, the values that are refused, and errors of one line that name the source of the value."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.settings import Settings, SettingsError, factory_enabled
+from countoff.core.settings import OptionValues, Settings, SettingsError, factory_enabled
 
 
 @pytest.fixture(autouse=True)
@@ -349,3 +350,8 @@ def test_a_refused_level_has_its_reason(levels: dict[str, str], reason: str) -> 
 @pytest.mark.parametrize("kind", ["PlanMismatch", "UnevenBatches", "LostRank", "LateRank"])
 def test_ranks_that_wait_for_one_another_must_end_together(even: dict[str, str], kind: str) -> None:
     assert f"levels={{'{kind}': 'warn'}} cannot be combined" in refusal(levels={kind: "warn"}, **even)
+
+
+def test_type_checkers_know_each_option() -> None:
+    """`OptionValues` has the options of `Settings`, in their order."""
+    assert list(OptionValues.__annotations__) == [field.name for field in dataclasses.fields(Settings)]

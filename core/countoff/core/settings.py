@@ -17,13 +17,13 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 from countoff.core.levels import checked, parsed
 from countoff.core.verdict import Level
 from countoff.core.words import nearest
 
-__all__ = ["Settings", "SettingsError", "factory_enabled"]
+__all__ = ["OptionValues", "Settings", "SettingsError", "factory_enabled"]
 
 _PREFIX = "COUNTOFF"
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
@@ -35,6 +35,31 @@ _FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "fa
 
 class SettingsError(ValueError):
     """An option has an unknown name or a bad value; the message is one line and names the argument or variable."""
+
+
+class OptionValues(TypedDict, total=False):
+    """The options as keyword arguments, for type checkers: ``**options: Unpack[OptionValues]``.
+
+    Each has the meaning that it has in `Settings`, and None means that it is not given.
+    """
+
+    enabled: bool | None
+    on_divergence: Literal["raise", "warn"] | None
+    levels: Mapping[str, Level] | None
+    totals: Literal["log", "fix"] | None
+    uneven_train: Literal["raise", "stop", "repeat"] | None
+    uneven_eval: Literal["warn", "raise", "allow", "stop"] | None
+    lookahead: int | None
+    eval_ranks: Iterable[int] | None
+    stall_seconds: float | None
+    lost_seconds: float | None
+    grace_seconds: float | None
+    deadline_seconds: float | None
+    tick_batches: int | None
+    fingerprint_batches: int | None
+    weights_every: int | None
+    verdict_file: str | os.PathLike[str] | None
+    trace_dir: str | os.PathLike[str] | None
 
 
 class _Rule(NamedTuple):

@@ -12,6 +12,9 @@ __all__ = ["needs"]
 def needs(framework: str, *, facade: str, install: str) -> Iterator[None]:
     """A context for the imports of a framework; an `ImportError` in it names the command that installs the framework.
 
+    Where a module is missing, that line stands below a single traceback: the command mends it. Where a module is there
+    and broken, its own error is the cause.
+
     Args:
         framework: The framework's name, for the message.
         facade: The module that the user imports.
@@ -23,4 +26,5 @@ def needs(framework: str, *, facade: str, install: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"{facade} needs {framework}: pip install {install}") from error
+        missing = isinstance(error, ModuleNotFoundError)
+        raise ImportError(f"{facade} needs {framework}: pip install {install}") from (None if missing else error)

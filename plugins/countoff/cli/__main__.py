@@ -62,9 +62,10 @@ Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
 _CHECK = """\
-Prints what is wrong with a configuration on a number of ranks: one line per issue, the worst first.
+Prints what is wrong with configurations on a number of ranks: one line per issue, the worst first.
 
     countoff check train.toml --world-size 64
+    countoff check configs/*.yaml --world-size 64 --github
     countoff check llama.yaml --world-size 16 --ignore dp-rank
     countoff check pretrain_gpt.sh
     echo "torchrun --nproc_per_node 8 pretrain_gpt.py $ARGS" | countoff check -
@@ -74,8 +75,8 @@ Each line starts with a level and a code:
     silent  the run goes on and is wrong
     stops   the run fails with an error
     note    worth knowing, no fault
-Exit code: 0 without a fault, 1 with a fault, or 2 if the configuration cannot be read, with one line that gives the
-reason.
+Exit code: 0 without a fault, 1 with a fault, or 2 if a configuration cannot be read, with one line that gives the
+reason; the others are checked all the same.
 """
 _EXPLAIN = """\
 Prints what a name means that countoff has shown: a kind of verdict, with a message, the cause, an example and the fix;
@@ -122,6 +123,13 @@ It only reads files, so the job does not notice it, and several people can look 
 In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
 Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
 gives the reason; 130 after Ctrl-C.
+"""
+_COMPLETION = """\
+Prints a script with which your shell completes the commands, flags, files and names of countoff.
+
+    eval "$(countoff completion bash)"                                   # in ~/.bashrc
+    countoff completion zsh > "${fpath[1]}/_countoff"                    # once; then start a new shell
+    countoff completion bash > ~/.local/share/bash-completion/completions/countoff
 """
 _DEMO = """\
 Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
@@ -214,6 +222,16 @@ def top(chosen: argparse.Namespace) -> None:
     _run(top.top, chosen)
 
 
+def completion(chosen: argparse.Namespace) -> None:
+    """Prints a script for a shell."""
+    from countoff.cli import completion
+
+    if chosen.shell not in completion.SHELLS:
+        hint = nearest(chosen.shell, completion.SHELLS) or f"; known: {', '.join(completion.SHELLS)}"
+        _refuse(f"there is no completion for the shell {chosen.shell!r}{hint}", code=2)
+    print(completion.script(_parser("countoff")[0], chosen.shell))
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -262,6 +280,9 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
     _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
+    _completion_arguments(
+        _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
+    )
     _command(add, "version", description="Prints the version.", help="print the version", run=version)
     return parser, commands.choices
 
@@ -331,12 +352,14 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a file, module:function, or - for a command line")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="files, module:function, or - for a command line")
     _config_arguments(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print JSON")
+    shape.add_argument("--github", action="store_true", help="print annotations for a pull request on GitHub")
 
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -365,6 +388,10 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=float, default=2.0, metavar="SECONDS", help="from one look to the next, 0.2 to 3600 (2)"
     )
     parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
+
+
+def _completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from countoff.core.checks import KINDS
 from countoff.core.words import nearest
 from countoff.plan.issues import CODES
 
-__all__ = ["explain"]
+__all__ = ["explain", "names"]
 
 _PACKAGED = Path(__file__).with_name("verdicts.md")
 """Where the wheel has docs/verdicts.md."""
@@ -61,6 +62,11 @@ def explain(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def names() -> list[str]:
+    """All names that can be explained."""
+    return list(_subjects())
+
+
 def _subjects() -> Mapping[str, Subject]:
     """All that can be explained, by name: kinds of verdicts, errors and exit codes, codes of ``countoff check``."""
     page = (_PACKAGED if _PACKAGED.exists() else _OF_CHECKOUT).read_text(encoding="utf-8")
@@ -94,7 +100,7 @@ def _known(name: str, known: Mapping[str, Subject]) -> Subject:
 
 def _print(subjects: Sequence[Subject]) -> None:
     from rich.console import Console
-    from rich.markdown import CodeBlock, Markdown
+    from rich.markdown import CodeBlock, Markdown, MarkdownElement
     from rich.padding import Padding
     from rich.text import Text
 
@@ -104,6 +110,9 @@ def _print(subjects: Sequence[Subject]) -> None:
         def __rich_console__(self, console: object, options: object) -> Iterator[Padding]:
             yield Padding(Text(str(self.text).rstrip(), style="yellow"), (0, 2))
 
+    class Page(Markdown):
+        elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "fence": Message}
+
     console = Console(highlight=False)
     console.width = min(console.width, _WIDEST)
     for place, each in enumerate(subjects):
@@ -112,9 +121,7 @@ def _print(subjects: Sequence[Subject]) -> None:
         console.print(Text(each.name, style="bold"))
         console.print()
         if each.text:
-            page = Markdown(each.text, hyperlinks=False)
-            page.elements = {**page.elements, "fence": Message}
-            console.print(page)
+            console.print(Page(each.text, hyperlinks=False))
         else:
             console.print(f"{each.meaning[0].upper()}{each.meaning[1:]}. It is a code of countoff check.", markup=False)
 

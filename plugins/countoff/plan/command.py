@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
 from countoff.plan import drawing, table
 from countoff.plan.checks import check_job, check_length
-from countoff.plan.issues import CODES, ConfigIssue, worst_first
+from countoff.plan.issues import CODES, ConfigIssue, Level, worst_first
 from countoff.plan.job import Job, JobError, Origin, RunPlan
 from countoff.plan.readers import read_job
 from countoff.plan.schedules import MegatronSchedule
@@ -38,6 +40,9 @@ _DIMS = {
     "tp": ("tp", "tensor_parallel", "model"),
     "pp": ("pp", "pipe"),
 }
+
+
+_STYLES: dict[Level, str] = {"silent": "bold red", "stops": "red", "note": "yellow"}
 
 
 def plan(chosen: argparse.Namespace) -> int:
@@ -77,51 +82,138 @@ def plan(chosen: argparse.Namespace) -> int:
 
 
 def check(chosen: argparse.Namespace) -> int:
-    """Prints what is wrong with a configuration, one line per issue, the worst first; or as JSON.
+    """Prints what is wrong with configurations, one line per issue, the worst first; as JSON; or for GitHub.
 
     Returns:
-        The exit code: 1 if a fault is found, else 0.
+        The exit code: 2 if one of several configurations cannot be read, else 1 if a fault is found, else 0.
 
     Raises:
-        ValueError: If the configuration cannot be read; the message is one line with the reason.
+        ValueError: If the only configuration cannot be read; the message is one line with the reason.
     """
-    job = _job(chosen)
     _check_codes(chosen.ignore)
-    found = {
-        world_size: [issue for issue in check_job(job, world_size=world_size) if issue.code not in chosen.ignore]
-        for world_size in _world_sizes(chosen, job)
-    }
-    faults = {world_size: any(issue.is_fault for issue in issues) for world_size, issues in found.items()}
+    checked: list[_Checked] = []
+    unreadable: list[str] = []
+    for config in chosen.configs:
+        try:
+            checked += _checks(argparse.Namespace(**{**vars(chosen), "config": config}))
+        except ValueError as error:
+            if len(chosen.configs) == 1:
+                raise
+            reason = " ".join(str(error).split())
+            unreadable.append(reason if config in reason else f"{config}: {reason}")
     if chosen.json:
-        _print_json([_checked(chosen.config, job, world_size, issues) for world_size, issues in found.items()])
-        return int(any(faults.values()))
-    for world_size, issues in found.items():
-        for issue in issues:
-            print(f"{f'{world_size} ranks: ' if len(found) > 1 else ''}{issue.line}")
-        if not faults[world_size]:
-            print(f"{chosen.config} on {world_size} ranks: no fault found")
-    return int(any(faults.values()))
+        _print_json([each.as_json() for each in checked], several=len(chosen.configs) > 1)
+    else:
+        sizes = Counter(each.config for each in checked)
+        _Printer(several=len(chosen.configs) > 1, github=chosen.github).print(checked, sizes)
+    for reason in unreadable:
+        print(f"countoff: {reason}", file=sys.stderr)
+    return 2 if unreadable else int(any(each.fault for each in checked))
 
 
-def _checked(config: str, job: Job, world_size: int, issues: Sequence[ConfigIssue]) -> dict[str, Any]:
-    """Returns what a check found on one world size, as JSON types; the plan is None where the run does not fit."""
-    try:
-        plan = table.as_json(RunPlan.of(job, world_size=world_size), table.Options())
-    except JobError:
-        plan = None
-    return {
-        "config": config,
-        "framework": job.framework,
-        "world_size": world_size,
-        "fault": any(issue.is_fault for issue in issues),
-        **table.issues_as_json(issues),
-        "plan": plan,
-    }
+@dataclasses.dataclass(frozen=True)
+class _Checked:
+    """What a check has found in one configuration on one world size."""
+
+    config: str
+    job: Job
+    world_size: int
+    issues: Sequence[ConfigIssue]
+
+    @property
+    def fault(self) -> bool:
+        return any(issue.is_fault for issue in self.issues)
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON types; the plan is None where the run does not fit."""
+        try:
+            plan = table.as_json(RunPlan.of(self.job, world_size=self.world_size), table.Options())
+        except JobError:
+            plan = None
+        return {
+            "config": self.config,
+            "framework": self.job.framework,
+            "world_size": self.world_size,
+            "fault": self.fault,
+            **table.issues_as_json(self.issues),
+            "plan": plan,
+        }
 
 
-def _print_json(shown: Sequence[dict[str, Any]]) -> None:
-    """Prints one object, or a list of them for several world sizes."""
-    print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
+def _checks(chosen: argparse.Namespace) -> list[_Checked]:
+    job = _job(chosen)
+    return [
+        _Checked(
+            chosen.config,
+            job,
+            size,
+            [each for each in check_job(job, world_size=size) if each.code not in chosen.ignore],
+        )
+        for size in _world_sizes(chosen, job)
+    ]
+
+
+class _Printer:
+    """Prints what was found, one line per issue: with colours on a terminal, or as GitHub reads it.
+
+    Args:
+        several: Whether each line names its configuration.
+        github: Whether an issue becomes an annotation of a pull request.
+    """
+
+    def __init__(self, *, several: bool, github: bool) -> None:
+        from rich.console import Console
+
+        self._several = several
+        self._github = github
+        self._console = Console(highlight=False)
+
+    def print(self, checked: Sequence[_Checked], sizes: Mapping[str, int]) -> None:
+        """Prints all of it.
+
+        Args:
+            checked: What was found.
+            sizes: How many world sizes each configuration was checked on.
+        """
+        for each in checked:
+            ranks = f"{each.world_size} ranks: " if sizes[each.config] > 1 else ""
+            for issue in each.issues:
+                if self._github:
+                    print(_annotation(each.config, ranks, issue))
+                else:
+                    self._issue(f"{f'{each.config}: ' if self._several else ''}{ranks}", issue)
+            if not each.fault:
+                print(f"{each.config} on {each.world_size} ranks: no fault found")
+
+    def _issue(self, prefix: str, issue: ConfigIssue) -> None:
+        from rich.text import Text
+
+        level = f"{issue.level:<7}"
+        line = Text.assemble(prefix, (level, _STYLES[issue.level]), issue.line.removeprefix(level))
+        # In a pipe a line stays whole, for grep.
+        self._console.print(line, soft_wrap=not self._console.is_terminal)
+
+
+def _annotation(config: str, ranks: str, issue: ConfigIssue) -> str:
+    """Returns the line that GitHub Actions shows at the file, in a pull request.
+
+    Example:
+        >>> _annotation("a,b.toml", "", ConfigIssue("note", "warm-up", "50% of the run"))
+        '::notice file=a%2Cb.toml,title=countoff warm-up::50%25 of the run'
+    """
+    file = _escaped(config).replace(":", "%3A").replace(",", "%2C")
+    command = "error" if issue.is_fault else "notice"
+    return f"::{command} file={file},title=countoff {issue.code}::{_escaped(f'{ranks}{issue.text}')}"
+
+
+def _escaped(text: str) -> str:
+    # https://github.com/actions/toolkit/blob/main/packages/core/src/command.ts
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _print_json(shown: Sequence[dict[str, Any]], *, several: bool = False) -> None:
+    """Prints one object, or a list of them for several world sizes or configurations."""
+    print(json.dumps(shown[0] if len(shown) == 1 and not several else shown, indent=2))
 
 
 def _check_codes(codes: Sequence[str]) -> None:
@@ -218,6 +310,8 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
             raise ValueError("give --world-size, or --nodes with --ranks-per-node, not both")
         return [_parse_count("world_size", part) for text in chosen.world_size for part in text.split(",")]
     if chosen.nodes or chosen.ranks_per_node:
+        if chosen.nodes and not chosen.ranks_per_node and job.ranks_per_node is not None:
+            return [_parse_count("nodes", chosen.nodes) * job.ranks_per_node]
         if not (chosen.nodes and chosen.ranks_per_node):
             raise ValueError("--nodes and --ranks-per-node need each other: world size = nodes × ranks per node")
         return [_parse_count("nodes", chosen.nodes) * _parse_count("ranks_per_node", chosen.ranks_per_node)]

@@ -91,6 +91,7 @@ class Job:
         accumulation_rounded: Whether the framework rounds down where a global batch does not divide, without a word; if
             not, that is refused.
         world_size: Ranks of the job, for a format that has this number; else None.
+        ranks_per_node: Ranks on each machine, where the launcher's arguments give that; else None.
         micro_batch_size: Samples per forward and backward pass, for a framework that cuts a batch by it; else None.
         run_samples: Samples of the run, where its length is given in samples; steps then follows from it; else None.
         run_tokens: Tokens of the run, where its length is given in tokens: each dp_rank takes whole batches and steps
@@ -146,6 +147,7 @@ class Job:
     partial_step: Literal["applied", "carried"] = "applied"
     accumulation_rounded: bool = False
     world_size: int | None = None
+    ranks_per_node: int | None = None
     micro_batch_size: int | None = None
     run_samples: int | None = None
     run_tokens: int | None = None

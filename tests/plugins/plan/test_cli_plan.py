@@ -288,6 +288,89 @@ def test_the_page_quotes_what_is_printed(
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
 
 
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory has a good configuration, one with a fault, and one that cannot be read."""
+    (tmp_path / "good.toml").write_text(dedent(QUESTION))
+    (tmp_path / "short.toml").write_text(dedent(SHORT))
+    (tmp_path / "torn.toml").write_text("[training\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("several")
+def test_several_configurations_are_checked_at_once(run: Run) -> None:
+    """Each line names its file, and the exit code is that of the worst."""
+    output = run(["check", "good.toml", "short.toml", "--world-size", "4"])
+    assert (output.code, output.err) == (1, "")
+    lines = output.out.splitlines()
+    assert lines[0].startswith("good.toml: ") or lines[0] == "good.toml on 4 ranks: no fault found"
+    assert any(line.startswith("short.toml: silent  horizon: ") for line in lines)
+    assert run(["check", "good.toml", "good.toml", "--world-size", "4"]).code == 0
+
+
+@pytest.mark.usefixtures("several")
+def test_one_that_cannot_be_read_leaves_the_others_checked(run: Run) -> None:
+    output = run(["check", "torn.toml", "short.toml", "--world-size", "4"])
+    assert output.code == 2
+    assert "short.toml: silent  horizon: " in output.out
+    (line,) = output.err.splitlines()
+    assert line.startswith("countoff: torn.toml is not valid TOML: ")
+
+
+@pytest.mark.usefixtures("several")
+def test_several_configurations_as_json_are_a_list(run: Run) -> None:
+    output = run(["check", "short.toml", "good.toml", "--world-size", "4", "--json"])
+    assert [(each["config"], each["fault"]) for each in json.loads(output.out)] == [
+        ("short.toml", True),
+        ("good.toml", False),
+    ]
+    assert isinstance(json.loads(run(["check", "torn.toml", "good.toml", "--world-size", "4", "--json"]).out), list)
+
+
+@pytest.mark.usefixtures("several")
+def test_issues_are_annotations_for_github(run: Run) -> None:
+    output = run(["check", "short.toml", "--world-size", "4", "--github"])
+    assert output.code == 1
+    issues = json.loads(run(["check", "short.toml", "--world-size", "4", "--json"]).out)["issues"]
+    assert len(issues) == len(output.out.splitlines())
+    for line, issue in zip(output.out.splitlines(), issues, strict=True):
+        command = "notice" if issue["level"] == "note" else "error"
+        text = issue["text"].replace("%", "%25")
+        assert line == f"::{command} file=short.toml,title=countoff {issue['code']}::{text}"
+
+
+@pytest.mark.usefixtures("several")
+def test_json_and_annotations_exclude_each_other(run: Run) -> None:
+    output = run(["check", "short.toml", "--world-size", "4", "--github", "--json"])
+    assert output.code == 2
+    assert "--json: not allowed with argument --github" in output.err
+
+
+@pytest.mark.usefixtures("several")
+def test_a_terminal_gets_colours_and_lines_wrapped_at_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    whole = run(["check", "short.toml", "--world-size", "4"]).out
+    assert max(map(len, whole.splitlines())) > 60
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = run(["check", "short.toml", "--world-size", "4"]).out
+    assert "\x1b[1;31msilent" in coloured
+    plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert max(map(len, plain.splitlines())) <= 60
+    assert plain.split() == whole.split()
+
+
+def test_a_script_with_ranks_per_machine_needs_only_the_machines(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("tree_sitter_bash")
+    script = tmp_path / "train.sh"
+    arguments = "--micro-batch-size 1 --global-batch-size 64 --train-iters 100 --lr 1e-4 --seq-length 128"
+    script.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments}\n")
+    found = json.loads(run(["check", str(script), "--nodes", "4", "--json"]).out)
+    assert found["world_size"] == 32
+    assert json.loads(run(["check", str(script), "--json"]).out)["world_size"] == 8
+
+
 def test_the_codes_are_the_documented_ones() -> None:
     page = PAGE.read_text().partition("## What is wrong")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", page, re.MULTILINE)

@@ -146,6 +146,7 @@ def _read_script(text: str, framework: str | None) -> Job:
     job = FORMATS[kind].read(_arguments(launch, kind))
     if job.world_size is not None or launch.size is None:
         return job
+    job = replace(job, ranks_per_node=launch.size.per_node)
     return replace(job, world_size=launch.size.ranks, origins={**job.origins, "world_size": Origin(launch.size.key)})
 
 

@@ -29,10 +29,17 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 class Size(NamedTuple):
-    """A number of ranks, and the arguments that give it."""
+    """A number of ranks, and the arguments that give it.
+
+    Attributes:
+        ranks: The number.
+        key: The arguments.
+        per_node: Ranks on each machine, where they say that.
+    """
 
     ranks: int
     key: str
+    per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -213,4 +220,4 @@ def _size(words: Sequence[str]) -> Size | None:
     nodes = int(nodes[2:]) if isinstance(nodes, str) and re.fullmatch(r"1:1", nodes) else nodes
     if not (isinstance(per_node, int) and isinstance(nodes, int) and per_node >= 1 and nodes >= 1):
         return None
-    return Size(per_node * nodes, key)
+    return Size(per_node * nodes, key, per_node)

@@ -1,0 +1,35 @@
+"""What a type checker sees from a user's side: options by name and by value."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """\
+from countoff.accelerate import attach as attach_accelerate
+from countoff.torch import attach
+
+attach(train=[1], stall_seconds=60, uneven_train="stop", levels={"Stalled": "raise"}, verdict_file=None)
+attach(train=[1], stall_second=60)  # expected: stall_second
+attach(train=[1], uneven_train="halt")  # expected: uneven_train
+attach(train=[1], levels={"Stalled": "loud"})  # expected: levels
+attach_accelerate(None, train=[1], tick_batches="64")  # expected: tick_batches
+"""
+
+
+def test_a_misspelt_option_and_a_wrong_value_are_errors_of_the_type_checker(tmp_path: Path) -> None:
+    """Each is found in its line and names the option; right options are none."""
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, str(program)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    found = {each["range"]["start"]["line"]: each["message"] for each in json.loads(run.stdout)["generalDiagnostics"]}
+    expected = {
+        number: match[1]
+        for number, line in enumerate(PROGRAM.splitlines())
+        if (match := re.search(r"expected: (\w+)", line))
+    }
+    assert found.keys() == expected.keys(), found
+    for number, name in expected.items():
+        assert name in found[number]

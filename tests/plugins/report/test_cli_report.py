@@ -85,7 +85,7 @@ def test_the_page_is_named_after_the_trace_and_is_opened_on_demand(
     example_traces.healthy(tmp_path / "runs" / "today.2", ranks=2)
     code, out, _ = call(capsys, "runs/today.2/", "--open")
     assert code == 0
-    assert out == "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote today.2.html\n"
+    assert out == "finished: 3 epochs, 2 ranks, 3 min 30 s\nwrote today.2.html\n"
     assert opened == [(tmp_path / "today.2.html").as_uri()]
     monkeypatch.chdir(tmp_path / "runs" / "today.2")
     assert call(capsys, ".")[1].endswith("\nwrote today.2.html\n")
@@ -108,7 +108,7 @@ def test_an_unnamed_page_replaces_only_a_page(
     assert call(capsys, "runs/today") == refused
     assert page.read_text() == "<title>a page of the user's own</title>"
     assert call(capsys, "runs/today", "--force")[0] == 0
-    assert "no verdict" in page.read_text("utf-8")
+    assert "finished: " in page.read_text("utf-8")
     page.unlink()
     os.mkfifo(page)
     assert call(capsys, "runs/today") == refused
@@ -170,7 +170,7 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
     for fact in [
         "UnevenBatches: rank 2 ran out of data",
         "the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches",
-        "named by the verdict; other counts; last seen in code",
+        "named by the verdict; other counts",
         "≠ 90 / 90",
         "learning rate: 0.1 at first",
         "train.py:41 in step",
@@ -179,7 +179,7 @@ def test_without_the_extra_it_prints_the_facts_and_how_to_install_it(
     assert call(capsys, tmp_path / "first", "-o", tmp_path / "page.html")[0] == 1
     assert not (tmp_path / "page.html").exists()
     out = call(capsys, tmp_path / "second")[1]
-    assert out.startswith("no verdict: 3 epochs, 8 ranks, 3 min 30 s\n")
+    assert out.startswith("finished: 3 epochs, 8 ranks, 3 min 30 s; rank 2 waited ")
     assert "rank 2" in out
     assert "24 s ≠" in out
 
@@ -189,7 +189,7 @@ def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsy
     example_traces.stalled(tmp_path)
     out = call(capsys, tmp_path)[1]
     assert out.startswith(
-        "no verdict: 1 epoch, 4 ranks, 2 min; 4 ranks have no end: killed, or still running; all ranks wrote"
+        "stalled: no rank has begun a batch for 60 s; rank 3 is at data.py:9 in __getitem__; until then 1 epoch, "
     )
     assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
     assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out

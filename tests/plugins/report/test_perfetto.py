@@ -275,7 +275,7 @@ def test_the_command_writes_the_file_and_no_page(
     example_traces.healthy(tmp_path / "trace", ranks=2)
     assert call(capsys, "trace", "--perfetto", "job.pftrace") == (
         0,
-        "no verdict: 3 epochs, 2 ranks, 3 min 30 s\nwrote job.pftrace; open it at https://ui.perfetto.dev\n",
+        "finished: 3 epochs, 2 ranks, 3 min 30 s\nwrote job.pftrace; open it at https://ui.perfetto.dev\n",
         "",
     )
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["job.pftrace"]

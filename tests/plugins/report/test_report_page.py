@@ -110,7 +110,7 @@ def test_the_lanes_are_in_the_document_with_the_odd_one_first(show: Callable[[Pa
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
     assert page.texts("#labels b") == ["rank 2", "rank 0", "rank 1", *(f"rank {rank}" for rank in range(3, 8))]
-    assert page.texts("#labels li.odd em") == ["named by the verdict; other counts; last seen in code"]
+    assert page.texts("#labels li.odd em") == ["named by the verdict; other counts"]
     assert page.texts("#labels small") == ["node0", "node0", "node0", "node0", *["node1"] * 4]
     assert page.texts("p.parting") == [
         "15:07:25: the ranks' counts begin to differ in train epoch 0: rank 2: 90 batches; ranks 0, 1, 3–7: 91 batches"
@@ -180,6 +180,45 @@ def test_buttons_and_keys_zoom_and_pan_and_choose_a_lane(show: Callable[[Path], 
     page.press("\ue012", "-", "0", "\ue013")  # left, up
     assert page.texts("[aria-selected=true] b") == ["rank 0"]
     assert page.range() == pytest.approx(whole)
+
+
+def test_every_stop_of_the_keyboard_has_a_name(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    """The Tab key goes through buttons, the list of lanes, and what scrolls; each has a name."""
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    stops: list[str] = []
+    page.run("document.activeElement.blur()")
+    for _ in range(40):
+        page.press("\ue004")
+        name = page.run(
+            "let at = document.activeElement; while (at.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;"
+            "return at === document.body ? 'end' : at.getAttribute('aria-label') ?? at.textContent"
+        )
+        if name == "end":
+            break
+        stops.append(name)
+    assert stops[0] == "Ranks"
+    assert [name for name in stops if name.startswith("Lanes")] == stops[6:7]
+    assert stops[7:] == ["Spans", "Hosts", "Counts"]
+    assert stops[1:6] == ["Earlier", "Zoom out", "Zoom in", "Later", "All"]
+
+
+def test_a_small_screen_cuts_nothing_off(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Nothing is wider than the screen but what scrolls by itself; the table of the verdict keeps its columns."""
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.until(lambda: page.run("return innerWidth === 400"))
+        assert page.run("return document.documentElement.scrollWidth") == 400
+        assert page.run("const rows = document.querySelector('.rows'); return rows.scrollWidth > rows.clientWidth")
+        table = page.run("return document.querySelector('.rows').textContent").splitlines()
+        assert [line.split()[0] for line in table] == ["rank", "2", "0,"]
+        cut = "[...document.querySelectorAll('#labels li')].filter((each) => each.scrollWidth > each.clientWidth)"
+        assert page.run(f"return {cut}.length") == 0
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_hostile_texts_stay_texts(show: Callable[[Path], Page], tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_ranks_that_behaved_alike_are_one_class(tmp_path: Path) -> None:
 def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path)
     first, rest = facts.classes_of(run_of(tmp_path))
-    assert (first.ranks, first.reasons) == ((2,), ("named by the verdict", "other counts", "last seen in code"))
+    assert (first.ranks, first.reasons) == ((2,), ("named by the verdict", "other counts"))
     assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
 
 
@@ -322,7 +322,7 @@ def test_the_headline_is_the_verdict_or_what_was_trained_without_one(tmp_path: P
     example_traces.uneven(tmp_path / "a")
     example_traces.healthy(tmp_path / "b", ranks=8, ticks=280)
     assert facts.headline(read([str(tmp_path / "a")])).startswith("UnevenBatches: rank 2 ran out of data")
-    assert facts.headline(read([str(tmp_path / "b")])) == "no verdict: 3 epochs, 8 ranks, 1 h 21 min"
+    assert facts.headline(read([str(tmp_path / "b")])) == "finished: 3 epochs, 8 ranks, 1 h 21 min"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,8 @@ def test_the_headline_names_who_did_not_finish(tmp_path: Path, hows: list[str | 
             writer.line("end", how=how.partition(": ")[0], what=how.partition(": ")[2])
         writer.save()
     trace = read([str(tmp_path)])
-    assert facts.headline(trace) == f"no verdict: 0 epochs, {len(hows)} rank{'s' * (len(hows) > 1)}, 0 s{told}"
+    what = "no verdict" if told else "finished"
+    assert facts.headline(trace) == f"{what}: 0 epochs, {len(hows)} rank{'s' * (len(hows) > 1)}, 0 s{told}"
     assert facts.is_healthy(trace) == (not told)
 
 
@@ -402,12 +403,47 @@ def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -
     example_traces.healthy(tmp_path / "a", ranks=8)
     example_traces.healthy(tmp_path / "b", ranks=8, loader={2: 0.5}, evaluations=False)
     example_traces.stalled(tmp_path / "c")
-    finished = "Finished: 3 epochs, 8 ranks, 3 min"
-    assert facts.title_of(read([str(tmp_path / "a")])) == f"{finished} 30 s"
-    assert facts.title_of(read([str(tmp_path / "b")])) == f"{finished}; rank 2 waited 50 % of the time for its loader"
-    title = facts.title_of(read([str(tmp_path / "c")]))
-    assert title.startswith("No verdict: 1 epoch, 4 ranks, 2 min")
-    assert title.endswith(", 1 warning; rank 3 paused for 1 min in its own code")
+    finished = "finished: 3 epochs, 8 ranks, 3 min"
+    assert facts.headline(read([str(tmp_path / "a")])) == f"{finished} 30 s"
+    assert facts.headline(read([str(tmp_path / "b")])) == f"{finished}; rank 2 waited 50 % of the time for its loader"
+    assert facts.heading(read([str(tmp_path / "b")])).startswith("Finished: 3 epochs")
+    assert facts.headline(read([str(tmp_path / "c")])) == (
+        "stalled: no rank has begun a batch for 60 s; rank 3 is at data.py:9 in __getitem__; "
+        "until then 1 epoch, 4 ranks, 2 min"
+    )
+
+
+def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:
+    """With `uneven_train`, ranks count alike by leaving or repeating batches."""
+    for rank in range(4):
+        writer = RankWriter(tmp_path, rank, 4)
+        writer.open("train epoch 0")
+        writer.tick(5, 10, steps=10)
+        writer.close("train epoch 0", unused=0 if rank == 3 else 2)
+        writer.line("end", how="finished")
+        writer.save()
+    run = run_of(tmp_path)
+    assert facts.counts_of(run).rows[0].odd == (False, False)
+    assert not any(each.reasons for each in facts.classes_of(run))
+
+
+def test_a_stall_that_is_over_is_no_headline(tmp_path: Path) -> None:
+    """The job went on after the warning; or a verdict came, or the ranks ended by themselves."""
+    for name, after in (("on", "tick"), ("ended", "end")):
+        for rank in range(2):
+            writer = RankWriter(tmp_path / name, rank, 2)
+            writer.open("train epoch 0")
+            writer.tick(5, 10)
+            writer.time += 60
+            if rank == 0:
+                writer.line("warning", verdict=example_traces.verdict("Stalled", [1], time=writer.time, rows=[]))
+            if after == "tick":
+                writer.tick(5, 10)
+            else:
+                writer.line("end", how="closed")
+            writer.save()
+        assert facts.stall_of(read([str(tmp_path / name)])) is None
+        assert "stalled" not in facts.headline(read([str(tmp_path / name)]))
 
 
 def test_the_table_of_who_is_slow_marks_what_is_worth_a_look(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from countoff.report.facts.counts import counts_of, partings_of
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
-from countoff.report.facts.summary import headline, is_healthy, title_of
+from countoff.report.facts.summary import heading, headline, is_healthy, stall_of
 
 __all__ = [
     "classes_of",
     "counts_of",
+    "heading",
     "headline",
     "hosts_of",
     "is_healthy",
@@ -20,6 +21,6 @@ __all__ = [
     "partings_of",
     "plan_differences_of",
     "stacks_of",
-    "title_of",
+    "stall_of",
     "totals_of",
 ]

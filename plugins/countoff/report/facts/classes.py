@@ -69,7 +69,10 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     spans = spans_of(run)
     for rank in sorted({rank for table in spans.values() for rank in odd_counts(table)}):
         found[rank].append("other counts")
-    for rank in odd_ranks({rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks}):
+    # Where a verdict names ranks, it has stopped the others wherever they were.
+    stopped = verdict is not None and bool(verdict.ranks)
+    states = {rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks and not stopped}
+    for rank in odd_ranks(states):
         found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
     slow: defaultdict[int, list[Key]] = defaultdict(list)
     for key, table in spans.items():

@@ -162,11 +162,14 @@ def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]],
 
 
 def odd_counts(spans: Mapping[int, Span]) -> set[int]:
-    """The ranks that have counted something else in a span than most."""
-    closed = {rank: span for rank, span in spans.items() if span.end is not None}
-    whole = {_counts(span) for span in closed.values() if span.why != "exited"}
+    """The ranks that have trained on other numbers of batches, or taken other numbers of steps, in a span than most.
+
+    What is left in a loader, or was repeated, may differ: where ranks are made even, that is how they stay even.
+    """
+    closed = {rank: (span.batches, span.steps) for rank, span in spans.items() if span.end is not None}
+    whole = {found for rank, found in closed.items() if spans[rank].why != "exited"}
     # Ranks that exit are not compared with each other: those that are like no rank that has not, count as the same.
-    odd = odd_ranks({rank: found if (found := _counts(span)) in whole else None for rank, span in closed.items()})
+    odd = odd_ranks({rank: found if found in whole else None for rank, found in closed.items()})
     known = _comparable(spans)
     least = min((span.batches for span in known.values()), default=0)
     whole_least = any(span.batches == least and span.why != "exited" for span in known.values())

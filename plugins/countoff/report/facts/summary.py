@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from countoff.core.checks.stalled import STALLED
 from countoff.core.trace.format import SILENT_SECONDS
+from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.spans import is_evaluation, spans_of
+from countoff.report.facts.stacks import stacks_of
 from countoff.report.model import Fit, Run, Trace
 from countoff.report.ranks import ranks_by
 from countoff.report.words import duration
@@ -17,20 +20,39 @@ _TOLD_FAILURES, _TOLD_CHARACTERS = 2, 200
 
 
 def headline(trace: Trace) -> str:
-    """What happened, in one line: the verdict, or how much was trained without one, and which ranks did not finish.
+    """The worst that happened, in one line, with the ranks and the line of code where they are known.
+
+    It is the verdict; or the stall in which the job still stands; or who did not finish; or how much was trained, with
+    the rank that was slowest, if one was clearly slower than most.
 
     >>> headline(Trace(directories=[]))
     'no verdict: 0 epochs, 0 ranks, 0 s'
     """
     if (verdict := trace.verdict) is not None:
         return verdict.headline
-    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
-    ranks = max((run.world_size for run in trace.runs), default=0)
-    seconds = sum(run.end - run.begin for run in trace.runs)
-    earlier = any(run.verdict for run in trace.runs[:-1])
-    where = f"no verdict in run {len(trace.runs)} of {len(trace.runs)}" if earlier else "no verdict"
-    trained = f"{where}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
-    return "; ".join([trained, *(_unfinished(trace.runs[-1]) if trace.runs else ())])
+    run = trace.runs[-1] if trace.runs else Run()
+    if stalled := list(_stalled(trace)):
+        return "; ".join(stalled)
+    said = [_trained(trace), *_unfinished(run), *_slow(run)]
+    if run.warnings:
+        said.append(count_of(len(run.warnings), "warning"))
+    return "; ".join(said)
+
+
+def heading(trace: Trace) -> str:
+    """The headline as a heading: without the kind of a verdict, which stands below it."""
+    said = headline(trace) if trace.verdict is None else trace.verdict.sentence
+    return said[:1].upper() + said[1:]
+
+
+def stall_of(trace: Trace) -> Verdict | None:
+    """The stall in which the last run stands, or stood when it was killed: no rank has made progress after it."""
+    run = trace.runs[-1] if trace.runs else Run()
+    stalls = [warning for warning in run.warnings if warning.kind == STALLED.name]
+    if not stalls or run.verdict is not None or any(fit.ending is not None for fit in run.fits.values()):
+        return None
+    ticks = [fit.tick.time for fit in run.fits.values() if fit.tick is not None]
+    return stalls[-1] if max(ticks, default=0.0) <= stalls[-1].time else None
 
 
 def is_healthy(trace: Trace) -> bool:
@@ -72,31 +94,42 @@ def _ended_together(run: Run, endless: Sequence[int]) -> Iterator[str]:
         )
 
 
-def title_of(trace: Trace) -> str:
-    """The headline as a title, with what is worth a look.
-
-    It is the verdict's sentence; or how much was trained, whether all ranks have finished, how many warnings there
-    are, and the rank that was slowest, if one was clearly slower than most.
-    """
-    if (verdict := trace.verdict) is not None:
-        return verdict.sentence[:1].upper() + verdict.sentence[1:]
-    said = headline(trace)
+def _trained(trace: Trace) -> str:
+    """How much was trained, and whether all ranks have finished."""
+    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
+    ranks = max((run.world_size for run in trace.runs), default=0)
+    seconds = sum(run.end - run.begin for run in trace.runs)
+    earlier = any(run.verdict for run in trace.runs[:-1])
+    where = f"no verdict in run {len(trace.runs)} of {len(trace.runs)}" if earlier else "no verdict"
     run = trace.runs[-1] if trace.runs else Run()
-    endings = [fit.ending.how if fit.ending else "" for fit in run.fits.values()]
-    if set(endings) == {"finished"} and not run.missing:
-        said = f"finished: {said.partition(': ')[2]}"
-    if run.warnings:
-        said += f", {count_of(len(run.warnings), 'warning')}"
+    endings = {fit.ending.how if fit.ending else "" for fit in run.fits.values()}
+    what = "finished" if endings == {"finished"} and not run.missing and not earlier else where
+    return f"{what}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+
+
+def _stalled(trace: Trace) -> Iterator[str]:
+    """The stall, where the ranks are for which the others wait, and how much was trained before it."""
+    stall = stall_of(trace)
+    if stall is None:
+        return
+    yield f"stalled: {stall.sentence.rstrip('.')}"
+    named = [group for group in stacks_of(trace.runs[-1]) if set(group[0]) & set(stall.ranks)]
+    ranks, _, frames = (named or stacks_of(trace.runs[-1]) or [((), "", ())])[0]
+    if frames and len(ranks) < len(trace.runs[-1].fits):
+        yield f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} at {frames[0]}"
+    yield _trained(trace).replace("no verdict: ", "until then ", 1)
+
+
+def _slow(run: Run) -> Iterator[str]:
+    """The rank that waited longest for its loader, and the one that paused longest in its own code."""
     paces = paces_of(run)
     if slow := {rank for pace in paces for rank in pace.slow}:
         shares = {rank: _loader_share(run.fits[rank]) for rank in slow}
         rank = max(shares, key=lambda rank: shares[rank])
-        said += f"; rank {rank} waited {shares[rank]:.0%} of the time for its loader".replace("%", " %")
-    paused = [pace for pace in paces if pace.pause_is_odd]
-    if paused:
+        yield f"rank {rank} waited {shares[rank]:.0%} of the time for its loader".replace("%", " %")
+    if paused := [pace for pace in paces if pace.pause_is_odd]:
         longest = max(paused, key=lambda pace: pace.pause_seconds)
-        said += f"; rank {longest.paused} paused for {duration(longest.pause_seconds)} in its own code"
-    return said[:1].upper() + said[1:]
+        yield f"rank {longest.paused} paused for {duration(longest.pause_seconds)} in its own code"
 
 
 def _loader_share(fit: Fit) -> float:

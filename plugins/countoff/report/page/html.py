@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import resources
+from itertools import groupby
 from typing import Any
 
 from bokeh.resources import Resources
@@ -19,6 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 import countoff.core
+from countoff.core.verdict import Verdict, table
 from countoff.core.words import count_of, names_of, plain
 from countoff.report import facts
 from countoff.report.facts.paces import hosts_table, slow_table
@@ -57,8 +59,9 @@ def render(trace: Trace) -> str:
     scripts = [_bokeh(), _own("page.js")]
     return _template().render(
         title=facts.headline(trace),
-        heading=facts.title_of(trace),
+        heading=facts.heading(trace),
         verdict=trace.verdict,
+        stall=facts.stall_of(trace),
         is_healthy=facts.is_healthy(trace),
         trace=trace,
         runs=[_run(run, at) for at, run in enumerate(runs, 1 + len(trace.runs) - len(runs))],
@@ -113,7 +116,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "clock": _clock, "names": names_of, "number": number}
-    environment.filters |= {"count_of": count_of, "plain": plain}
+    environment.filters |= {"count_of": count_of, "plain": plain, "parts": _parts}
     return environment.get_template("page.html")
 
 
@@ -138,6 +141,13 @@ def _harmless(value: object) -> str:
     """A value as JSON that may stand within a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _parts(verdict: Verdict) -> list[tuple[bool, str]]:
+    """The text of a message in parts: whether each is the table of ranks, and its lines."""
+    rows = {plain(line) for line in table(verdict.rows, verdict.counted, hosts=bool(verdict.hosts))}
+    found = groupby(verdict.render().splitlines(), key=lambda line: line in rows)
+    return [(is_table, "\n".join(lines)) for is_table, lines in found]
 
 
 def _clock(seconds: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:

@@ -104,5 +104,9 @@
     const index = options.indexOf(event.target.closest("li"));
     if (index >= 0) choose(index);
   });
+  for (const name of ["axis", "lanes", "rates"]) { // the list of lanes has the keys, so these are no stops of their own
+    const within = (root) => { for (const each of root?.querySelectorAll("*") ?? []) { if (each.tabIndex >= 0) each.tabIndex = -1; within(each.shadowRoot); } };
+    within(document.getElementById(name));
+  }
   document.documentElement.dataset.drawn = "yes";
 })();

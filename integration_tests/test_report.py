@@ -42,7 +42,7 @@ def test_an_uneven_job_shows_its_verdict_and_where_the_counts_part(run_ranks: An
     assert 1 in parting.groups[0][1]
     assert parting.groups[-1][0] == 5
     assert any("loops.py" in frame for _, _, frames in facts.stacks_of(run) for frame in frames)
-    assert re.search(r'<pre class="verdict bad">countoff: UnevenBatches: ', page)
+    assert re.search(r'<pre class="verdict bad"><span class="lines">countoff: UnevenBatches: ', page)
     assert re.search(
         "counts begin to differ in train epoch 0: ranks? [01, ]*: 4 batches; ranks? [02, ]*: 5 batches", page
     )
@@ -92,4 +92,4 @@ def test_a_healthy_job_has_all_its_spans_in_one_column(run_ranks: Any, tmp_path:
     assert epochs[0] == 10
     assert not any(any(row.odd) for row in table.rows)
     assert facts.partings_of(run) == []
-    assert ">no verdict: 4 epochs, 2 ranks, " in page
+    assert ">finished: 4 epochs, 2 ranks, " in page

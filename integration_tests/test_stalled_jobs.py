@@ -46,7 +46,7 @@ def hang_beside_the_others(directory: str) -> None:
         optimizer=optimizer,
         levels={"Stalled": "raise"},
         stall_seconds=2,
-        grace_seconds=1,
+        grace_seconds=2,
         verdict_file=f"{directory}/verdict{own_rank()}.json",
     )
     try:

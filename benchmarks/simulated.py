@@ -191,9 +191,9 @@ class SimulatedRank:
         self.guard: Any = Guard(settings, rank=rank, world_size=world_size, learning_rates=lambda: [self.rate])
         self.state = self.guard.state
         self.speaker = Speaker(self.state)
-        self.line = self.speaker.link
-        self.line.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
-        self.line.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
+        self.link = self.speaker.link
+        self.link.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
+        self.link.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
         self.call: RollCall | None = None
         self.answered = threading.Event()
         self.even: EvenPass | None = None
@@ -244,12 +244,12 @@ class SimulatedRank:
 
     def heartbeat(self, channel: Channel) -> None:
         """Sends a heartbeat, and looks at those of others."""
-        self.line.heartbeats.send(channel, self.line.read)
-        self.line.heartbeats.report_silence(channel.at(GUARD), self.state)
+        self.link.heartbeats.send(channel, self.link.read)
+        self.link.heartbeats.report_silence(channel.at(GUARD), self.state)
 
     def receive(self, channel: Channel, index: int) -> None:
         """Waits for an entry of the log and receives it, as the listener does."""
-        self.line.receive(index, channel.wait(f"log/{index}"))
+        self.link.receive(index, channel.wait(f"log/{index}"))
 
 
 @dataclass
@@ -290,7 +290,7 @@ class RankGroup:
     def introduce(self) -> None:
         """Every rank writes which host it is on."""
         for rank in self.ranks:
-            rank.line.heartbeats.introduce(self.speaker_channel)
+            rank.link.heartbeats.introduce(self.speaker_channel)
 
     def count_off(self) -> None:
         """Does the roll call of the fit's start; returns when every rank has its answer."""
@@ -376,13 +376,13 @@ class RankGroup:
         done = [rank.train(until) for rank in self.ranks]
         for rank in self.ranks:
             rank.turn(self.speaker_channel)
-        return all(done), max(rank.line.read for rank in self.ranks)
+        return all(done), max(rank.link.read for rank in self.ranks)
 
     def receive_until(self, length: int) -> None:
         """Every rank receives the log up to that length, as its listener does."""
         for rank in self.ranks:
-            while rank.line.read < length:
-                rank.receive(self.listener_channel, rank.line.read)
+            while rank.link.read < length:
+                rank.receive(self.listener_channel, rank.link.read)
 
     def credit_keys(self) -> set[str]:
         """Returns all keys of credits that these ranks have used."""

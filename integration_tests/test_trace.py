@@ -1,7 +1,9 @@
 """The trace on real ranks: what it tells of each way in which a job can go, and that the job does not notice it."""
 
 import json
+import os
 import re
+import shutil
 import threading
 import time
 from functools import partial
@@ -12,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from countoff.core.trace import writer
+from countoff.report import facts, reader
 from countoff.torch import attach
 from integration_tests import accelerate_jobs, jobs, loops
 from integration_tests.harness import tell
@@ -180,9 +183,23 @@ def sleep_in_the_loader(woken: threading.Event, number: int) -> None:
 
 
 def wake_after_the_report(woken: threading.Event) -> None:
+    """Keeps the trace as it is during the stall, once each rank has written a tick after the report."""
     while "Stalled" not in Path("rank0.log").read_text():
         time.sleep(0.05)
+    if own_rank() == 1:
+        directory = Path(os.environ["COUNTOFF_TRACE_DIR"])
+        reported = of("warning", until_written(directory, 0, "warning"))[0]["t"]
+        for rank in (0, 1):
+            until_written(directory, rank, "tick", reported)
+        shutil.copytree(directory, directory.parent / "during")
     woken.set()
+
+
+def until_written(directory: Path, rank: int, kind: str, after: float = 0.0) -> list[dict[str, Any]]:
+    """Waits for a line of this kind in a rank's trace; the deadline is that of the launch."""
+    while not any(line["t"] > after for line in of(kind, read(directory, rank))):
+        time.sleep(0.05)
+    return read(directory, rank)
 
 
 def test_a_stall_shows_where_each_rank_was(traced, directory):
@@ -196,6 +213,10 @@ def test_a_stall_shows_where_each_rank_was(traced, directory):
     assert pause["in"] == "loader"
     assert "sleep_in_the_loader" in pause["at"][0]
     assert [of("end", each)[0]["how"] for each in lines] == ["finished"] * 2
+    during = facts.headline(reader.read([str(directory.parent / "during")]))
+    assert during.startswith("stalled: no rank has made progress for 1.5 s; rank 1 is in its loader; rank 1 is at ")
+    assert "sleep_in_the_loader" in during
+    assert facts.headline(reader.read([str(directory)])).startswith("finished: ")
 
 
 def test_in_warn_mode_the_trace_goes_on(traced, directory):

@@ -1,6 +1,5 @@
 """The arithmetic of plans, against every row of the golden tables and enumerations of real index lists."""
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -19,17 +18,7 @@ from countoff.core.counts.batches import (
 )
 from countoff.core.counts.steps import batches_until_step, steps_in_epoch
 from countoff.core.plan import BatchPlan, LoaderFacts
-from tests.paths import GOLDEN
-
-Row = dict[str, str]
-
-
-def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
-    with (GOLDEN / f"{table}.csv").open(newline="") as lines:
-        read = list(csv.DictReader(lines))
-    assert len(read) == rows
-    return read
+from tests.golden_tables import Row, golden
 
 
 def number(text: str) -> int | float:

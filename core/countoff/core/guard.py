@@ -210,8 +210,12 @@ class Guard:
         """
         self.monitor = monitor
         self._roll_call = call = RollCall(self.state, monitor.speaker, self._checks)
-        others, recorder, own = OtherRanks(self.state, monitor.speaker, call), self.state.observer, of_this_rank
-        self._tell(lambda each: each.fit_started(own if own is not None and each is recorder else start, others))
+        others, recorder, own = (
+            OtherRanks(self.state, monitor.speaker, call),
+            self.state.observer,
+            of_this_rank or start,
+        )
+        self._tell(lambda each: each.fit_started(own if each is recorder else start, others))
         return call
 
     def started(self) -> None:
@@ -682,8 +686,8 @@ class Guard:
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
             self.monitor.watchdog.speak_before_the_end(self.monitor.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
-            line = self.monitor.speaker.link
-            slow = line.slow or bool(line.heartbeats.hosts)  # nobody on this host sees a rank of another one die
+            link = self.monitor.speaker.link
+            slow = link.slow or bool(link.heartbeats.hosts)  # nobody on this host sees a rank of another one die
             gone = self.monitor.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)

@@ -391,7 +391,7 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or tcsh")
+    parser.add_argument("shell", metavar="SHELL", help="bash, zsh, fish or tcsh")
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,8 +40,6 @@ _DIMS = {
     "tp": ("tp", "tensor_parallel", "model"),
     "pp": ("pp", "pipe"),
 }
-
-
 _STYLES: dict[Level, str] = {"silent": "bold red", "stops": "red", "note": "yellow"}
 
 

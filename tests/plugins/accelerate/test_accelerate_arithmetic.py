@@ -1,6 +1,5 @@
 """The arithmetic of Accelerate's loaders and of the Trainer, against every row of the golden tables and index lists."""
 
-import csv
 import itertools
 from collections import Counter
 
@@ -10,17 +9,7 @@ from hypothesis import strategies as st
 
 from countoff._accelerate.batches import PreparedFacts, prepared_pass
 from countoff.core.plan import BatchPlan, LoaderFacts
-from tests.paths import GOLDEN
-
-Row = dict[str, str]
-
-
-def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
-    with (GOLDEN / f"{table}.csv").open(newline="") as lines:
-        read = list(csv.DictReader(lines))
-    assert len(read) == rows
-    return read
+from tests.golden_tables import Row, golden
 
 
 def each(text: str) -> list[int]:

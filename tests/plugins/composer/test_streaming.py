@@ -1,6 +1,5 @@
 """The arithmetic of StreamingDataset, against every row of the golden tables and orders partitioned as lists."""
 
-import csv
 import dataclasses
 import re
 from collections import Counter
@@ -13,9 +12,7 @@ from countoff._composer.streaming_facts import StreamFacts, StreamingFacts
 from countoff._composer.streaming_pass import streaming_pass
 from countoff.core.plan import BatchPlan, LoaderFacts, LoaderPass
 from countoff.core.totals import Totals
-from tests.paths import GOLDEN
-
-Row = dict[str, str]
+from tests.golden_tables import Row, golden
 
 # The reasons why there is no partition, with the rows of the table of streams that have them; numbers replaced by N.
 REASONS = {
@@ -32,14 +29,6 @@ REASONS = {
 # The table of variants has only the size of both streams together. For 50, 97, 129 and 300, only this pair of sizes
 # gives every row; for 194 and 347 this is one pair of many.
 TWO_STREAMS = {50: (30, 20), 97: (64, 33), 129: (65, 64), 194: (129, 65), 300: (200, 100), 347: (246, 101)}
-
-
-def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
-    with (GOLDEN / f"{table}.csv").open(newline="") as lines:
-        read = list(csv.DictReader(lines))
-    assert len(read) == rows
-    return read
 
 
 def of_random(row: Row) -> StreamingFacts:

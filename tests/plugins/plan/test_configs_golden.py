@@ -1,6 +1,5 @@
 """Every row of the golden tables made with TorchTitan and lingua, through their readers, including learning rates."""
 
-import csv
 import math
 import re
 from collections.abc import Iterator
@@ -15,17 +14,7 @@ from countoff.plan.checks import check_job
 from countoff.plan.job import Job, JobError, RunPlan
 from countoff.plan.readers import read_job, torchtitan_python
 from countoff.plan.schedules import TorchTitanSchedule, peak_factor
-from tests.paths import GOLDEN
-
-Row = dict[str, str]
-
-
-def golden(table: str, *, rows: int) -> list[Row]:
-    """The rows of a golden table; their number is checked, so that a missing table cannot pass."""
-    with (GOLDEN / f"{table}.csv").open(newline="") as lines:
-        read = list(csv.DictReader(lines))
-    assert len(read) == rows
-    return read
+from tests.golden_tables import Row, golden
 
 
 def like(row: Row, rows: list[Row]) -> Row:

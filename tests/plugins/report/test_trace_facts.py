@@ -427,6 +427,24 @@ def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:
     assert not any(each.reasons for each in facts.classes_of(run))
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_job_that_stands_still_writes_ticks_and_is_stalled(tmp_path: Path, ended: bool) -> None:
+    """Also if the launcher ends it: the stall is the worse of the two."""
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5, 10, steps=10)
+        writer.tick(60, 0)
+        if rank == 0:
+            writer.line("warning", verdict=example_traces.verdict("Stalled", [1], time=writer.time, rows=[]))
+        writer.tick(5, 0)
+        if ended:
+            writer.line("end", how="signal", what="SIGTERM")
+        writer.save()
+    assert facts.stall_of(read([str(tmp_path)])) is not None
+    assert facts.headline(read([str(tmp_path)])).startswith("stalled: ")
+
+
 def test_a_stall_that_is_over_is_no_headline(tmp_path: Path) -> None:
     """The job went on after the warning; or a verdict came, or the ranks ended by themselves."""
     for name, after in (("on", "tick"), ("ended", "end")):

@@ -146,8 +146,9 @@ def _read_script(text: str, framework: str | None) -> Job:
     job = FORMATS[kind].read(_arguments(launch, kind))
     if job.world_size is not None or launch.size is None:
         return job
-    job = replace(job, ranks_per_node=launch.size.per_node)
-    return replace(job, world_size=launch.size.ranks, origins={**job.origins, "world_size": Origin(launch.size.key)})
+    size = launch.size
+    origins = {**job.origins, "world_size": Origin(size.key)}
+    return replace(job, world_size=size.ranks, ranks_per_node=size.per_node, origins=origins)
 
 
 def _frameworks_of_launch(launch: Launch, framework: str | None) -> list[str]:

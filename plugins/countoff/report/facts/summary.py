@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from countoff.core.checks.stalled import STALLED
@@ -46,13 +47,22 @@ def heading(trace: Trace) -> str:
 
 
 def stall_of(trace: Trace) -> Verdict | None:
-    """The stall in which the last run stands, or stood when it was killed: no rank has made progress after it."""
+    """The stall in which the last run stands, or stood when it was ended from outside: no rank has moved after it."""
     run = trace.runs[-1] if trace.runs else Run()
     stalls = [warning for warning in run.warnings if warning.kind == STALLED.name]
-    if not stalls or run.verdict is not None or any(fit.ending is not None for fit in run.fits.values()):
+    endings = {fit.ending.how for fit in run.fits.values() if fit.ending is not None}
+    if not stalls or run.verdict is not None or endings - {"signal"}:
         return None
-    ticks = [fit.tick.time for fit in run.fits.values() if fit.tick is not None]
-    return stalls[-1] if max(ticks, default=0.0) <= stalls[-1].time else None
+    return None if any(_moved_after(fit, stalls[-1].time) for fit in run.fits.values()) else stalls[-1]
+
+
+def _moved_after(fit: Fit, time: float) -> bool:
+    """Whether a rank has opened or closed a span, or counted a batch or a step, after a moment."""
+    if any(span.begin > time or (span.end or 0.0) > time for span in fit.spans):
+        return True
+    ticks = fit.spans[-1].ticks if fit.spans else []
+    at = bisect_right([tick.time for tick in ticks], time)  # a rank that stands still writes ticks too
+    return len({(tick.batches, tick.steps) for tick in ticks[max(0, at - 1) :]}) > 1
 
 
 def is_healthy(trace: Trace) -> bool:
@@ -95,16 +105,21 @@ def _ended_together(run: Run, endless: Sequence[int]) -> Iterator[str]:
 
 
 def _trained(trace: Trace) -> str:
-    """How much was trained, and whether all ranks have finished."""
-    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
-    ranks = max((run.world_size for run in trace.runs), default=0)
-    seconds = sum(run.end - run.begin for run in trace.runs)
+    """Whether all ranks have finished, and how much was trained."""
     earlier = any(run.verdict for run in trace.runs[:-1])
     where = f"no verdict in run {len(trace.runs)} of {len(trace.runs)}" if earlier else "no verdict"
     run = trace.runs[-1] if trace.runs else Run()
     endings = {fit.ending.how if fit.ending else "" for fit in run.fits.values()}
     what = "finished" if endings == {"finished"} and not run.missing and not earlier else where
-    return f"{what}: {count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
+    return f"{what}: {_amount(trace)}"
+
+
+def _amount(trace: Trace) -> str:
+    """How much was trained, by how many ranks, in which time."""
+    epochs = {key for run in trace.runs for key, spans in spans_of(run).items() if not is_evaluation(spans)}
+    ranks = max((run.world_size for run in trace.runs), default=0)
+    seconds = sum(run.end - run.begin for run in trace.runs)
+    return f"{count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
 
 
 def _stalled(trace: Trace) -> Iterator[str]:
@@ -113,11 +128,12 @@ def _stalled(trace: Trace) -> Iterator[str]:
     if stall is None:
         return
     yield f"stalled: {stall.sentence.rstrip('.')}"
-    named = [group for group in stacks_of(trace.runs[-1]) if set(group[0]) & set(stall.ranks)]
-    ranks, _, frames = (named or stacks_of(trace.runs[-1]) or [((), "", ())])[0]
-    if frames and len(ranks) < len(trace.runs[-1].fits):
-        yield f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} at {frames[0]}"
-    yield _trained(trace).replace("no verdict: ", "until then ", 1)
+    stacks = stacks_of(trace.runs[-1])  # the fewest ranks first
+    named = [group for group in stacks if set(group[0]) & set(stall.ranks)]
+    for ranks, _, frames in (named or stacks)[:1]:
+        if frames and len(ranks) < len(trace.runs[-1].fits):
+            yield f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} at {frames[0]}"
+    yield f"until then {_amount(trace)}"
 
 
 def _slow(run: Run) -> Iterator[str]:

@@ -226,7 +226,9 @@ def stalled(directory: Path, *, ranks: int = 4, stuck: int = 3) -> None:
         writer.time += 60
         if rank == 0:
             sentence = "no rank has begun a batch for 60 s."
-            writer.line("warning", verdict=verdict("Stalled", [], sentence=sentence, rows=[], why="", remedy=""))
+            others = ", ".join(str(other) for other in range(ranks) if other != stuck)
+            why = f"rank {stuck} is at data.py:9 in __getitem__; ranks {others} are at train.py:41 in step."
+            writer.line("warning", verdict=verdict("Stalled", [], sentence=sentence, rows=[], why=why, remedy=""))
         writer.line("stacks", state=where, frames=frames)
         writer.save()
 

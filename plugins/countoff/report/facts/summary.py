@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,6 @@ from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.spans import is_evaluation, spans_of
-from countoff.report.facts.stacks import stacks_of
 from countoff.report.model import Fit, Run, Trace
 from countoff.report.ranks import ranks_by
 from countoff.report.words import duration
@@ -128,11 +128,10 @@ def _stalled(trace: Trace) -> Iterator[str]:
     if stall is None:
         return
     yield f"stalled: {stall.sentence.rstrip('.')}"
-    stacks = stacks_of(trace.runs[-1])  # the fewest ranks first
-    named = [group for group in stacks if set(group[0]) & set(stall.ranks)]
-    for ranks, _, frames in (named or stacks)[:1]:
-        if frames and len(ranks) < len(trace.runs[-1].fits):
-            yield f"{names_of(ranks)} {'is' if len(ranks) == 1 else 'are'} at {frames[0]}"
+    # The ranks for which the others wait, and their line of code.
+    first = re.split(r"; |\. |\.$", stall.why)[0]
+    if first:
+        yield first
     yield f"until then {_amount(trace)}"
 
 

@@ -100,7 +100,9 @@ def fetch_costs(guard: Any, repeats: int) -> dict[str, Samples]:
     """Returns seconds per fetch, bare and observed, by clock."""
     from countoff._adapter.loader_observer import LoaderObserver
 
-    observed = LoaderObserver(Endless(), guard.waited, guard.failed, batch_requested=guard.batch_requested)
+    observed = LoaderObserver(
+        Endless(), guard.waited, failing=guard.failing, failed=guard.failed, batch_requested=guard.batch_requested
+    )
     loaders = {BARE: iter(Endless()), OBSERVED: iter(observed.loader)}
     next(loaders[OBSERVED])
     observed.used = observed.begun  # as in a train epoch

@@ -182,7 +182,7 @@ class SimulatedRank:
 
     Attributes:
         rate: Its learning rate.
-        start: What its fit begins with; None before that.
+        begun: Its roll call and what its fit begins with; None before that.
     """
 
     def __init__(self, rank: int, world_size: int, trace_dir: str | None = None) -> None:
@@ -194,10 +194,9 @@ class SimulatedRank:
         self.link = self.speaker.link
         self.link.busy_since = 1.0  # the store is slow: marks do not wait, because there is no training that must
         self.link.heartbeats.host = f"{rank // RANKS_PER_HOST:013d}-4026531836"  # as long as a real one
-        self.call: RollCall | None = None
         self.answered = threading.Event()
         self.even: EvenPass | None = None
-        self.start: FitStart | None = None
+        self.begun: tuple[RollCall, FitStart] | None = None
 
     def begin_even(self, policy: Literal["stop", "repeat"], lookahead: int, batches: int) -> None:
         """Makes the open train epoch an even pass over a loader with so many batches. Its blocks do not grow."""
@@ -221,17 +220,17 @@ class SimulatedRank:
             self.state.spans[-1].started += 1  # without a tick, which has a cost of its own
         return True
 
-    def begin(self, plan: FitPlan) -> None:
+    def begin(self, plan: FitPlan) -> tuple[RollCall, FitStart]:
         """Tells the guard's checks that the fit begins, with a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
-        self.start = start = FitStart(plan, versions)
-        self.call = self.guard.meet(ThreadlessMonitor(self.speaker), start)
+        start = FitStart(plan, versions)
+        self.begun = self.guard.meet(ThreadlessMonitor(self.speaker), start), start
+        return self.begun
 
     def count_off(self) -> None:
         """Reports what the fit begins with."""
-        if self.call is None or self.start is None:
-            self.begin(plan_of(self.state.rank, self.state.world_size))
-        self.answered = self.call.count_off(self.start)
+        call, start = self.begun or self.begin(plan_of(self.state.rank, self.state.world_size))
+        self.answered = call.count_off(start)
 
     def turn(self, channel: Channel) -> bool:
         """Does all queued jobs, then polls; returns whether it must poll again."""
@@ -318,7 +317,7 @@ class RankGroup:
 
     def start_listener(self) -> None:
         """Starts a thread that waits in the store for the next entry and receives it for each rank."""
-        index = self.ranks[0].line.read
+        index = self.ranks[0].link.read
         self._listener_thread = threading.Thread(target=self._listen, args=[index], name="listener")
         self._listener_thread.start()
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from benchmarks import simulated
@@ -85,6 +85,11 @@ class _ThreadlessWriter(writer.Writer):
         self._over = True
 
 
+def _replace(module: ModuleType, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(module, name, value)
+
+
 class TracedGroup(simulated.RankGroup):
     """The ranks of one process, which write traces."""
 
@@ -92,10 +97,10 @@ class TracedGroup(simulated.RankGroup):
         super().__init__(ranks, port)
         self._now = _Present()
         for module in (guard, recorder, writer):
-            vars(module)["time"] = self._now
-        vars(recorder)["hosts"] = SimpleNamespace(own_name=lambda: self._now.host)
-        vars(recorder)["stacks"] = SimpleNamespace(main_thread=lambda: self._now.place)
-        vars(writer).update(Writer=_ThreadlessWriter, LOOK_SECONDS=0.0)
+            _replace(module, time=self._now)
+        own_name, main_thread = (lambda: self._now.host), (lambda: self._now.place)
+        _replace(recorder, hosts=SimpleNamespace(own_name=own_name), stacks=SimpleNamespace(main_thread=main_thread))
+        _replace(writer, Writer=_ThreadlessWriter, LOOK_SECONDS=0.0)
 
     def begin_traces(self, epochs: int) -> None:
         """Every rank begins its trace, as `Guard.fit_start` does before the roll call."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from countoff.core.checks.collectives import Issued
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
 
@@ -17,13 +18,18 @@ class KeptRecords:
     Attributes:
         reported: The records of this rank.
         found: What the check found.
+        groups: What this rank has issued in its process groups.
     """
 
     def __init__(self, standing: Mapping[str, Any] | None = None, speaker: Any = None) -> None:
         self.speaker = speaker
+        self.groups: Mapping[str, Issued] = {}
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
         self._standing = standing
+
+    def issued(self) -> Mapping[str, Issued]:
+        return self.groups
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]

@@ -843,7 +843,10 @@ class OtherRanks:
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
         self.speaker = speaker
+        from countoff.core.liveness.collectives import GroupCounts  # imports torch, as whatever has brought them here
+
         self.report = roll_call.report
+        self.issued = GroupCounts(state.ranks)
         self.state = state
 
     def compare(

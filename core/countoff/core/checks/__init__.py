@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from countoff.core.checks import (
+    collectives,
     data,
     even,
     horizon,
@@ -64,6 +65,7 @@ KINDS |= {
         resume.RESUME_MISMATCH,
         weights.WEIGHTS_DIFFER,
         model.MODEL_MISMATCH,
+        collectives.COLLECTIVES_DIFFER,
         unseen.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         totals.WRONG_TOTAL,
@@ -89,6 +91,7 @@ class Checks(NamedTuple):
     settings: settings.SettingsCheck
     versions: versions.VersionCheck
     model: model.ModelCheck
+    collectives: collectives.CollectiveCheck
     weights: weights.Weights
     data: data.DataIdentity
     resumes: resume.Resumes
@@ -122,6 +125,7 @@ class Checks(NamedTuple):
             settings=settings.SettingsCheck(state.settings.tick_batches),
             versions=versions.VersionCheck(),
             model=model.ModelCheck(),
+            collectives=collectives.CollectiveCheck(state),
             weights=weights.Weights(state, hash_weights),
             data=identity,
             resumes=resume.Resumes(state, identity, schedule),

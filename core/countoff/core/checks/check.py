@@ -16,6 +16,7 @@ from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
+    from countoff.core.checks.collectives import Issued
     from countoff.core.checks.learning_rates import SchedulePlan
     from countoff.core.checks.model import SharedModel
 
@@ -62,6 +63,10 @@ class Others(Protocol):
 
     speaker: Any
     """The guard's speaker, for a check that exchanges records in a way of its own."""
+
+    def issued(self) -> Mapping[str, Issued]:
+        """Returns what this rank has issued in each process group, by a key that is the same on all of its ranks."""
+        ...
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]

@@ -1,0 +1,348 @@
+"""Do ranks issue the same collectives? `CollectivesDiffer`.
+
+A collective that one rank leaves out, or issues alone, need not hang: it pairs with the next one of the same kind and
+size (pytorch#138322), and from there on each collective of that rank meets another one of its peers. Nothing fails, and
+what is trained is wrong.
+
+Torch counts what a rank issues in each process group. These numbers may differ in healthy programs: one rank may issue
+a collective before a batch and another one after it, a thread may issue its own, and what two ranks send to one another
+counts too. So ranks compare how many collectives they issue between two ticks. A finding is a number that differs in
+one such interval, after some in which it did not, and in none of as many after it. Only then all ranks of the group are
+asked, by an entry of the log. A healthy job exchanges nothing but a few bytes more at a tick.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from countoff.core.checks.check import Check, FitStart, Others, TickPart
+from countoff.core.checks.plan import each_on
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import count_of, names_of, ranks_by
+
+if TYPE_CHECKING:
+    from countoff.core.state import State
+
+__all__ = ["COLLECTIVES_DIFFER", "CollectiveCheck", "Interval", "Issued", "Question", "Trail", "judge_collectives"]
+
+COLLECTIVES_DIFFER = VerdictKind(
+    "CollectivesDiffer",
+    "a rank has left out a collective that the others issued, or has issued one alone",
+    causes={
+        "": Cause(
+            "A collective has no name: it pairs with the next one of its kind that the other ranks issue. From there "
+            "on, what these ranks exchange belongs to different places of the program, or they wait for ever.",
+            "look for a collective that not every rank reaches: an all_reduce of a metric, a barrier, a log or a "
+            "checkpoint behind a condition that only some ranks meet. Let every rank reach it, or give the ranks that "
+            "do a process group of their own. Where the numbers are to differ: levels={'CollectivesDiffer': 'off'}.",
+        )
+    },
+)
+LEAST = 2
+"""Intervals without a difference that a finding has at least on both sides of the one that differs."""
+_LATE, _MOST = 4, 16
+"""Intervals by which a thread of one rank may be late with a collective, and those after which it is not waited for."""
+_KEPT = 24
+"""Intervals that a rank keeps, and tells where it is asked: in some 400 of the 1,024 bytes of a record."""
+_MOST_GROUPS = 4
+_UNANSWERED = 8
+
+
+class Issued(NamedTuple):
+    """What this rank has issued in one process group.
+
+    Attributes:
+        number: Collectives of this rank so far.
+        ranks: The group's ranks, ascending.
+        group: The group, as the end of a sentence.
+        counts_messages: Whether what two ranks send to one another counts too.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    group: str
+    counts_messages: bool
+
+
+class Interval(NamedTuple):
+    """The batches of a train epoch between two ticks, without an evaluation among them.
+
+    Attributes:
+        opened: Index of the mark that opened the epoch.
+        batch: The batch before which it ends; equal on all ranks.
+    """
+
+    opened: int
+    batch: int
+
+
+class Question(NamedTuple):
+    """A question to all ranks of a group, as an entry of the log: what did you issue in each of your intervals?
+
+    Attributes:
+        group: The group's key.
+        interval: The one that is in doubt.
+        rank: The rank that asks.
+    """
+
+    group: str
+    interval: Interval
+    rank: int
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any], ranks: Sequence[int]) -> Question:
+        """Reads the log's entry of another rank.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is no such entry.
+        """
+        group = entry["group"]
+        if not (isinstance(group, str) and len(group) <= 64):
+            raise ValueError(f"expected a short text, got {group!r:.80}")
+        interval = Interval(parse_count(entry["opened"]), parse_count(entry["batch"]))
+        return cls(group, interval, parse_rank(entry["rank"], ranks))
+
+    def to_json(self) -> dict[str, Any]:
+        """The log's entry; `from_json` is its inverse."""
+        return {"type": "collectives", "group": self.group, **self.interval._asdict(), "rank": self.rank}
+
+    @property
+    def name(self) -> str:
+        """Under what the answers lie in the store."""
+        return f"collectives/{self.group}/{self.interval.opened}.{self.interval.batch}"
+
+
+class Trail:
+    """What one rank has issued in one process group, interval by interval, and where another rank issued otherwise.
+
+    Attributes:
+        numbers: The rank's own numbers in the last intervals, oldest first.
+        doubted: The one interval in which another rank had another number; None while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Interval, int] = {}
+        self.doubted: Interval | None = None
+        self._same_before = self._same_after = 0
+        self._given_up = False
+
+    def keep(self, interval: Interval, number: int) -> None:
+        """Keeps this rank's own number."""
+        self.numbers[interval] = number
+        for old in list(self.numbers)[:-_KEPT]:
+            del self.numbers[old]
+
+    def see(self, interval: Interval, same: bool) -> bool:
+        """Takes whether another rank had the same number; returns whether the ranks of the group are to be asked.
+
+        A difference that comes back, or is made up for, is part of the program. One that comes at regular intervals
+        comes back after as many as there were before the first one, so no less are waited for.
+        """
+        if self._given_up:
+            return False
+        if not same:
+            self._given_up = self.doubted is not None or self._same_before < LEAST
+            self.doubted = interval
+        elif self.doubted is None:
+            self._same_before += 1
+        else:
+            self._same_after += 1
+        return same and self.doubted is not None and self._same_after > min(max(self._same_before, _LATE), _MOST)
+
+    def give_up(self) -> None:
+        """Looks for nothing any more."""
+        self._given_up = True
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers, as JSON types."""
+        return {"numbers": [[*interval, number] for interval, number in self.numbers.items()]}
+
+
+class CollectiveCheck(Check):
+    """Compares how many collectives ranks issue between two ticks.
+
+    Args:
+        state: This rank's state.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._others: Others | None = None
+        self._last: Mapping[str, Issued] = {}
+        self._groups: Mapping[str, Issued] = {}
+        self._trails: dict[str, Trail] = {}
+        self._epochs: dict[int, str] = {}
+        self._asked: set[str] = set()
+        self._unanswered: list[Question] = []
+
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        if others is not None and self._state.settings.levels.get(COLLECTIVES_DIFFER.name) != "off":
+            self._others = others
+            self._state.readers["collectives"] = self._read
+
+    def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
+        self._last = {}
+
+    def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
+        self._last = {}  # what is issued in an evaluation, and where an epoch begins, is not compared
+
+    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
+        state, others = self._state, self._others
+        if others is None or not state.evidence.steps_by_batch or span.guess:
+            return None  # batches may be counted on another thread than that of the collectives
+        last, groups = self._last, dict(itertools.islice(others.issued().items(), _MOST_GROUPS))
+        self._last = groups
+        numbers = {key: each.number - last[key].number for key, each in groups.items() if key in last}
+        if not numbers:
+            return None
+        interval, epoch = Interval(span.opened, span.started), span.name
+
+        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> None:
+            del ranks
+            self._groups = groups
+            self._epochs = {**self._epochs, interval.opened: epoch}
+            self._compare(interval, numbers, standing.get("issued") or {})
+
+        return TickPart(lambda: {"issued": numbers}, compare)
+
+    def _compare(self, interval: Interval, numbers: Mapping[str, int], theirs: Mapping[str, Any]) -> None:
+        """Compares this rank's numbers with those of the rank that wrote first. Runs on the speaker thread."""
+        self._trails = {key: self._trails.get(key) or Trail() for key in numbers}
+        for key, number in numbers.items():
+            trail = self._trails[key]
+            trail.keep(interval, number)
+            if key in theirs and trail.see(interval, parse_count(theirs[key]) == number) and trail.doubted is not None:
+                trail.give_up()
+                self._ask(Question(key, trail.doubted, self._state.rank))
+        waiting, self._unanswered = self._unanswered, []
+        for question in waiting:
+            self._answer(question)
+
+    def _ask(self, question: Question) -> None:
+        """Asks all ranks of the group, unless another rank has asked first."""
+        if self._others is not None:
+            speaker = self._others.speaker
+            speaker.hand(speaker.append(question.to_json(), lambda: question.group in self._asked))
+
+    def _read(self, entry: Mapping[str, Any]) -> Callable[[], None]:
+        """Reads the question of a rank; returns what it does. Called for each such entry of the log.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is no question.
+        """
+        question = Question.from_json(entry, self._state.ranks)
+
+        def take() -> None:
+            if question.group not in self._asked and self._others is not None:
+                self._asked.add(question.group)
+                self._others.speaker.hand(lambda _: self._answer(question))
+
+        return take
+
+    def _answer(self, question: Question) -> None:
+        """Tells what this rank has issued, once it knows as much as a finding needs. Runs on the speaker thread."""
+        issued, trail, others = self._groups.get(question.group), self._trails.get(question.group), self._others
+        if issued is None or trail is None or others is None:  # of a group to which this rank does not belong
+            return
+        trail.give_up()
+        if sum(each > question.interval for each in trail.numbers) < LEAST:
+            self._unanswered = [*self._unanswered[-_UNANSWERED:], question]
+            return
+        told = trail.to_json()
+        others.speaker.hand(lambda channel: channel.set(f"{question.name}/{self._state.rank}", told))
+        if question.rank != self._state.rank:
+            return
+
+        def gathered(records: Records, missing: list[int]) -> None:
+            if not missing:
+                self._decide(question, issued, records)
+
+        deadline = time.monotonic() + self._state.settings.deadline_seconds
+        others.speaker.gather(question.name, issued.ranks, deadline, gathered)
+
+    def _decide(self, question: Question, issued: Issued, records: Records) -> None:
+        begin = question.interval.batch - self._state.settings.tick_batches
+        where = f"between batches {begin} and {question.interval.batch} of {self._epochs[question.interval.opened]}"
+        answers = {rank: numbers_of(record) for rank, record in records.items()}
+        found = judge_collectives(where, question.interval, answers, issued)
+        if found is not None:
+            self._state.find(found)
+
+
+def numbers_of(record: Mapping[str, Any]) -> dict[Interval, int]:
+    """Reads another rank's numbers out of its record.
+
+    Raises:
+        KeyError, TypeError, ValueError: If there are none.
+    """
+    found: dict[Interval, int] = {}
+    for opened, batch, number in record["numbers"][:_KEPT]:
+        found[Interval(parse_count(opened), parse_count(batch))] = parse_count(number)
+    return found
+
+
+def judge_collectives(
+    where: str, doubted: Interval, answers: Mapping[int, Mapping[Interval, int]], issued: Issued
+) -> Verdict | None:
+    """Returns a `CollectivesDiffer` if it is proved; None if what ranks have told has another explanation.
+
+    It is proved where all ranks have issued the same in each interval that all know, but for the one in doubt, and
+    where messages between two ranks cannot be the cause. Torch counts a message on both of these ranks, so messages add
+    an even number in all, and collectives the same number on each rank.
+
+    Args:
+        where: The interval in doubt, in words.
+        doubted: The same.
+        answers: The numbers of each rank of the group, by rank.
+        issued: The group.
+
+    Example:
+        >>> told = {Interval(1, batch): 65 for batch in (16, 24, 40, 48)}
+        >>> answers = {rank: {**told, Interval(1, 32): 64 if rank == 3 else 65} for rank in range(4)}
+        >>> everyone = Issued(0, (0, 1, 2, 3), "in the group of all ranks", counts_messages=True)
+        >>> judge_collectives("between batches 24 and 32 of train epoch 0", Interval(1, 32), answers, everyone).sentence
+        'between batches 24 and 32 of train epoch 0, rank 3 issued 1 collective fewer than ranks 0–2 in the group of \
+all ranks.'
+    """
+    known = set.intersection(*(set(numbers) for numbers in answers.values()))
+    if doubted not in known or any(
+        len({numbers[each] for numbers in answers.values()}) > 1 for each in known - {doubted}
+    ):
+        return None
+    if sum(each < doubted for each in known) < LEAST or sum(each > doubted for each in known) < LEAST:
+        return None
+    numbers = {rank: answers[rank][doubted] for rank in sorted(answers)}
+    sides = ranks_by(numbers)
+    if len(sides) == 1 or (issued.counts_messages and _may_be_messages(list(numbers.values()))):
+        return None
+    (most, others), few = sides[-1], sides[:-1]
+    if 2 * len(others) <= len(numbers):
+        told = each_on([(str(number), ranks) for number, ranks in sides])
+        sentence = f"ranks issued different numbers of collectives {issued.group}: {told}"
+        named, standing = sorted(numbers), "differ"
+    else:
+        odd = [(_compared(number, most), ranks) for number, ranks in few]
+        who = ", ".join(f"{names_of(ranks)} issued {difference}" for difference, ranks in odd[:4])
+        sentence = f"{who} than {names_of(others)} {issued.group}"
+        named, standing = sorted(rank for _, ranks in few for rank in ranks), "out of step"
+    return COLLECTIVES_DIFFER.found(f"{where}, {sentence}.", named, standing=standing)
+
+
+def _compared(number: int, most: int) -> str:
+    return f"{count_of(abs(number - most), 'collective')} {'fewer' if number < most else 'more'}"
+
+
+def _may_be_messages(numbers: Sequence[int]) -> bool:
+    """Whether collectives of all ranks and messages between two of them can add up to these numbers.
+
+    >>> _may_be_messages([65, 64]), _may_be_messages([67, 65, 65, 65]), _may_be_messages([64, 65, 65, 65])
+    (False, True, False)
+    """
+    if len(numbers) == 2:
+        return numbers[0] == numbers[1]
+    return len(numbers) % 2 == 1 or sum(numbers) % 2 == 0

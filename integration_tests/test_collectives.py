@@ -1,0 +1,56 @@
+"""Collectives that one rank leaves out or issues alone, which pair wrongly in silence; on real ranks."""
+
+from typing import Any
+
+import pytest
+
+from integration_tests import collective_jobs
+from integration_tests.harness import RankResult
+
+HEALTHY = [
+    "nothing",
+    "metric_each_batch",
+    "message_each_batch",
+    "messages_once",
+    "message_of_two_ranks_once",
+    "early_once",
+    "thread_now_and_then",
+    "two_ranks_of_a_group",
+]
+WHERE = "between batches 40 and 48 of train epoch 0"
+
+
+def warned(results: list[RankResult]) -> Any:
+    """What the first rank has warned of in each job: it prints it, and the others may not know it yet."""
+    return results[0].value
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_collective_that_one_rank_leaves_out_or_issues_alone_is_named(run_ranks, ranks):
+    """Gloo pairs it with the next one of its kind; the job would end with exit code 0 and not a word."""
+    results = run_ranks(
+        collective_jobs.train, ranks, ["metric_left_out_once", "barrier_too_many"], deadline_seconds=60
+    )
+    everyone = "in the group of all ranks"
+    if ranks == 2:
+        differ = f"ranks issued different numbers of collectives {everyone}"
+        fewer, more = (f"{differ}: {told}" for told in ("16 on rank 0, 15 on rank 1", "8 on rank 0, 9 on rank 1"))
+    else:
+        fewer, more = (f"rank 3 issued 1 collective {than} than ranks 0–2 {everyone}" for than in ("fewer", "more"))
+    assert warned(results) == [{"CollectivesDiffer": f"{WHERE}, {told}."} for told in (fewer, more)]
+
+
+@pytest.mark.ranks(2, 4)
+def test_programs_whose_ranks_issue_other_numbers_are_silent(run_ranks, ranks):
+    results = run_ranks(collective_jobs.train, ranks, HEALTHY, deadline_seconds=180)
+    assert [result.value for result in results] == [[{}] * len(HEALTHY)] * ranks
+
+
+def test_a_level_turns_it_off(run_ranks):
+    options = {"levels": {"CollectivesDiffer": "off"}}
+    results = run_ranks(collective_jobs.train, 2, ["metric_left_out_once"], options)
+    assert warned(results) == [{}]
+
+
+def test_local_sgd_is_silent(run_ranks):
+    assert warned(run_ranks(collective_jobs.train_locally, 2)) == {}

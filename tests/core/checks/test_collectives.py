@@ -1,0 +1,258 @@
+"""Collectives: what a rank notices of another one's, and what the answers of all ranks prove."""
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+
+from countoff.core.checks.collectives import (
+    CollectiveCheck,
+    Interval,
+    Issued,
+    Question,
+    Trail,
+    judge_collectives,
+    numbers_of,
+)
+from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.records import RECORD_BYTES, record_text
+from countoff.core.settings import Settings
+from countoff.core.state import State
+from countoff.core.verdict import Verdict
+from tests.other_ranks import KeptRecords
+
+TICKS = 40
+Program = list[list[int]]
+"""How many collectives each rank issues in each interval."""
+
+
+def group(ranks: int, *, messages: bool = True) -> Issued:
+    return Issued(0, tuple(range(ranks)), "in the group of all ranks", messages)
+
+
+def found_in(program: Program, choice: random.Random, *, messages: bool = True) -> Verdict | None:
+    """What the ranks of a program find; at each tick another rank may be the first one."""
+    ranks = range(len(program))
+    trails, asked = [Trail() for _ in ranks], False
+    for tick in range(TICKS):
+        interval, first = Interval(1, 64 * (tick + 2)), choice.choice(ranks)
+        for rank in ranks:
+            trails[rank].keep(interval, program[rank][tick])
+        for rank in ranks:
+            if trails[rank].see(interval, program[first][tick] == program[rank][tick]) and not asked:
+                asked, doubted = True, trails[rank].doubted
+                assert doubted is not None
+                answers = {each: numbers_of(trails[each].to_json()) for each in ranks}
+                found = judge_collectives("here", doubted, answers, group(len(program), messages=messages))
+                if found is not None:
+                    return found
+    return None
+
+
+def even_program(ranks: int, choice: random.Random) -> Program:
+    numbers = [64 + choice.choice((0, 0, 0, 1)) for _ in range(TICKS)]
+    return [list(numbers) for _ in range(ranks)]
+
+
+def send(program: Program, choice: random.Random) -> None:
+    """Two ranks exchange something in some interval."""
+    one, other = choice.sample(range(len(program)), 2)
+    tick = choice.randrange(TICKS)
+    program[one][tick] += 1
+    program[other][tick] += 1
+
+
+def gather_now_and_then(program: Program, choice: random.Random) -> None:
+    """The first rank receives from all others, every so many intervals."""
+    for tick in range(choice.randrange(TICKS), TICKS, choice.randrange(1, 15)):
+        for rank in range(1, len(program)):
+            program[0][tick] += 1
+            program[rank][tick] += 1
+
+
+def pipeline(program: Program, choice: random.Random) -> None:
+    """Each rank sends to the next one, in each interval as often."""
+    often = choice.randrange(1, 64)
+    for one, other in itertools.pairwise(program):
+        for tick in range(TICKS):
+            one[tick] += often
+            other[tick] += often
+
+
+def late_thread(program: Program, choice: random.Random) -> None:
+    """A thread of each rank issues one collective, up to four intervals after that of another rank."""
+    begin = choice.randrange(TICKS - 4)
+    for numbers in program:
+        numbers[begin + choice.randrange(5)] += 1
+
+
+def other_place(program: Program, choice: random.Random) -> None:
+    """One rank issues a collective of each interval before the tick, the others after it."""
+    rank = choice.randrange(len(program))
+    for tick in range(choice.randrange(2), TICKS - 1, choice.randrange(1, 6)):
+        program[rank][tick] += 1
+        program[rank][tick + 1] -= 1
+
+
+def extra_of_one_rank(program: Program, choice: random.Random) -> None:
+    """One rank issues something alone at regular intervals, as in a group that counts what only it does."""
+    often = choice.randrange(1, 16)
+    rank = choice.randrange(len(program))
+    for tick in range(often, TICKS, often + 1):
+        program[rank][tick] += 1
+
+
+HEALTHY: Sequence[Callable[[Program, random.Random], None]] = [
+    send,
+    gather_now_and_then,
+    pipeline,
+    late_thread,
+    other_place,
+]
+
+
+def healthy_programs(count: int) -> Iterator[tuple[Program, random.Random]]:
+    for seed in range(count):
+        choice = random.Random(seed)
+        program = even_program(choice.choice((2, 3, 4, 5, 8)), choice)
+        for oddity in choice.sample(HEALTHY, choice.randrange(3)):
+            oddity(program, choice)
+        yield program, choice
+
+
+def test_ten_thousand_healthy_programs_are_silent() -> None:
+    found = [
+        (program, verdict) for program, choice in healthy_programs(10_000) if (verdict := found_in(program, choice))
+    ]
+    assert found == []
+
+
+def test_what_one_rank_does_alone_at_regular_intervals_is_part_of_its_program() -> None:
+    for seed in range(1_000):
+        choice = random.Random(seed)
+        program = even_program(choice.choice((2, 3, 4, 5, 8)), choice)
+        extra_of_one_rank(program, choice)
+        assert found_in(program, choice, messages=False) is None, seed
+
+
+@pytest.mark.parametrize("messages", [True, False], ids=["gloo", "nccl"])
+def test_every_collective_that_one_rank_leaves_out_is_found(messages: bool) -> None:
+    """With gloo, an odd number of ranks and one message explain the same; so these are not judged."""
+    for seed in range(2_000):
+        choice = random.Random(seed)
+        ranks = choice.choice((2, 4, 8) if messages else (2, 3, 4, 8))
+        program = even_program(ranks, choice)
+        odd, tick = choice.randrange(ranks), choice.randrange(2, 20)
+        program[odd][tick] += choice.choice((-1, 1))
+        found = found_in(program, choice, messages=messages)
+        assert found is not None, (seed, program)
+        assert found.ranks == ((0, 1) if ranks == 2 else (odd,))
+
+
+def answers_of(*numbers: int, before: int = 4, after: int = 5) -> Mapping[int, Mapping[Interval, int]]:
+    """Answers of ranks that have issued so many in the interval in doubt, and as many in all others."""
+    ticks = [Interval(1, 8 * tick) for tick in range(1, before + after + 2)]
+    return {
+        rank: {tick: number if place == before else 65 for place, tick in enumerate(ticks)}
+        for rank, number in enumerate(numbers)
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sentence", "ranks", "standing"),
+    [
+        ((65, 65, 65, 64), "rank 3 issued 1 collective fewer than ranks 0–2 {}", (3,), "out of step"),
+        ((68, 65, 65, 65), "rank 0 issued 3 collectives more than ranks 1–3 {}", (0,), "out of step"),
+        ((65, 64), "ranks issued different numbers of collectives {}: 65 on rank 0, 64 on rank 1", (0, 1), "differ"),
+        (
+            (65, 65, 65, 65, 65, 66, 64, 63),
+            "rank 5 issued 1 collective more, rank 6 issued 1 collective fewer, rank 7 issued 2 collectives fewer than "
+            "ranks 0–4 {}",
+            (5, 6, 7),
+            "out of step",
+        ),
+    ],
+)
+def test_the_sentence(numbers: Sequence[int], sentence: str, ranks: tuple[int, ...], standing: str) -> None:
+    found = judge_collectives("here", Interval(1, 40), answers_of(*numbers), group(len(numbers), messages=False))
+    assert found is not None
+    assert found.sentence == f"here, {sentence.format('in the group of all ranks')}."
+    assert (found.ranks, found.standing) == (ranks, standing)
+
+
+def test_what_messages_explain_is_no_proof() -> None:
+    doubted, even = Interval(1, 40), group(4)
+    assert judge_collectives("", doubted, answers_of(66, 66, 65, 65), even) is None
+    assert judge_collectives("", doubted, answers_of(68, 66, 66, 66), even) is None
+    assert judge_collectives("", doubted, answers_of(64, 65, 65), group(3)) is None
+    assert judge_collectives("", doubted, answers_of(64, 65, 65, 65), even) is not None
+
+
+def test_an_answer_that_lacks_the_interval_or_differs_elsewhere_is_no_proof() -> None:
+    doubted = Interval(1, 40)
+    answers = {rank: dict(told) for rank, told in answers_of(65, 65, 65, 64).items()}
+    del answers[1][doubted]
+    assert judge_collectives("", doubted, answers, group(4)) is None
+    answers = {rank: dict(told) for rank, told in answers_of(65, 65, 65, 64).items()}
+    answers[2][Interval(1, 64)] += 1
+    assert judge_collectives("", doubted, answers, group(4)) is None
+    assert judge_collectives("", doubted, answers_of(65, 65, 65, 64, after=1), group(4)) is None
+    assert judge_collectives("", doubted, answers_of(65, 65, 65, 64, before=1), group(4)) is None
+
+
+def test_an_answer_fits_into_a_record() -> None:
+    trail = Trail()
+    for tick in range(200):
+        trail.keep(Interval(123_456, 64 * tick + 10_000_000), 12_345)
+    text = record_text(trail.to_json())
+    assert len(text) <= RECORD_BYTES
+    assert list(numbers_of(json.loads(text)))[-1] == Interval(123_456, 64 * 199 + 10_000_000)
+
+
+def test_a_question_is_read_as_it_was_written() -> None:
+    question = Question("ab12", Interval(3, 64), 1)
+    assert Question.from_json(question.to_json(), range(2)) == question
+    for wrong in ({"group": 5}, {"group": "x" * 65}, {"batch": -1}, {"opened": "3"}, {"rank": 2}):
+        with pytest.raises(ValueError, match="expected"):
+            Question.from_json({**question.to_json(), **wrong}, range(2))
+
+
+class Rank:
+    """One rank's check, and the ticks that it writes."""
+
+    def __init__(self, **levels: str) -> None:
+        self.others = KeptRecords()
+        self.others.groups = {"a": group(2)}
+        settings = Settings.resolve(levels=levels)
+        self.check = CollectiveCheck(State(0, 2, settings, {}))
+        self.check.fit_started(None, self.others)  # pyright: ignore[reportArgumentType]
+        self.span = SpanCounters("train epoch 0", opened=1)
+        self.check.span_opening(self.span)
+
+    def tick(self, issued: int) -> Mapping[str, object] | None:
+        """What this rank writes at its next tick, with so many collectives issued by then."""
+        self.others.groups = {"a": group(2)._replace(number=issued)}
+        self.span.started += 64
+        part = self.check.tick(self.span)
+        return None if part is None else part.record()
+
+
+def test_a_tick_has_what_was_issued_since_the_one_before() -> None:
+    rank = Rank()
+    assert [rank.tick(number) for number in (70, 134, 199)] == [None, {"issued": {"a": 64}}, {"issued": {"a": 65}}]
+
+
+def test_an_evaluation_is_left_out() -> None:
+    rank = Rank()
+    rank.tick(70)
+    evaluation = SpanCounters("validation", evaluation=True)
+    rank.check.span_opening(evaluation)
+    rank.check.span_closing(evaluation, "exhausted", orderly=True)
+    assert [rank.tick(number) for number in (170, 234)] == [None, {"issued": {"a": 64}}]
+
+
+def test_nothing_is_read_where_the_level_is_off() -> None:
+    rank = Rank(CollectivesDiffer="off")
+    assert [rank.tick(number) for number in (70, 134)] == [None, None]

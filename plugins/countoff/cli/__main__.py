@@ -372,6 +372,7 @@ def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (the name of the first DIR, with .html)")
     parser.add_argument("--force", action="store_true", help="replace a file that is no page of this command")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("--json", action="store_true", help="print JSON; a page only with -o or --open")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
     )
@@ -388,6 +389,7 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=float, default=2.0, metavar="SECONDS", help="from one look to the next, 0.2 to 3600 (2)"
     )
     parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
+    parser.add_argument("--json", action="store_true", help="print the same as JSON, and end")
 
 
 def _completion_arguments(parser: argparse.ArgumentParser) -> None:

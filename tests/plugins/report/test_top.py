@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -186,6 +187,37 @@ def test_after_a_run_that_is_over_the_next_one_is_waited_for(
     assert (code, output.splitlines()[-1]) == (0, "# countoff: no verdict: 2 ranks ended (2 finished)")
 
 
+def test_one_look_as_json(tmp_path: Path) -> None:
+    """It has the columns of a line, with lists in place of text, and ends at once."""
+    running(tmp_path)
+    code, output, errors = run("--json", str(tmp_path))
+    look = json.loads(output)
+    assert (code, errors) == (0, "")
+    assert look["job"].startswith(f"{tmp_path}: Lightning, 4 ranks on 2 hosts, begun ")
+    assert (look["world_size"], look["ended"], look["failed"], look["problem"]) == (4, False, False, None)
+    assert (look["verdict"], look["warnings"]) == (None, [])
+    slow, others = look["rows"]
+    assert (slow["ranks"], slow["hosts"], slow["span"], slow["note"]) == (
+        [2],
+        ["node1"],
+        "train epoch 0",
+        "slow loader",
+    )
+    assert (slow["fewest_batches"], slow["most_batches"], slow["learning_rates"]) == (120, 120, [0.1])
+    assert (others["ranks"], others["loader_share"]) == ([0, 1, 3], pytest.approx(0.02))
+
+
+def test_json_has_the_verdict_apart_from_the_warnings(tmp_path: Path) -> None:
+    writers = running(tmp_path)
+    writers[0].line("warning", verdict=example_traces.verdict("WrongLength", time=writers[0].time))
+    writers[0].line("verdict", verdict=example_traces.verdict())
+    writers[0].save()
+    code, output, _ = run("--json", "--every", "60", str(tmp_path))
+    look = json.loads(output)
+    assert (code, look["ended"], look["failed"]) == (1, True, True)
+    assert (look["verdict"]["kind"], [each["kind"] for each in look["warnings"]]) == ("UnevenBatches", ["WrongLength"])
+
+
 def test_one_look_tells_a_run_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example_traces, "BEGAN", time.time() - 1_000)
     end(running(tmp_path, ranks=2), "failed")
@@ -250,7 +282,8 @@ def test_hosts_that_write_to_their_own_disks(tmp_path: Path) -> None:
         (["--every", "0", "x"], "--every must be a number of seconds from 0.2 to 3600, got 0"),
         (["--every", "nan", "x"], "--every must be a number of seconds from 0.2 to 3600, got nan"),
         (["--every", "x", "x"], "argument --every: invalid float value: 'x'"),
-        (["--once", "nowhere"], "there is no directory nowhere; without --once, countoff top waits for it"),
+        (["--once", "nowhere"], "there is no directory nowhere; without --once or --json, countoff top waits for it"),
+        (["--json", "nowhere"], "there is no directory nowhere; without --once or --json, countoff top waits for it"),
         (["--once", "no\x1b[31m\nwhere"], r"there is no directory no\x1b[31m\nwhere;"),
         ([__file__], "test_top.py cannot be read: Not a directory"),
         (["--evry", "2", "x"], "there is no argument --evry; did you mean --every?"),
@@ -265,7 +298,7 @@ def test_bad_input_is_one_line(arguments: list[str], reason: str) -> None:
 def test_one_look_at_a_directory_without_a_trace_is_one_line(tmp_path: Path) -> None:
     code, output, errors = run("--once", str(tmp_path))
     assert (code, output) == (2, "")
-    assert errors == f"countoff: there is no trace in {tmp_path}; without --once, countoff top waits for it\n"
+    assert errors == f"countoff: there is no trace in {tmp_path}; without --once or --json, countoff top waits for it\n"
 
 
 def test_a_closed_pipe_is_no_error_to_report(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from countoff.core.words import plain
 from countoff.report.document import document
-from countoff.report.facts.summary import headline
 from countoff.report.model import Trace
 from countoff.report.reader import read
+from countoff.report.text import print_facts, print_worst
 
 _EXTRA = "pip install 'countoff[report]'"
 _DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy"}
@@ -68,7 +68,7 @@ def _write_perfetto(trace: Trace, chosen: argparse.Namespace) -> int:
     write_perfetto(trace, chosen.perfetto)
     if not chosen.json:
         if not _wants_page(chosen):
-            print(_summary(trace))
+            print_worst(trace)
         print(f"wrote {plain(chosen.perfetto)}; open it at https://ui.perfetto.dev")
     return 0
 
@@ -81,8 +81,6 @@ def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
         if not _is_one_of(error, _DRAWN_WITH):
             raise
         if not chosen.json:
-            from countoff.report.text import print_facts
-
             print_facts(trace)
         print(f"countoff: to see this as a page in a browser: {_EXTRA}", file=sys.stderr)
         return int(_wants_page(chosen))
@@ -92,7 +90,7 @@ def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
     except OSError as error:
         raise ValueError(f"{plain(str(path))} cannot be written: {error.strerror}") from None
     if not chosen.json:
-        print(_summary(trace))
+        print_worst(trace)
         print(f"wrote {plain(str(path))}")
     if chosen.open:
         webbrowser.open(path.resolve().as_uri())
@@ -101,10 +99,6 @@ def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
 
 def _is_one_of(error: ModuleNotFoundError, packages: Collection[str]) -> bool:
     return str(error.name).partition(".")[0] in packages
-
-
-def _summary(trace: Trace) -> str:
-    return trace.verdict.render() if trace.verdict else headline(trace)
 
 
 def _page_of(chosen: argparse.Namespace) -> Path:

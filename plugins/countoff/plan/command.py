@@ -311,8 +311,12 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
     if chosen.nodes or chosen.ranks_per_node:
         if chosen.nodes and not chosen.ranks_per_node and job.ranks_per_node is not None:
             return [_parse_count("nodes", chosen.nodes) * job.ranks_per_node]
-        if not (chosen.nodes and chosen.ranks_per_node):
-            raise ValueError("--nodes and --ranks-per-node need each other: world size = nodes × ranks per node")
+        if not chosen.nodes:
+            raise ValueError("--ranks-per-node needs --nodes: world size = nodes × ranks per node")
+        if not chosen.ranks_per_node:
+            raise ValueError(
+                "--nodes needs --ranks-per-node where no launch script says it: world size = nodes × ranks per node"
+            )
         return [_parse_count("nodes", chosen.nodes) * _parse_count("ranks_per_node", chosen.ranks_per_node)]
     if job.world_size is not None:
         return [job.world_size]

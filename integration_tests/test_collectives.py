@@ -28,9 +28,7 @@ def warned(results: list[RankResult]) -> Any:
 @pytest.mark.ranks(2, 4)
 def test_a_collective_that_one_rank_leaves_out_or_issues_alone_is_named(run_ranks, ranks):
     """Gloo pairs it with the next one of its kind; the job would end with exit code 0 and not a word."""
-    results = run_ranks(
-        collective_jobs.train, ranks, ["metric_left_out_once", "barrier_too_many"], deadline_seconds=60
-    )
+    results = run_ranks(collective_jobs.train, ranks, ["metric_left_out_once", "barrier_too_many"], deadline_seconds=60)
     everyone = "in the group of all ranks"
     if ranks == 2:
         differ = f"ranks issued different numbers of collectives {everyone}"

@@ -49,8 +49,9 @@ OWNERS = {
 
 TOOLS = {
     "cli": {"plan", "report", "demo"},
-    "plan": {"_accelerate"},  # how Accelerate shards, as pure arithmetic
-    "report": set[str](),
+    "plan": {"_accelerate", "_terminal"},  # how Accelerate shards, as pure arithmetic
+    "report": {"_terminal"},
+    "_terminal": set[str](),
     "demo": {"report", "lightning"},
     "__main__": {"cli"},
     "_entry_points": {"lightning", "pytorch_lightning", "fabric"},

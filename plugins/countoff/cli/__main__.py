@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ _MAX_SECONDS = 60.0
 _ABOUT = """\
 Names the training rank that is out of step before it hangs, drifts or quietly corrupts the job.
 
-Add it to your job with one line:
+Add it to your job, here one of Lightning's:
 
     from countoff.lightning import Countoff
     trainer = Trainer(callbacks=[Countoff()])
@@ -43,25 +44,32 @@ Look at what each rank did over time:
 Watch a job that writes a trace (the setting trace_dir), while it runs:
 
     countoff top runs/today
+
+What a command does, with examples:
+
+    countoff plan --help
 """
-_PLAN = """\
+_CONFIG = """\
+CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
+not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
+which is imported and called.
+"""
+_PLAN = f"""\
 Prints how many samples, tokens and steps a run really has on a number of ranks. The numbers come from a configuration,
 from flags, or from both; a flag wins over the file.
 
     countoff plan --batch-size 2 --seq-len 2048 --world-size 4
     countoff plan llama3_8b.toml --world-size 8,64,512
     countoff plan llama3_8b.toml --world-size 64 --curve
-    countoff plan --batch-size 4 --accumulation 2 --dataset-size 1000 --epochs 3 --nodes 2 --ranks-per-node 8
-    countoff plan torchtitan.models.llama3.config_registry:llama3_8b --world-size 8 --explain
+    countoff plan --batch-size 4 --dataset-size 1000 --epochs 3 --world-size 16
+    countoff plan my_configs:llama3_8b --nodes 2 --ranks-per-node 8 --explain
 
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
-CONFIG is the file with which a training framework is started: a configuration, or a launch script, which is read and
-not run; or - for a command line on standard input; or module:function for a Python config of TorchTitan 0.3 and later,
-which is imported and called.
+{_CONFIG}\
 Numbers that do not divide are refused, never rounded.
 Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
 """
-_CHECK = """\
+_CHECK = f"""\
 Prints what is wrong with configurations on a number of ranks: one line per issue, the worst first.
 
     countoff check train.toml --world-size 64
@@ -75,6 +83,8 @@ Each line starts with a level and a code:
     silent  the run goes on and is wrong
     stops   the run fails with an error
     note    worth knowing, no fault
+
+{_CONFIG}\
 Exit code: 0 without a fault, 1 with a fault, or 2 if a configuration cannot be read, with one line that gives the
 reason; the others are checked all the same.
 """
@@ -85,6 +95,7 @@ an error; an exit code; or a code of countoff check. Without a name, it lists al
     countoff explain UnevenBatches
     countoff explain 87
     countoff explain dp-rank warm-up
+    countoff explain --json UnevenBatches
     countoff explain
 
 Exit code: 0, or 2 if there is no such name, with one line that gives the nearest one.
@@ -96,6 +107,7 @@ per rank, who is slow, the counts of all ranks, the learning rate, and where the
     countoff report runs/today
     countoff report host-a/trace host-b/trace -o job.html --open
     countoff report runs/today --perfetto job.pftrace
+    countoff report runs/today --json | jq -r .headline
 
 Without -o, the page goes to the current directory and is named after DIR: today.html. A page of an earlier call is
 replaced; any other file of this name is kept, and the call refused.
@@ -114,6 +126,7 @@ set COUNTOFF_TRACE_DIR.
     countoff top node0/trace node1/trace
     countoff top --once runs/today
     countoff top --every 30 runs/today | tee top.tsv
+    countoff top --json runs/today | jq .rows
 
 Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
 share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
@@ -127,20 +140,58 @@ gives the reason; 130 after Ctrl-C.
 _COMPLETION = """\
 Prints a script with which your shell completes the commands, flags, files and names of countoff.
 
-    eval "$(countoff completion bash)"                                   # in ~/.bashrc
-    countoff completion zsh > "${fpath[1]}/_countoff"                    # once; then start a new shell
-    countoff completion bash > ~/.local/share/bash-completion/completions/countoff
+In ~/.bashrc:
+
+    eval "$(countoff completion bash)"
+
+For zsh, once; then start a new shell:
+
+    countoff completion zsh > "${fpath[1]}/_countoff"
 """
 _DEMO = """\
 Runs a real Lightning job in which one rank has fewer batches: first without countoff, then with it, then with the
 data fixed, then with uneven_train="stop".
 
     countoff demo --ranks 4
+    countoff demo --ranks 2 --trace-dir runs/demo
 
 It trains on scikit-learn's digits, on the CPU unless --device says otherwise, and takes less than two minutes. It
 leaves one directory: the trace of the second part, with its report as a page for a browser. The last lines say where
 it is. On GPUs the demo has not been tried yet.
 """
+
+
+_VERSION = """\
+Prints the version of countoff.
+
+    countoff version
+"""
+_WIDEST = 120
+"""Longer lines are hard to read."""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help whose paragraphs are as wide as the terminal; a name such as --world-size is not cut at its dashes.
+
+    In a description, a line that is indented stays as it is, and one that ends a sentence ends its paragraph.
+    """
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action.choices, dict):  # argparse forgets that the names of commands are indented once more
+            self._action_max_length += self._indent_increment
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = re.sub(r"(?<=[^.:\n])\n(?=\S)", " ", text.strip()).splitlines()
+        filled = (line if line.startswith(" ") else _wrapped(line, width) for line in paragraphs)
+        return "\n".join(f"{indent}{line}" for line in filled)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _wrapped(text, width).splitlines()
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(text, min(width, _WIDEST), break_on_hyphens=False, break_long_words=False)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -283,13 +334,13 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _completion_arguments(
         _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
     )
-    _command(add, "version", description="Prints the version.", help="print the version", run=version)
+    _command(add, "version", description=_VERSION, help="print the version", run=version)
     return parser, commands.choices
 
 
 def _command(make: Any, *names: str, run: Any = None, **texts: str) -> Any:
     # No abbreviations: a misspelt --dp must not be read as --dp-shard.
-    parser = make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **texts)
+    parser = make(*names, formatter_class=_Help, allow_abbrev=False, **texts)
     parser.set_defaults(run=run, parser=parser)
     return parser
 
@@ -303,8 +354,10 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--world-size", action="append", metavar="N[,N…]", help="ranks of the job; or several numbers of ranks"
     )
-    parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size; needs --ranks-per-node")
-    parser.add_argument("--ranks-per-node", metavar="N", help="ranks on each machine")
+    parser.add_argument("--nodes", metavar="N", help="machines, in place of --world-size, with --ranks-per-node")
+    parser.add_argument(
+        "--ranks-per-node", metavar="N", help="ranks on each machine; may be left out where a launch script has it"
+    )
     numbers = parser.add_argument_group("the run (a flag wins over the configuration)")
     numbers.add_argument("--batch-size", metavar="N", help="samples per data rank and batch")
     numbers.add_argument("--seq-len", metavar="N", help="tokens per sample")
@@ -330,9 +383,9 @@ def _config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or - for a command line")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a file, module:function, or -")
     _config_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON, for a program")
     parser.add_argument("--explain", action="store_true", help="print where each number comes from")
     parser.add_argument("--curve", action="store_true", help="draw the learning rate of the file's schedule")
     changing = parser.add_argument_group("a global batch that changes")
@@ -352,26 +405,29 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="files, module:function, or - for a command line")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="one or more files, module:function, or -")
     _config_arguments(parser)
     parser.add_argument(
         "--ignore", action="append", default=[], metavar="CODE", help="leave out issues with this code, such as dp-rank"
     )
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print JSON")
+    shape.add_argument("--json", action="store_true", help="print JSON, for a program")
     shape.add_argument("--github", action="store_true", help="print annotations for a pull request on GitHub")
 
 
 def _explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="what a message shows, such as UnevenBatches")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON, for a program")
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a directory with the traces of ranks")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page (the name of the first DIR, with .html)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where the page goes, in place of the name of the first DIR"
+    )
     parser.add_argument("--force", action="store_true", help="replace a file that is no page of this command")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("--json", action="store_true", help="print the facts as JSON; a page only with -o or --open")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="write a file for ui.perfetto.dev; a page only with -o or --open"
     )
@@ -385,9 +441,14 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the job writes its trace; several where hosts write to disks of their own",
     )
     parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="from one look to the next, 0.2 to 3600 (2)"
+        "--every",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="from one look to the next, 0.2 to 3600; 2 by default",
     )
     parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
+    parser.add_argument("--json", action="store_true", help="print what --once shows as JSON, and end")
 
 
 def _completion_arguments(parser: argparse.ArgumentParser) -> None:
@@ -395,22 +456,24 @@ def _completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64 (4)")
+    parser.add_argument(
+        "--ranks", type=int, default=4, metavar="N", help="ranks to start on this machine, 2 to 64; 4 by default"
+    )
     parser.add_argument(
         "--seconds-before-cut",
         type=float,
         default=6.0,
         metavar="S",
-        help="seconds without progress after which the hanging job is stopped (6)",
+        help="seconds without progress after which the hanging job is stopped; 6 by default",
     )
     parser.add_argument(
         "--device",
         default="cpu",
         metavar="NAME",
-        help="cpu, with gloo; cuda, on a GPU per rank, with NCCL; auto: cuda if there are enough GPUs (cpu)",
+        help="cpu, with gloo, the default; cuda, on a GPU per rank, with NCCL; or auto: cuda if there are enough GPUs",
     )
     parser.add_argument(
-        "--trace-dir", metavar="DIR", help="a new directory for the trace and its report (a new temporary one)"
+        "--trace-dir", metavar="DIR", help="a new directory for the trace and its report, in place of a temporary one"
     )
 
 

@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.text import Text
+
+from countoff._terminal import console
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
 from countoff.plan import drawing, table
@@ -67,15 +70,16 @@ def plan(chosen: argparse.Namespace) -> int:
         )
         return 0
     curves = drawing.drawings(plans, options, chosen.config) if chosen.curve else []
-    table.print_table(plans, options)
+    output = console()
+    table.print_table(plans, options, output)
     for one in plans:
-        print(f"{one.ranks.world_size} ranks: {one.identity}")
+        output.print(Text(f"{one.ranks.world_size} ranks: {one.identity}", style="bold"))
     for curve in curves:
         curve.print()
     if chosen.explain:
-        table.print_origins(plans[0])
+        table.print_origins(plans[0], output)
     for issue in worst_first(issue for found in issues for issue in found):
-        print(issue.line)
+        output.print(_line(issue))
     return 0
 
 
@@ -160,11 +164,9 @@ class _Printer:
     """
 
     def __init__(self, *, several: bool, github: bool) -> None:
-        from rich.console import Console
-
         self._several = several
         self._github = github
-        self._console = Console(highlight=False)
+        self._console = console()
 
     def print(self, checked: Sequence[_Checked], sizes: Mapping[str, int]) -> None:
         """Prints all of it.
@@ -179,17 +181,16 @@ class _Printer:
                 if self._github:
                     print(_annotation(each.config, ranks, issue))
                 else:
-                    self._issue(f"{f'{each.config}: ' if self._several else ''}{ranks}", issue)
+                    name = f"{each.config}: " if self._several else ""
+                    self._console.print(_line(issue, f"{name}{ranks}"))
             if not each.fault:
                 print(f"{each.config} on {each.world_size} ranks: no fault found")
 
-    def _issue(self, prefix: str, issue: ConfigIssue) -> None:
-        from rich.text import Text
 
-        level = f"{issue.level:<7}"
-        line = Text.assemble(prefix, (level, _STYLES[issue.level]), issue.line.removeprefix(level))
-        # In a pipe a line stays whole, for grep.
-        self._console.print(line, soft_wrap=not self._console.is_terminal)
+def _line(issue: ConfigIssue, prefix: str = "") -> Text:
+    """Returns an issue as it is printed, its level in colour."""
+    level = f"{issue.level:<7}"
+    return Text.assemble(prefix, (level, _STYLES[issue.level]), issue.line.removeprefix(level))
 
 
 def _annotation(config: str, ranks: str, issue: ConfigIssue) -> str:
@@ -310,8 +311,12 @@ def _world_sizes(chosen: argparse.Namespace, job: Job) -> list[int]:
     if chosen.nodes or chosen.ranks_per_node:
         if chosen.nodes and not chosen.ranks_per_node and job.ranks_per_node is not None:
             return [_parse_count("nodes", chosen.nodes) * job.ranks_per_node]
-        if not (chosen.nodes and chosen.ranks_per_node):
-            raise ValueError("--nodes and --ranks-per-node need each other: world size = nodes × ranks per node")
+        if not chosen.nodes:
+            raise ValueError("--ranks-per-node needs --nodes: world size = nodes × ranks per node")
+        if not chosen.ranks_per_node:
+            raise ValueError(
+                "--nodes needs --ranks-per-node where no launch script says it: world size = nodes × ranks per node"
+            )
         return [_parse_count("nodes", chosen.nodes) * _parse_count("ranks_per_node", chosen.ranks_per_node)]
     if job.world_size is not None:
         return [job.world_size]

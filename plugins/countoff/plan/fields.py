@@ -43,6 +43,7 @@ class Fields:
     Args:
         data: The configuration, as nested mappings or objects with attributes.
         reads_exponents: Whether the framework takes 3e-4 for a number, which YAML reads as text.
+        text_numbers: What the framework does with such a text otherwise, as a clause; empty if that is not known.
 
     Attributes:
         origins: Where each number that was read is written, by its name in a ``Job``.
@@ -50,12 +51,13 @@ class Fields:
         unknown: What is written in the place of each value that was asked for and is not known, by its path.
     """
 
-    def __init__(self, data: object, *, reads_exponents: bool = False) -> None:
+    def __init__(self, data: object, *, reads_exponents: bool = False, text_numbers: str = "") -> None:
         self.origins: dict[str, Origin] = {}
         self.issues: list[ConfigIssue] = []
         self.unknown: dict[str, str] = {}
         self._data = data
         self._reads_exponents = reads_exponents
+        self._text_numbers = text_numbers
 
     def has(self, path: str) -> bool:
         """Whether a field is written in the configuration, with a value other than None, known or not."""
@@ -110,7 +112,8 @@ class Fields:
             if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
                 if not self._reads_exponents:
                     better = _with_dot(value.strip())
-                    self.note("exponent", f"{path} is {value}, which YAML reads as text: write {better}")
+                    so = f"{self._text_numbers}; " if self._text_numbers else ""
+                    self.note("exponent", f"{path} is {value}, which YAML reads as text: {so}write {better}")
                 return float(value)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich.console import Console, ConsoleOptions
+from rich.table import Table
+from rich.text import Text
+
+from countoff._terminal import ENDLESS
 from countoff.core.ranks import INFERRED
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import RunPlan
@@ -18,6 +23,8 @@ _RAMP_SAMPLES = "samples of the ramp"
 _RESUMED = "batches done per data rank"
 _SAMPLES = "samples of the run"
 _TOKENS = "tokens of the run"
+_Column = tuple[str, Mapping[str, object]]
+"""The header of a column, and its numbers by the name of their row."""
 # The names of rows in JSON.
 _JSON = {
     _RAMP_STEPS: "ramp_steps",
@@ -79,21 +86,35 @@ def _rows(plan: RunPlan, options: Options) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def print_table(plans: Sequence[RunPlan], options: Options) -> None:
-    """Prints plans side by side, one column per world size."""
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = [_rows(plan, options) for plan in plans]
-    grid = Table("ranks", *[f"{plan.ranks.world_size:,}" for plan in plans], box=None, pad_edge=False)
-    for column in grid.columns[1:]:
-        column.justify = "right"
-    for name in dict.fromkeys(name for one in shown for name in one):
-        grid.add_row(name, *[_text(one.get(name)) for one in shown])
-    console = Console(highlight=False, soft_wrap=True)
-    with console.capture() as captured:
+def print_table(plans: Sequence[RunPlan], options: Options, console: Console) -> None:
+    """Prints plans side by side, one column per world size; below one another those for which it is too narrow."""
+    grids: list[Table] = []
+    columns: list[_Column] = []
+    for plan in plans:
+        column = f"{plan.ranks.world_size:,}", _rows(plan, options)
+        wider = _grid([*columns, column])
+        if columns and console.measure(wider).maximum < console.measure(wider, options=_endless(console)).maximum:
+            grids.append(_grid(columns))
+            columns = []
+        columns.append(column)
+    for place, grid in enumerate([*grids, _grid(columns)]):
+        if place:
+            console.print()
         console.print(grid)
-    print(captured.get(), end="")
+
+
+def _endless(console: Console) -> ConsoleOptions:
+    return console.options.update(max_width=ENDLESS)
+
+
+def _grid(columns: Sequence[_Column]) -> Table:
+    """Returns a table of these columns, without the rows that none of them has."""
+    grid = Table("ranks", *[name for name, _ in columns], box=None, pad_edge=False, header_style="bold")
+    for column in grid.columns[1:]:
+        column.justify, column.overflow = "right", "fold"
+    for name in dict.fromkeys(name for _, rows in columns for name in rows):
+        grid.add_row(name, *[_text(rows.get(name)) for _, rows in columns])
+    return grid
 
 
 def as_json(plan: RunPlan, options: Options) -> dict[str, Any]:
@@ -141,10 +162,10 @@ def issues_as_json(issues: Sequence[ConfigIssue]) -> dict[str, Any]:
     return {"issues": [{"level": issue.level, "code": issue.code, "text": issue.text} for issue in issues]}
 
 
-def print_origins(plan: RunPlan) -> None:
+def print_origins(plan: RunPlan, console: Console) -> None:
     """Prints where each number comes from."""
     job = plan.job
-    print("\nwhere each number comes from:")
+    console.print(Text("\nwhere each number comes from:", style="bold"))
     sizes = dict(zip(plan.ranks.names, plan.ranks.sizes, strict=True))
     steps, schedule = plan.batches.total_steps, job.schedule
     if schedule is not None and steps:
@@ -161,9 +182,10 @@ def print_origins(plan: RunPlan) -> None:
             source = "what the other dims leave over"
         else:
             source = f"not written: the default of {job.framework}"
-        print(f"  {name} = {'unset' if value is None else _text(value)}  ({origin.key}: {source})")
-    print(f"  data ranks = {_product_of_data_dims(plan)} = {plan.ranks.dp_degree}")
-    print(f"  {plan.identity}")
+        shown = "unset" if value is None else _text(value)
+        console.print(Text.assemble(f"  {name} = {shown}  ", (f"({origin.key}: {source})", "dim")))
+    console.print(Text(f"  data ranks = {_product_of_data_dims(plan)} = {plan.ranks.dp_degree}"))
+    console.print(Text(f"  {plan.identity}"))
 
 
 def _is_inferred(plan: RunPlan, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import webbrowser
@@ -10,9 +11,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from countoff.core.words import plain
-from countoff.report.facts.summary import headline
+from countoff.report.document import document
 from countoff.report.model import Trace
 from countoff.report.reader import read
+from countoff.report.text import print_facts, print_worst
 
 _EXTRA = "pip install 'countoff[report]'"
 _DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy"}
@@ -22,7 +24,7 @@ _PAGE = b'<meta name="generator" content="countoff report">'
 
 
 def report(chosen: argparse.Namespace) -> int:
-    """Writes the page, or the file for Perfetto, and prints what happened; or prints all as text.
+    """Writes the page, or the file for Perfetto, and prints what happened; or prints all as text, or as JSON.
 
     Returns:
         The exit code: 1 if what was asked for by `-o`, `--open` or `--perfetto` needs a package that is not installed.
@@ -40,28 +42,35 @@ def report(chosen: argparse.Namespace) -> int:
         )
     if chosen.output:
         _page_of(chosen)  # refused before anything else is written
+    code = 0
     if chosen.perfetto:
-        if not _write_perfetto(trace, chosen):
-            return 1
-        if not (chosen.output or chosen.open):
-            return 0
-    return _write_page(trace, chosen)
+        code = _write_perfetto(trace, chosen)
+    if not code and (_wants_page(chosen) or not (chosen.perfetto or chosen.json)):
+        code = _write_page(trace, chosen)
+    if chosen.json:
+        print(json.dumps(document(trace), indent=2))
+    return code
 
 
-def _write_perfetto(trace: Trace, chosen: argparse.Namespace) -> bool:
-    """Writes the file for Perfetto; returns whether that package is installed."""
+def _wants_page(chosen: argparse.Namespace) -> bool:
+    return bool(chosen.output or chosen.open)
+
+
+def _write_perfetto(trace: Trace, chosen: argparse.Namespace) -> int:
+    """Writes the file for Perfetto; returns the exit code: 1 if that package is not installed."""
     try:
         from countoff.report.perfetto import write_perfetto
     except ModuleNotFoundError as error:
         if not _is_one_of(error, _PERFETTO):
             raise
         print(f"countoff: --perfetto needs Perfetto's package: {_EXTRA}", file=sys.stderr)
-        return False
+        return 1
     write_perfetto(trace, chosen.perfetto)
-    if not (chosen.output or chosen.open):
-        print(_summary(trace))
-    print(f"wrote {plain(chosen.perfetto)}; open it at https://ui.perfetto.dev")
-    return True
+    if not chosen.json:
+        if not _wants_page(chosen):
+            print_worst(trace)
+        print(f"wrote {plain(chosen.perfetto)}; open it at https://ui.perfetto.dev")
+    return 0
 
 
 def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
@@ -71,18 +80,18 @@ def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if not _is_one_of(error, _DRAWN_WITH):
             raise
-        from countoff.report.text import print_facts
-
-        print_facts(trace)
+        if not chosen.json:
+            print_facts(trace)
         print(f"countoff: to see this as a page in a browser: {_EXTRA}", file=sys.stderr)
-        return 1 if chosen.output or chosen.open else 0
+        return int(_wants_page(chosen))
     path = _page_of(chosen)
     try:
         path.write_text(render(trace), encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{plain(str(path))} cannot be written: {error.strerror}") from None
-    print(_summary(trace))
-    print(f"wrote {plain(str(path))}")
+    if not chosen.json:
+        print_worst(trace)
+        print(f"wrote {plain(str(path))}")
     if chosen.open:
         webbrowser.open(path.resolve().as_uri())
     return 0
@@ -90,10 +99,6 @@ def _write_page(trace: Trace, chosen: argparse.Namespace) -> int:
 
 def _is_one_of(error: ModuleNotFoundError, packages: Collection[str]) -> bool:
     return str(error.name).partition(".")[0] in packages
-
-
-def _summary(trace: Trace) -> str:
-    return trace.verdict.render() if trace.verdict else headline(trace)
 
 
 def _page_of(chosen: argparse.Namespace) -> Path:

@@ -73,6 +73,27 @@ def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
     assert "countoff demo --ranks 4" in printed
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "demo", "completion", "version"])
+def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:
+    """Examples stay whole, and fit where there are 80 columns; a command or a flag is not cut at its dashes."""
+    lines = run([*command.split(), "--help"], COLUMNS=str(columns)).stdout.rpartition("modules: ")[0].splitlines()
+    examples = [line for line in lines if re.match(r"    \S", line)]
+    assert any(line.startswith(f"    countoff {command}") for line in examples)
+    assert max(map(len, examples)) <= 80
+    assert max(len(line) for line in lines if line not in examples) <= columns
+    assert not [line for line in lines if re.search(r"\w-$", line)]
+
+
+def test_the_help_has_each_command_on_a_line() -> None:
+    lines = run(["--help"], COLUMNS="80").stdout.splitlines()
+    start = lines.index("  COMMAND")
+    rows = [line.split(maxsplit=1) for line in lines[start + 1 :] if line.startswith("    ")]
+    assert [row[0] for row in rows if len(row) == 2] == [
+        *("plan", "check", "explain", "report", "top", "demo", "completion", "version")
+    ]
+
+
 @pytest.mark.parametrize("name", ["UnevenBatches", "unevenbatches"])
 def test_a_kind_of_verdict_is_explained(name: str) -> None:
     """The section of the page is printed, with a message, cause, example and fix, and without Markdown."""

@@ -458,7 +458,8 @@ def test_the_ranks_of_accelerates_file_need_no_flag(run: Run, tmp_path: Path) ->
         (["--world-size", "4", "--tp", "3"], "multiply to 3, which does not divide world_size 4"),
         (["--world-size", "4", "--dp-shard", "-1", "--dp-replicate", "-1"], "only one size may be -1"),
         (["--world-size", "4", "--dp-shard", "3"], "= 3, but world_size is 4"),
-        (["--nodes", "2"], "--nodes and --ranks-per-node need each other"),
+        (["--nodes", "2"], "--nodes needs --ranks-per-node where no launch script says it"),
+        (["--ranks-per-node", "2"], "--ranks-per-node needs --nodes"),
         (["--nodes", "2", "--ranks-per-node", "2", "--world-size", "4"], "not both"),
         ([], "titan.toml does not say; give --world-size N"),
         (["--world-size", "4", "--lr", "0.1"], "--lr and --lr-batch need each other"),
@@ -576,3 +577,66 @@ def test_a_plan_and_a_check_import_no_framework(question: str) -> None:
         arguments = [sys.executable, "-c", script, command, question, "--world-size", "4"]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
         assert not set(done.stdout.splitlines()[-1].split()) & {"torch", "numpy", "lightning", "composer", "accelerate"}
+
+
+def test_a_huge_file_is_refused_before_it_is_read(run: Run, tmp_path: Path) -> None:
+    """A sparse file of a terabyte, which nobody could read, takes no longer than one of 50 MB."""
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert run(["check", str(path), "--world-size", "4"]) == (
+        2,
+        "",
+        f"countoff: {path} has more than 200,000 characters\n",
+    )
+
+
+def test_the_nodes_are_enough_where_the_script_has_the_ranks_of_each(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "pretrain.sh"
+    path.write_text("torchrun --nproc_per_node 8 --nnodes $N pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
+    assert run(["plan", str(path), "--nodes", "2"]).err.startswith("countoff: --nodes needs --ranks-per-node")
+    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
+    assert json.loads(run(["plan", str(path), "--nodes", "2", "--json"]).out)["world_size"] == 16
+    assert json.loads(run(["check", str(path), "--nodes", "4", "--json"]).out)["world_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        (
+            "sft.yaml",
+            "per_device_train_batch_sise: 4",
+            "format is that of transformers: did you mean per_device_train_batch_size in place of "
+            "per_device_train_batch_sise?",
+        ),
+        (
+            "gpt.yaml",
+            "train: {max_token: 4}\nmodel: a",
+            "format is that of litgpt: did you mean train.max_tokens in place of train.max_token?",
+        ),
+        (
+            "ds.json",
+            '{"zero_optimisation": {}}',
+            "format is that of deepspeed: did you mean zero_optimization in place of zero_optimisation?",
+        ),
+        (
+            "gpt.sh",
+            "torchrun pretrain_gpt.py --micro-batch-sise 4",
+            "format is that of megatron: did you mean --micro-batch-size in place of --micro-batch-sise?",
+        ),
+    ],
+)
+def test_a_misspelt_field_of_an_unknown_file_shows_the_nearest_format(
+    run: Run, tmp_path: Path, name: str, text: str, hint: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    code, out, err = run(["check", str(tmp_path / name), "--world-size", "4"])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"; the nearest {hint}" in err
+
+
+def test_many_unknown_fields_are_not_all_compared(run: Run, tmp_path: Path) -> None:
+    """A file of thousands of fields is refused at once: only the first 200 are compared."""
+    fields = {f"field_{number}": number for number in range(300)} | {"zero_optimisation": {}}
+    (tmp_path / "many.json").write_text(json.dumps(fields))
+    assert "by its fields; it reads .toml of" in run(["check", str(tmp_path / "many.json"), "--world-size", "4"]).err

@@ -534,6 +534,43 @@ def test_a_name_of_another_program_gives_a_note(name: str, meant: str) -> None:
     assert notes_of(transformers.read({name: 1, meant: 1})) == []
 
 
+def test_a_rate_that_yaml_reads_as_text_is_noted(tmp_path: Path) -> None:
+    """So is each other number that the Trainer would keep as text; a number with a point is one."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(
+        "per_device_train_batch_size: 4\nlearning_rate: 2e-5\nadam_epsilon: 1e-8\nweight_decay: 1.0e-2\n"
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}"
+    )
+    text = "which YAML reads as text: after HfArgumentParser.parse_yaml_file the Trainer stops with a TypeError; write"
+    job = read_job(str(path))
+    assert sorted(set(notes_of(job))) == [
+        f"note    exponent: adam_epsilon is 1e-8, {text} 1.0e-8",
+        f"note    exponent: learning_rate is 2e-5, {text} 2.0e-5",
+        f"note    exponent: lr_scheduler_kwargs.min_lr is 1e-6, {text} 1.0e-6",
+    ]
+    assert job.learning_rate == 2e-5
+
+
+def test_a_rate_in_exponents_is_a_number_in_json_and_in_a_script(tmp_path: Path) -> None:
+    (tmp_path / "sft.json").write_text('{"per_device_train_batch_size": 4, "learning_rate": 2e-5}')
+    (tmp_path / "sft.sh").write_text(
+        "torchrun --nproc_per_node 8 sft.py --per_device_train_batch_size 4 --learning_rate 2e-5"
+    )
+    assert [notes_of(read_job(str(tmp_path / name))) for name in ("sft.json", "sft.sh")] == [[], []]
+
+
+def test_transformers_keeps_such_a_rate_as_text(tmp_path: Path) -> None:
+    """The note is true: the optimizer cannot compare it."""
+    library = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "sft.yaml"
+    path.write_text(f"output_dir: {tmp_path}\nuse_cpu: true\nlearning_rate: 2e-5")
+    (arguments,) = library.HfArgumentParser(library.TrainingArguments).parse_yaml_file(str(path))
+    assert arguments.learning_rate == "2e-5"
+    with pytest.raises(TypeError):
+        torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
+
+
 def packed(**fields: Any) -> Job:
     both = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "sequence_len": 512, "learning_rate": "2e-5"}
     return axolotl.read({**both, **fields})

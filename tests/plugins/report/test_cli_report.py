@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,6 +244,79 @@ def test_the_text_has_no_control_character_and_no_markup_of_the_terminal(
     assert code == 0
     assert all(character.isprintable() or character == "\n" for character in out)
     assert "[red]red[/red]" in out
+
+
+def facts(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+    """What `countoff report --json` prints."""
+    code, out, err = call(capsys, "--json", *arguments)
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_json_has_the_facts_of_the_page_and_no_page_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example_traces.uneven(tmp_path / "trace")
+    found = facts(capsys, "trace")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+    assert found["headline"].startswith("UnevenBatches: rank 2 ran out of data in train epoch 0 after 90 batches")
+    assert (found["healthy"], found["verdict"]["ranks"], found["stall"]) == (False, [2], None)
+    (only,) = found["runs"]
+    assert [rank["batches"] for rank in only["ranks"]] == [91, 91, 90, 91, 91, 91, 91, 91]
+    assert only["ranks"][2]["unlike_most"] == ["named by the verdict", "other counts"]
+    assert only["ranks"][0]["end"]["how"] == "verdict"
+    (parting,) = only["partings"]
+    assert (parting["span"], parting["counts"]) == ("train epoch 0", "batch")
+    assert parting["groups"][0] == {"count": 90, "ranks": [2]}
+    short, others = only["spans"][0]["counts"]
+    assert (short["ranks"], short["batches"], short["odd"]) == ([2], 90, True)
+    assert (others["batches"], others["odd"]) == (91, False)
+    assert only["stacks"][0] == {"ranks": [2], "state": "code", "frames": ["train.py:60 in main"]}
+
+
+def test_json_names_the_slow_rank_and_the_stall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.healthy(tmp_path / "slow", ranks=8, loader={2: 0.4}, hosts=2)
+    found = facts(capsys, tmp_path / "slow")
+    assert (found["healthy"], found["verdict"]) == (True, None)
+    train, evaluation = found["runs"][0]["spans"][:2]
+    assert (train["loader"]["rank"], train["loader"]["slow"]) == (2, [2])
+    assert (evaluation["evaluation"], evaluation["loader"]) == (True, None)
+    assert [each["host"] for each in found["runs"][0]["hosts"]] == ["node0", "node1"]
+    assert found["runs"][0]["totals"] == [{"ranks": [0], "true": {"steps": 360.0}, "reported": {"steps": 360.0}}]
+    example_traces.stalled(tmp_path / "stalled")
+    stalled = facts(capsys, tmp_path / "stalled")
+    assert stalled["stall"]["sentence"] == "no rank has begun a batch for 60 s."
+    assert [rank["end"] for rank in stalled["runs"][0]["ranks"]] == [None] * 4
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_json_writes_a_page_on_demand_and_says_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    page = tmp_path / "page.html"
+    assert facts(capsys, tmp_path / "trace", "-o", page)["headline"].startswith("finished: 3 epochs")
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
+    page.write_text("a text of the user's own")
+    assert call(capsys, "--json", tmp_path / "trace", "-o", page)[:2] == (2, "")
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_json_needs_no_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.healthy(tmp_path / "trace", ranks=2)
+    assert facts(capsys, tmp_path / "trace")["healthy"]
+    code, out, err = call(capsys, "--json", tmp_path / "trace", "-o", tmp_path / "page.html")
+    assert (code, json.loads(out)["healthy"]) == (1, True)
+    assert err == "countoff: to see this as a page in a browser: pip install 'countoff[report]'\n"
+
+
+def test_json_of_hostile_texts_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, text in enumerate(HOSTILE):
+        writer = RankWriter(tmp_path, rank, len(HOSTILE), begin={"host": text})
+        writer.open(text)
+        writer.line("verdict", verdict=example_traces.verdict(sentence=text, why=text))
+        writer.line("stacks", state=text, frames=[text])
+        writer.save()
+    assert len(facts(capsys, tmp_path)["runs"][0]["ranks"]) == len(HOSTILE)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -81,6 +82,12 @@ def table(output: str) -> list[dict[str, str]]:
     assert header == "# " + "\t".join(COLUMNS)
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def below_heading(terminal: Terminal) -> list[str]:
+    """The lines of the table on a terminal, and what is below it: the heading may have two lines."""
+    lines = [line.rstrip() for line in terminal.screen.splitlines()]
+    return lines[lines.index("") + 1 :]
 
 
 def test_one_look_prints_a_line_for_each_class_of_ranks(tmp_path: Path) -> None:
@@ -186,6 +193,37 @@ def test_after_a_run_that_is_over_the_next_one_is_waited_for(
     assert (code, output.splitlines()[-1]) == (0, "# countoff: no verdict: 2 ranks ended (2 finished)")
 
 
+def test_one_look_as_json(tmp_path: Path) -> None:
+    """It has the columns of a line, with lists in place of text, and ends at once."""
+    running(tmp_path)
+    code, output, errors = run("--json", str(tmp_path))
+    look = json.loads(output)
+    assert (code, errors) == (0, "")
+    assert look["job"].startswith(f"{tmp_path}: Lightning, 4 ranks on 2 hosts, begun ")
+    assert (look["world_size"], look["ended"], look["failed"], look["problem"]) == (4, False, False, None)
+    assert (look["verdict"], look["warnings"]) == (None, [])
+    slow, others = look["rows"]
+    assert (slow["ranks"], slow["hosts"], slow["span"], slow["note"]) == (
+        [2],
+        ["node1"],
+        "train epoch 0",
+        "slow loader",
+    )
+    assert (slow["fewest_batches"], slow["most_batches"], slow["learning_rates"]) == (120, 120, [0.1])
+    assert (others["ranks"], others["loader_share"]) == ([0, 1, 3], pytest.approx(0.02))
+
+
+def test_json_has_the_verdict_apart_from_the_warnings(tmp_path: Path) -> None:
+    writers = running(tmp_path)
+    writers[0].line("warning", verdict=example_traces.verdict("WrongLength", time=writers[0].time))
+    writers[0].line("verdict", verdict=example_traces.verdict())
+    writers[0].save()
+    code, output, _ = run("--json", "--every", "60", str(tmp_path))
+    look = json.loads(output)
+    assert (code, look["ended"], look["failed"]) == (1, True, True)
+    assert (look["verdict"]["kind"], [each["kind"] for each in look["warnings"]]) == ("UnevenBatches", ["WrongLength"])
+
+
 def test_one_look_tells_a_run_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example_traces, "BEGAN", time.time() - 1_000)
     end(running(tmp_path, ranks=2), "failed")
@@ -250,7 +288,8 @@ def test_hosts_that_write_to_their_own_disks(tmp_path: Path) -> None:
         (["--every", "0", "x"], "--every must be a number of seconds from 0.2 to 3600, got 0"),
         (["--every", "nan", "x"], "--every must be a number of seconds from 0.2 to 3600, got nan"),
         (["--every", "x", "x"], "argument --every: invalid float value: 'x'"),
-        (["--once", "nowhere"], "there is no directory nowhere; without --once, countoff top waits for it"),
+        (["--once", "nowhere"], "there is no directory nowhere; without --once or --json, countoff top waits for it"),
+        (["--json", "nowhere"], "there is no directory nowhere; without --once or --json, countoff top waits for it"),
         (["--once", "no\x1b[31m\nwhere"], r"there is no directory no\x1b[31m\nwhere;"),
         ([__file__], "test_top.py cannot be read: Not a directory"),
         (["--evry", "2", "x"], "there is no argument --evry; did you mean --every?"),
@@ -265,7 +304,7 @@ def test_bad_input_is_one_line(arguments: list[str], reason: str) -> None:
 def test_one_look_at_a_directory_without_a_trace_is_one_line(tmp_path: Path) -> None:
     code, output, errors = run("--once", str(tmp_path))
     assert (code, output) == (2, "")
-    assert errors == f"countoff: there is no trace in {tmp_path}; without --once, countoff top waits for it\n"
+    assert errors == f"countoff: there is no trace in {tmp_path}; without --once or --json, countoff top waits for it\n"
 
 
 def test_a_closed_pipe_is_no_error_to_report(tmp_path: Path) -> None:
@@ -381,8 +420,10 @@ def test_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
         writer.save()
     with Terminal(["top", *FAST, str(tmp_path)], lines=16) as terminal:
         terminal.read_until("q leaves")
-        assert "… and 21 rows more, of 21 ranks" in terminal.screen
-        assert terminal.screen.count("train epoch") == 9
+        heading = len(terminal.screen.splitlines()) - len(below_heading(terminal)) - 1
+        rows = 10 - heading
+        assert f"… and {30 - rows} rows more, of {30 - rows} ranks" in terminal.screen
+        assert terminal.screen.count("train epoch") == rows
 
 
 @pytest.mark.parametrize(
@@ -398,22 +439,45 @@ def test_a_narrow_terminal_leaves_out_the_least_useful_columns(tmp_path: Path, c
     running(tmp_path, ranks=8)
     with Terminal(["top", *FAST, str(tmp_path)], columns=columns) as terminal:
         terminal.read_until("q leaves")
-        _, _, header, slow, others, *_ = (line.rstrip() for line in terminal.screen.splitlines())
+        header, slow, others, *_ = below_heading(terminal)
     assert re.split(r" {2,}", header) == shown
     assert re.fullmatch(r"2 .* train epoch 0 .*slow loader", slow)
     assert re.match(r"0, 1, 3–7 .*train epoch 0", others)
 
 
 def test_which_ranks_and_where_they_are_is_told_on_several_lines_rather_than_cut(tmp_path: Path) -> None:
-    """A row takes as many lines then; a long exception is cut."""
+    """A row takes as many lines then; a very long exception is cut."""
     writers = running(tmp_path, ranks=8)
     end(writers[:1], "failed", what="ValueError: " + 9 * "no ")
-    with Terminal(["top", *FAST, str(tmp_path)], columns=30, lines=11) as terminal:
+    with Terminal(["top", *FAST, str(tmp_path)], columns=30, lines=13) as terminal:
         terminal.read_until("q leaves")
-        _, _, *lines = (line.rstrip() for line in terminal.screen.splitlines())
-    assert [line.split("  ")[0] for line in lines[:5]] == ["ranks", "0", "2", "", "… and 1 row more, of 6 ranks"]
-    assert [line[7:14].rstrip() for line in lines[1:4]] == ["failed", "train", "epoch 0"]
-    assert lines[1].endswith(("ValueError:…", "ValueError…"))  # as the version of rich cuts
+        lines = below_heading(terminal)
+    assert [line.split("  ")[0] for line in lines[:2]] == ["ranks", "0"]
+    assert lines[6] == "… and 1 row more, of 6 ranks"
+    assert lines[1].endswith("ValueError:")
+    assert lines[3].endswith("…")
+    assert [line[7:14].rstrip() for line in lines[4:6]] == ["train", "epoch 0"]
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(120, True), (80, False)])
+def test_an_exception_is_not_cut_while_host_and_learning_rate_are_there(
+    tmp_path: Path, columns: int, shown: bool
+) -> None:
+    writers = running(tmp_path, ranks=8)
+    end(writers[:1], "failed", what="ValueError: no more data")
+    with Terminal(["top", *FAST, str(tmp_path)], columns=columns) as terminal:
+        terminal.read_until("q leaves")
+        header = below_heading(terminal)[0]
+        assert ("host" in header, "learning rate" in header) == (shown, shown)
+        assert "ValueError: no more data" in terminal.screen
+
+
+def test_a_long_heading_has_two_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with Terminal(["top", *FAST, "."], columns=40) as terminal:
+        terminal.read_until("q leaves")
+        assert re.search(r"begun\s+\d+-\d+-\d+\s+\d+:\d+:\d+\s", terminal.screen)
 
 
 def test_another_size_of_the_terminal_is_painted_at_once(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from countoff.core.words import nearest
-from countoff.plan.fields import ConfigError
+from countoff.plan.fields import ConfigError, misspelt, near_miss
 from countoff.plan.files import SCRIPTS, data_of, standard_input, text_of
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
@@ -42,6 +43,8 @@ FORMATS: dict[str, Format] = {
 """All formats, by their framework."""
 _LAUNCHED = [found.framework for found in FORMATS.values() if found.arguments is not None]
 _MOST_NAMED = 8
+_MOST_COMPARED = 200
+"""Fields that are compared with those of the formats, where a file is in none of them."""
 
 
 def read_job(name: str, *, framework: str | None = None) -> Job:
@@ -100,10 +103,11 @@ def _framework_of_file(data: Mapping[str, Any], name: str) -> str:
             found.pop(one.extends, None)
     best = _most(found)
     if not best:
-        raise ConfigError(
-            f"{name} is in no format that countoff knows by its fields; it reads {_known_formats()}. If it is one of "
-            f"these: give --framework {' | '.join(FORMATS)}"
-        )
+        unknown = f"{name} is in no format that countoff knows by its fields"
+        give = f"give --framework {' | '.join(FORMATS)}"
+        if hint := _nearest_format(dict.fromkeys(found, data)):
+            raise ConfigError(f"{unknown}; {hint} If it is in another one: {give}")
+        raise ConfigError(f"{unknown}; it reads {_known_formats()}. If it is one of these: {give}")
     if len(best) > 1:
         raise ConfigError(f"{name} has fields of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best[0]
@@ -113,6 +117,34 @@ def _most(counts: Mapping[str, int]) -> list[str]:
     """Returns the names with the largest count; none if that is 0."""
     largest = max(counts.values(), default=0)
     return [name for name, count in counts.items() if count == largest] if largest else []
+
+
+def _nearest_format(data: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the format that has a field which is nearly one of the configuration's; an empty text if none has.
+
+    Args:
+        data: The fields of the configuration, as each format reads them.
+    """
+    slips: dict[str, list[tuple[str, str]]] = {}
+    for framework, fields in data.items():
+        known = FORMATS[framework].fields
+        pairs = [(name, misspelt(name, known) or near_miss(name, known)) for name in _paths(fields)]
+        slips[framework] = [(name, meant) for name, meant in pairs if meant is not None]
+    best = _most({framework: len(found) for framework, found in slips.items()})
+    if not best:
+        return ""
+    written, meant = slips[best[0]][0]
+    formats = f"format is that of {best[0]}" if len(best) == 1 else f"formats are those of {' and '.join(best)}"
+    return f"the nearest {formats}: did you mean {meant} in place of {written}?"
+
+
+def _paths(data: Mapping[str, Any]) -> list[str]:
+    """Returns the first fields of a configuration and of its sections, as ``train.max_tokens``."""
+    found: list[str] = []
+    for name, value in itertools.islice(data.items(), _MOST_COMPARED):
+        inner = cast("Mapping[object, object]", value) if isinstance(value, Mapping) else {}
+        found += [str(name), *(f"{name}.{field}" for field in itertools.islice(inner, _MOST_COMPARED))]
+    return found[:_MOST_COMPARED]
 
 
 def _known_formats() -> str:
@@ -134,9 +166,13 @@ def _read_script(text: str, framework: str | None) -> Job:
     """
     from countoff.plan.scripts.launches import read_launches
 
-    found = [(launch, kind) for launch in read_launches(text) for kind in _frameworks_of_launch(launch, framework)]
+    launches = read_launches(text)
+    found = [(launch, kind) for launch in launches for kind in _frameworks_of_launch(launch, framework)]
     if not found:
-        raise ConfigError(f"it starts no training that countoff knows by its arguments ({' | '.join(_LAUNCHED)})")
+        hints = (_nearest_format({kind: _arguments(launch, kind) for kind in _LAUNCHED}) for launch in launches)
+        hint = next(filter(None, hints), "")
+        known = f"it starts no training that countoff knows by its arguments ({' | '.join(_LAUNCHED)})"
+        raise ConfigError(f"{known}; {hint}" if hint else known)
     if len(found) > 1:
         programs = [f"{launch.program or kind} in line {launch.line}" for launch, kind in found]
         more = f" and {len(programs) - _MOST_NAMED:,} more" if len(programs) > _MOST_NAMED else ""

@@ -78,6 +78,11 @@ _ELSEWHERE = {
     "warmup_rate": "warmup_ratio",
     "train_batch_size": "per_device_train_batch_size",
 }
+# ``HfArgumentParser.parse_dict`` checks no types, so that AdamW compares the text with a number. TRL's parser makes
+# numbers of such texts, except inside of another field.
+_TEXT_NUMBERS = "after HfArgumentParser.parse_yaml_file the Trainer stops with a TypeError"
+# Those that are written with an exponent, besides those that are read.
+_SMALL_NUMBERS = ("weight_decay", "adam_epsilon")
 _WARMUP_CURVES = ("linear", "cosine", "1-sqrt")
 
 
@@ -90,7 +95,9 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
-    fields = Fields(_with_parsed_json(data), reads_exponents=True)
+    fields = Fields(_with_parsed_json(data), text_numbers=_TEXT_NUMBERS)
+    for name in _SMALL_NUMBERS:
+        fields.number("", name, None)
     note_misspelt(fields, data, TRAINING_ARGUMENTS, _COUNTED)
     run = read_run(fields)
     note_checkpoints(fields)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from datetime import datetime, timezone
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from countoff.core.words import runs_of
+from countoff.report.document import verdict_or_none
 from countoff.report.top.picture import Picture
 from countoff.report.top.rows import Row
 from countoff.report.top.screen import whole_terminal
@@ -49,8 +52,12 @@ def top(chosen: argparse.Namespace) -> int:
         raise ValueError(f"--every must be a number of seconds {domain}, got {chosen.every:g}")
     console = Console(highlight=False)
     on_terminal = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
-    job = WatchedJob(chosen.directories, once=chosen.once)
+    job = WatchedJob(chosen.directories, once=chosen.once or chosen.json)
     try:
+        if chosen.json:
+            look = _only_look(job)
+            print(json.dumps(_as_json(look), indent=2))
+            return int(look.failed)
         if chosen.once:
             return _once(job, console if on_terminal else None)
         return _on_screen(job, console, chosen.every) if on_terminal else _in_lines(job, chosen.every)
@@ -58,13 +65,24 @@ def top(chosen: argparse.Namespace) -> int:
         return 130
 
 
-def _once(job: WatchedJob, console: Console | None) -> int:
+def _only_look(job: WatchedJob) -> Look:
+    """Returns what there is to see at this moment.
+
+    Raises:
+        ValueError: If that is nothing.
+    """
+    waits = "without --once or --json, countoff top waits for it"
     if job.absent:
-        raise ValueError(f"there is no directory {job.absent}; without --once, countoff top waits for it")
+        raise ValueError(f"there is no directory {job.absent}; {waits}")
     look = job.look()
     if not look.rows:
         problem = f" ({look.problem})" if look.problem else ""
-        raise ValueError(f"there is no trace in {job.name}{problem}; without --once, countoff top waits for it")
+        raise ValueError(f"there is no trace in {job.name}{problem}; {waits}")
+    return look
+
+
+def _once(job: WatchedJob, console: Console | None) -> int:
+    look = _only_look(job)
     if console is None:
         _Lines().print(look)
     else:
@@ -100,6 +118,35 @@ def _in_lines(job: WatchedJob, every: float) -> int:
 def _timed(job: WatchedJob) -> tuple[Look, float]:
     begin = time.monotonic()
     return job.look(), time.monotonic() - begin
+
+
+def _as_json(look: Look) -> dict[str, Any]:
+    """A look as JSON types, with the keys that docs/seeing.md describes."""
+    return {
+        "job": look.heading,
+        "time": time.time(),
+        "world_size": sum(len(row.ranks) for row in look.rows),
+        "ended": bool(look.farewell),
+        "failed": look.failed,
+        "verdict": verdict_or_none(look.verdict),
+        "warnings": [each.to_dict() for each in look.warnings],
+        "problem": look.problem or None,
+        "rows": [
+            {
+                "ranks": row.ranks,
+                "hosts": row.hosts,
+                "span": row.where,
+                "fewest_batches": row.batches[0] if row.batches else None,
+                "most_batches": row.batches[1] if row.batches else None,
+                "batches_per_second": row.batches_per_second,
+                "loader_share": row.loader_share,
+                "learning_rates": row.learning_rates,
+                "age_seconds": row.age_seconds,
+                "note": row.note,
+            }
+            for row in look.rows
+        ],
+    }
 
 
 class _Lines:

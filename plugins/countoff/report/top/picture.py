@@ -23,7 +23,10 @@ _NUMBERS = {"batch", "batches/s", "loader", "age"}
 _LEFT_OUT = ("learning rate", "host", "age", "loader", "batches/s", "batch")
 """The columns that a narrow terminal leaves out, the least useful first. Ranks and what they are doing always stay."""
 _NOTE = len("slow loader")
-"""Cells that are kept free for a note, so that no column comes and goes with it. An exception may be longer."""
+"""Cells that are kept free for a note, so that no column comes and goes with it."""
+_WORTH_A_NOTE = len(_LEFT_OUT) - _LEFT_OUT.index("host") - 1
+"""Columns that stay where a longer note, as an exception, has no room; those before them leave for it."""
+_NOTE_LINES, _HEADING_LINES = 3, 2
 _ENDLESS = 10_000
 """Cells of a line on which everything has room."""
 
@@ -50,12 +53,13 @@ class Picture:
             below.append(_cut(f"cannot be read: {look.problem}", width, "yellow"))
         if self.is_whole:
             below.append(Text("q leaves", style="dim"))
-        yield _cut(look.heading, width, "bold")
+        heading = _cut(look.heading, _HEADING_LINES * width, "bold")
+        yield heading
         yield Text()
         if look.rows:
             rows = look.rows
             if self.is_whole:
-                lines = options.size.height - 5 - sum(len(text.wrap(console, width)) for text in below)
+                lines = options.size.height - 4 - sum(len(text.wrap(console, width)) for text in (heading, *below))
                 rows = _rows_in(lines, rows, console, options)
             yield _table(rows, console, options)
             if folded := look.rows[len(rows) :]:
@@ -80,31 +84,40 @@ def _rows_in(lines: int, rows: Sequence[Row], console: Console, options: Console
 
 
 def _table(rows: Sequence[Row], console: Console, options: ConsoleOptions) -> Table:
-    """Rows with as many columns as fit. What is left has the whole text of its cells, but for a long note."""
+    """Rows with as many columns as fit. What is left has the whole text of its cells, but for a very long note."""
     endless = options.update(max_width=_ENDLESS)
+    longest = max(_NOTE, *(len(row.note) for row in rows))
     for left_out in range(len(_LEFT_OUT) + 1):
         names = [name for name in _NAMES if name not in _LEFT_OUT[:left_out]]
-        least = console.measure(_columns(names, rows, _NOTE), options=endless).maximum
+        note = longest if len(_LEFT_OUT) - left_out > _WORTH_A_NOTE else _NOTE
+        least = console.measure(_columns(names, rows, note), options=endless).maximum
         if least <= options.max_width:
-            return _columns(names, rows, _NOTE + options.max_width - least)
+            return _columns(names, rows, note + options.max_width - least)
     return _columns([name for name in _NAMES if name not in _LEFT_OUT], rows, _NOTE)
 
 
 def _columns(names: Sequence[str], rows: Sequence[Row], note: int) -> Table:
-    """These columns of rows; ranks and span have several lines where they must, and a note as many cells at most."""
+    """These columns of rows; ranks, span and note have several lines where they must.
+
+    Args:
+        names: The columns.
+        rows: The rows.
+        note: Cells of a line of a note, at most.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in names:
         table.add_column(
             name,
             justify="right" if name in _NUMBERS else "left",
-            no_wrap=name not in ("ranks", "span"),
-            overflow="ellipsis" if name == "note" else "fold",
+            no_wrap=name not in ("ranks", "span", "note"),
+            overflow="fold",
             min_width=_NOTE if name == "note" else None,
             max_width=note if name == "note" else None,
         )
     for row in rows:
-        cells = dict(zip(_NAMES, _cells(row), strict=True))
-        table.add_row(*(Text(cells[name]) for name in names), style="bold" if row.note else None)
+        cells = {name: Text(cell) for name, cell in zip(_NAMES, _cells(row), strict=True)}
+        cells["note"].truncate(_NOTE_LINES * note, overflow="ellipsis")
+        table.add_row(*(cells[name] for name in names), style="bold" if row.note else None)
     return table
 
 

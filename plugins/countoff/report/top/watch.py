@@ -32,7 +32,8 @@ class Look(NamedTuple):
     Attributes:
         heading: Which job it is, or what there is to wait for.
         rows: What its ranks are doing; empty while there is nothing to read.
-        warning: The verdict, or else the last warning.
+        verdict: The verdict; None if there is none.
+        warnings: Each warning once, the last one at the end.
         problem: The first file that could not be read, and why; empty if there is none.
         farewell: What is left to say when the job has ended; empty while it goes on.
         failed: Whether it has ended with a verdict, or a rank with an exception.
@@ -41,11 +42,17 @@ class Look(NamedTuple):
 
     heading: str
     rows: Sequence[Row] = ()
-    warning: Verdict | None = None
+    verdict: Verdict | None = None
+    warnings: Sequence[Verdict] = ()
     problem: str = ""
     farewell: str = ""
     failed: bool = False
     is_over: bool = False
+
+    @property
+    def warning(self) -> Verdict | None:
+        """The verdict, or else the last warning."""
+        return self.verdict or next(reversed(self.warnings), None)
 
 
 class WatchedJob:
@@ -89,17 +96,17 @@ class WatchedJob:
         rows = self._live.rows(run, now)
         goes_on = any(fit.settings.get("on_divergence") == "warn" for fit in run.fits.values())
         verdict = trace.verdict
-        warning = verdict or next(reversed(run.warnings), None)
+        said = verdict, run.warnings
         if self._over is None:
             ended = _endings(run).total() == len(run.fits) or (verdict is not None and not goes_on)
             is_over = not self._once and ended and now - run.end > _OVER_SECONDS
             self._over = len(trace.runs) if is_over else 0
         if len(trace.runs) == self._over:
             ago = f", ended {duration(now - run.end)} ago; waiting for the next run"
-            return Look(_heading(self.name, trace, run) + ago, rows, warning, problem, is_over=True)
+            return Look(_heading(self.name, trace, run) + ago, rows, *said, problem, is_over=True)
         farewell = self._farewell(run, None if goes_on else verdict, now)
         failed = bool(farewell) and (verdict is not None or "failed" in _endings(run))
-        return Look(_heading(self.name, trace, run), rows, warning, problem, farewell, failed)
+        return Look(_heading(self.name, trace, run), rows, *said, problem, farewell, failed)
 
     def _farewell(self, run: Run, verdict: Verdict | None, now: float) -> str:
         """What is left to say when the job has ended; empty while it goes on."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ const walk = (node) => {
 };
 walk(document.body);
 return found;
+"""
+_BARRIERS = """
+axe.run({resultTypes: ["violations"]}).then(({violations}) => arguments[0](
+  violations.flatMap(({id, nodes}) => nodes.map((node) => `${id}: ${node.target}: ${node.failureSummary}`))));
 """
 
 
@@ -68,6 +74,20 @@ class Page:
         size = element.size
         actions = webdriver.ActionChains(self.driver)
         actions.move_to_element_with_offset(element, (x - 0.5) * size["width"], (y - 0.5) * size["height"]).perform()
+
+    @contextlib.contextmanager
+    def seen(self, *, scheme: str = "", width: int) -> Iterator[None]:
+        """Shows the page in a colour scheme of the system, on a screen of that width."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        try:
+            self.until(lambda: self.run("return innerWidth") == width)
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def range(self) -> tuple[float, float]:
         """What the time axis shows, in seconds since the beginning of the job."""
@@ -207,18 +227,25 @@ def test_a_small_screen_cuts_nothing_off(show: Callable[[Path], Page], tmp_path:
     """Nothing is wider than the screen but what scrolls by itself; the table of the verdict keeps its columns."""
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
-    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        page.until(lambda: page.run("return innerWidth === 400"))
+    with page.seen(width=400):
         assert page.run("return document.documentElement.scrollWidth") == 400
         assert page.run("const rows = document.querySelector('.rows'); return rows.scrollWidth > rows.clientWidth")
         table = page.run("return document.querySelector('.rows').textContent").splitlines()
         assert [line.split()[0] for line in table] == ["rank", "2", "0,"]
         cut = "[...document.querySelectorAll('#labels li')].filter((each) => each.scrollWidth > each.clientWidth)"
         assert page.run(f"return {cut}.length") == 0
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("kind", example_traces.KINDS)
+def test_the_page_has_no_barrier(show: Callable[[Path], Page], tmp_path: Path, kind: str) -> None:
+    """axe-core finds nothing, in both schemes and on the screen of a telephone."""
+    example_traces.KINDS[kind](tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    page.run(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    for scheme, width in [("light", 1280), ("dark", 1280), ("light", 400)]:
+        with page.seen(scheme=scheme, width=width):
+            found = page.driver.execute_async_script(_BARRIERS)
+        assert found == [], (scheme, width)
 
 
 def test_hostile_texts_stay_texts(show: Callable[[Path], Page], tmp_path: Path) -> None:

@@ -292,6 +292,20 @@ def different_plans(directory: Path) -> None:
         writer.save()
 
 
+def different_rates(directory: Path, *, ranks: int = 4, odd: int = 3) -> None:
+    """A job of which one rank has its own learning rate: a half of that of the others, after the first epoch."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks)
+        for epoch in range(3):
+            rates = [round((0.1 if rank != odd or epoch == 0 else 0.05) * (1 - epoch / 4), 6)]
+            writer.open(f"train epoch {epoch}", s=writer.steps, lr=rates)
+            for _ in range(6):
+                writer.tick(5 + rank / 100, 10, steps=10, loader=0.1, lr=rates)
+            writer.close(f"train epoch {epoch}", lr=rates)
+        writer.line("end", how="finished")
+        writer.save()
+
+
 def resumed(directory: Path, *, ranks: int = 2, pause: float = 12 * 3_600.0) -> None:
     """A job that was killed after 18 ticks, and goes on from the checkpoint at the end of its first epoch, at step 120.
 
@@ -349,6 +363,7 @@ KINDS: Mapping[str, Callable[[Path], object]] = {
     "healthy": healthy,
     "made even": made_even,
     "plans": different_plans,
+    "rates": different_rates,
     "resumed": resumed,
     "many": many,
 }

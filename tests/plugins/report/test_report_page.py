@@ -349,6 +349,25 @@ def test_a_run_and_its_resume_are_one_training(show: Callable[[Path], Page], tmp
     assert page.texts("#learning-rate .note") == ["Dotted: the schedule would have ended at step 360."]
 
 
+def test_each_group_of_ranks_has_its_learning_rates_where_they_differ(
+    show: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    example_traces.different_rates(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.texts("#learning-rate .differ") == ["The ranks' learning rates differ:"]
+    assert page.texts("#learning-rate tbody tr") == ["rank 3\t≠ 0.0375\t≠ 0.025", "ranks 0–2\t0.075\t0.05"]
+    legend = f"{_RATES}.center.find((each) => each.type === 'Legend')"
+    assert page.run(f"return {legend}.items.map((each) => each.label.value)") == ["rank 3", "ranks 0–2"]
+    assert page.texts("#labels li.odd em") == ["other learning rates"]
+
+
+def test_equal_learning_rates_are_shown_once(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.run(f"return {_RATES}.center.filter((each) => each.type === 'Legend').length") == 0
+    assert page.run("return document.querySelectorAll('#learning-rate table').length") == 0
+
+
 def test_more_ranks_than_lanes_are_drawn_as_classes(show: Callable[[Path], Page], tmp_path: Path) -> None:
     example_traces.healthy(tmp_path / "trace", ranks=260, epochs=1, loader={7: 0.5}, hosts=4)
     page = show(tmp_path / "trace")

@@ -29,6 +29,9 @@
           major_label_text_font: "system-ui, sans-serif", axis_label_text_font: "system-ui, sans-serif"});
       }
       for (const label of plot.center.filter((each) => each.type === "Label")) label.text_color = color(label.name === "gap" ? "quiet" : "parting");
+      for (const legend of plot.center.filter((each) => each.type === "Legend")) {
+        legend.setv({label_text_color: color("text"), background_fill_color: color("page"), border_line_color: color("line"), label_text_font: "system-ui, sans-serif"});
+      }
       for (const line of plot.center.filter((each) => each.type === "Span")) line.line_color = color("parting"); // the end of the schedule
       for (const renderer of plot.renderers) {
         const name = renderer.name.replace(/^pause /, "");

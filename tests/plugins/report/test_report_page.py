@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import time
@@ -308,6 +309,42 @@ def test_the_page_follows_the_scheme_of_the_system(show: Callable[[Path], Page],
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_paper_is_white_and_cuts_nothing_off(show: Callable[[Path], Page], tmp_path: Path, width: int) -> None:
+    """Also from a dark screen, and whatever its width."""
+    example_traces.different_rates(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    paint = "const style = getComputedStyle(document.documentElement); return style.getPropertyValue('--page')"
+    with page.seen(scheme="dark", width=width):
+        assert page.run(paint) == "#14171b"
+        drawn = page.run(f"{_CANVASES} return canvases();")
+        pdf = base64.b64decode(page.driver.print_page())
+        assert pdf.startswith(b"%PDF-")
+        assert pdf.count(b"/Type /Page\n") >= 1
+        assert page.run("return document.documentElement.hasAttribute('data-paper')") is False
+        event = "window.dispatchEvent(new Event('beforeprint'));"
+        assert page.run(f"{_CANVASES} {event} return canvases();") == drawn
+        assert page.run(paint) == "#fff"
+        assert page.run(f"return {_LANES}.renderers.find((each) => each.name === 'train').glyph.fill_color.value") == (
+            "#0072b2"
+        )
+    with page.seen(width=718):  # A4 without its margins
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert page.run("return document.documentElement.scrollWidth") <= 718
+        assert page.run(_WIDER, 718) == []
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    page.run("window.dispatchEvent(new Event('afterprint'))")
+
+
+_LANES = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'lanes')"
+_CANVASES = """
+const canvases = (node = document.body) => [...(node.tagName === "CANVAS" ? [[node.width, node.height]] : []),
+  ...[...(node.shadowRoot?.children ?? []), ...node.children].flatMap((each) => canvases(each))];
+"""
+_WIDER = """
+return [...document.querySelectorAll("body *")].filter((each) => each.getBoundingClientRect().right > arguments[0] + 1)
+  .map((each) => each.outerHTML.slice(0, 80));
+"""
 _RATES = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'rates')"
 _AXIS_LABELS = """
 const found = [];

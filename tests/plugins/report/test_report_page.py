@@ -160,6 +160,19 @@ def test_an_open_span_is_drawn_to_the_end_of_its_rank_and_a_lost_rank_as_uncerta
     assert rests_of(lanes, certain=True, evaluations=True) == []
 
 
+def test_lanes_without_a_reason_are_in_order(tmp_path: Path) -> None:
+    """With `uneven_train`, the rank that has the fewest batches is a class of its own, and not odd."""
+    from countoff.report.page.lanes import lanes_of
+
+    example_traces.made_even(tmp_path)
+    assert [lane.label for lane in lanes_of(read([str(tmp_path)]))] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_a_job_that_ended_at_once_has_whole_seconds_on_its_axis(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.different_plans(tmp_path / "trace")
+    assert show(tmp_path / "trace").range() == (-5, 5)
+
+
 def test_the_verdict_is_text_that_can_be_selected(show: Callable[[Path], Page], tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")

@@ -371,6 +371,21 @@ def test_ranks_that_fell_silent_together_were_killed_together(tmp_path: Path, ap
     )
 
 
+def test_a_heading_begins_with_a_capital_unless_with_a_name_of_code(tmp_path: Path) -> None:
+    example_traces.different_plans(tmp_path / "a")
+    example_traces.uneven(tmp_path / "b")
+    headings = [facts.heading(read([str(tmp_path / name)])) for name in "ab"]
+    assert [heading.split(" ")[0] for heading in headings] == ["batch_size", "Rank"]
+
+
+def test_at_least_so_many_is_true_of_each_rank_of_a_class(tmp_path: Path) -> None:
+    """A killed rank shares the column of those that have not closed the span either, and has counted less."""
+    example_traces.killed(tmp_path)
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1, 2, 3),)
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+
+
 def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "a")
     example_traces.healthy(tmp_path / "b", ranks=3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,7 +94,7 @@ def counts_of(run: Run) -> CountsTable:
     rows: list[CountsRow] = []
     for key, table in spans.items():
         firsts = [ranks[0] for ranks in classes]
-        cells = tuple(_counts(table[rank]) if rank in table else None for rank in firsts)
+        cells = tuple(_least_counts([table[rank] for rank in ranks if rank in table]) for ranks in classes)
         rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
     return CountsTable(tuple(classes), tuple(rows))
 
@@ -192,6 +192,11 @@ def _read(spans: Mapping[int, Span], span: Span) -> int:
 def closed_counts(span: Span) -> Counts | None:
     """What a rank has counted in a span that it has closed; None of any other one."""
     return _counts(span) if span.end is not None else None
+
+
+def _least_counts(spans: Sequence[Span]) -> Counts | None:
+    """What ranks of one class have counted in a span: where they have not closed it, the least that one of them has."""
+    return _counts(min(spans, key=lambda span: (span.batches, span.steps))) if spans else None
 
 
 def _counts(span: Span) -> Counts:

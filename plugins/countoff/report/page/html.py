@@ -46,7 +46,8 @@ def render(trace: Trace) -> str:
     begin, end = min(run.begin for run in runs), max(run.end for run in runs)
     axis = TimeAxis(gaps_of(runs))
     left, right = axis.place(begin), axis.place(end)
-    margin = max(50.0, 0.01 * (right - left))
+    # A job that ended at once has whole seconds on its axis, not a fraction of one.
+    margin = 0.01 * (right - left) if right - left >= 1_000 else 5_000.0
     limits = left - margin, right + margin
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     lines = rate_lines_of(runs)

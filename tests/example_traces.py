@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,79 @@ def stalled(directory: Path, *, ranks: int = 4, stuck: int = 3) -> None:
         writer.save()
 
 
+def killed(directory: Path, *, ranks: int = 4, lost: int = 2) -> None:
+    """A job that a verdict ends, because one rank was killed."""
+    rows = [
+        {"rank": rank, "where": "train epoch 0", "batches": 84, "steps": 83, "state": "in batch 84"}
+        for rank in range(ranks)
+        if rank != lost
+    ]
+    found = verdict(
+        "LostRank",
+        [lost],
+        sentence=f"rank {lost} is gone (pid {1000 + lost}).",
+        standing="lost",
+        world_size=ranks,
+        rows=rows,
+        why="It was killed, or it crashed.",
+        remedy="read the end of that rank's own output.",
+        time=BEGAN + 43,
+    )
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks)
+        writer.open("train epoch 0")
+        for _ in range(8):
+            writer.tick(5, 10, steps=10, loader=0.1, lr=[0.1])
+        if rank != lost:
+            writer.time += 3
+            writer.line("stacks", state="collective", frames=BLOCKED)
+            writer.line("verdict", verdict=found)
+            writer.line("end", how="verdict")
+        writer.save()
+
+
+def made_even(directory: Path, *, ranks: int = 4, epochs: int = 2) -> None:
+    """A job with `uneven_train="stop"`: all ranks end an epoch with rank 3, and the others leave two batches."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks, begin={"settings": {"uneven_train": "stop"}})
+        for epoch in range(epochs):
+            writer.open(f"train epoch {epoch}")
+            for _ in range(6):
+                writer.tick(5, 10, steps=10, loader=0.1, lr=[0.1])
+            writer.close(f"train epoch {epoch}", unused=0 if rank == ranks - 1 else 2)
+        if rank == 0:
+            total = float(epochs * 60)
+            writer.line("totals", true={"total_steps": total}, reported={"total_steps": total + 2 * epochs})
+        writer.line("end", how="finished")
+        writer.save()
+
+
+def different_plans(directory: Path) -> None:
+    """A job whose ranks have different batch sizes, and therefore different totals."""
+    for rank in range(4):
+        size = 4 if rank == 1 else 8
+        writer = RankWriter(directory, rank, 4, begin={"plan": {"batch_size": size, "max_epochs": 3}})
+        writer.line("totals", true={"total_samples": 300.0 * size}, reported={"total_samples": 2400.0})
+        sentence = "batch_size is 4 on rank 1, and 8 on ranks 0, 2, 3."
+        writer.line("verdict", verdict=verdict("PlanMismatch", [1], sentence=sentence, rows=[], world_size=4))
+        writer.line("end", how="verdict")
+        writer.save()
+
+
+def different_rates(directory: Path, *, ranks: int = 4, odd: int = 3) -> None:
+    """A job of which one rank has its own learning rate: a half of that of the others, after the first epoch."""
+    for rank in range(ranks):
+        writer = RankWriter(directory, rank, ranks)
+        for epoch in range(3):
+            rates = [round((0.1 if rank != odd or epoch == 0 else 0.05) * (1 - epoch / 4), 6)]
+            writer.open(f"train epoch {epoch}", s=writer.steps, lr=rates)
+            for _ in range(6):
+                writer.tick(5 + rank / 100, 10, steps=10, loader=0.1, lr=rates)
+            writer.close(f"train epoch {epoch}", lr=rates)
+        writer.line("end", how="finished")
+        writer.save()
+
+
 def resumed(directory: Path, *, ranks: int = 2, pause: float = 12 * 3_600.0) -> None:
     """A job that was killed after 18 ticks, and goes on from the checkpoint at the end of its first epoch, at step 120.
 
@@ -270,3 +343,28 @@ def _train(writer: RankWriter, epoch: int, before: int, ticks: int, *, closed: b
         writer.tick(5, 10, steps=10, lr=[round(0.1 * (1 - done / 360), 6)], **more)
     if closed:
         writer.close(f"train epoch {epoch}", **more)
+
+
+def slow(directory: Path) -> None:
+    """A job on two hosts in which one rank waits for its loader."""
+    healthy(directory, ranks=8, hosts=2, loader={2: 0.45})
+
+
+def many(directory: Path) -> None:
+    """A job with more ranks than a page has lanes, one of them slow."""
+    healthy(directory, ranks=260, epochs=1, loader={7: 0.5}, hosts=4)
+
+
+KINDS: Mapping[str, Callable[[Path], object]] = {
+    "verdict": uneven,
+    "stall": stalled,
+    "killed": killed,
+    "slow": slow,
+    "healthy": healthy,
+    "made even": made_even,
+    "plans": different_plans,
+    "rates": different_rates,
+    "resumed": resumed,
+    "many": many,
+}
+"""One job of each kind that the page tells apart."""

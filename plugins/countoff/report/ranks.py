@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from countoff.core.words import listed, names_of
@@ -34,6 +35,17 @@ def odd_ranks(values: Mapping[int, Hashable]) -> set[int]:
         return set()
     (usual, most), (_, next_most) = common
     return {rank for rank, value in values.items() if value != usual or most == next_most}
+
+
+def ranks_in(cell: object, ranks: Iterable[int]) -> list[int]:
+    """Those of some ranks that a cell of a verdict's table names.
+
+    >>> ranks_in(3, range(8)), ranks_in("0, 4–7", range(8))
+    ([3], [0, 4, 5, 6, 7])
+    """
+    pairs = re.findall(r"(\d{1,9})(?:–(\d{1,9}))?", str(cell))
+    bounds = [(int(first), int(last or first)) for first, last in pairs]
+    return [rank for rank in ranks if any(first <= rank <= last for first, last in bounds)]
 
 
 def label_of(ranks: Sequence[int], most: int = 3) -> str:

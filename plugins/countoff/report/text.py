@@ -14,6 +14,7 @@ from countoff.core.words import count_of, names_of
 from countoff.report import facts
 from countoff.report.facts.counts import Counts
 from countoff.report.facts.paces import slow_table
+from countoff.report.facts.rates import rates_table
 from countoff.report.model import Run, Trace
 from countoff.report.words import duration, number
 
@@ -87,10 +88,13 @@ def _run_facts(run: Run) -> Iterator[Any]:
     names = [column.name for column in slow.columns]
     yield from _table("who is slow", names, [[_marked(cell.text, cell.is_odd) for cell in row] for row in slow.rows])
     yield from _counts(run)
+    apart = rates_table(run)
+    columns, rows = [column.name for column in apart.columns], [[cell.text for cell in row] for row in apart.rows]
+    yield from _table("the ranks' learning rates differ", columns, rows)
     rated = next((fit for fit in run.fits.values() if fit.learning_rates), None)
     points = [point for span in (rated.spans if rated else ()) for point in span.points]
     rates = [point.learning_rates[0] for point in points if point.learning_rates]
-    if rates:
+    if rates and not apart.rows:
         yield f"\nlearning rate: {rates[0]:.4g} at first, {max(rates):.4g} at most, {rates[-1]:.4g} at last"
     for horizon in run.horizons:
         yield f"the schedule would have ended at step {horizon:,}"

@@ -207,6 +207,14 @@ def test_the_text_tells_where_a_run_resumes(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("without_bokeh")
+def test_the_text_tells_the_learning_rates_of_each_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example_traces.different_rates(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert re.search(r"the ranks' learning rates differ\nranks .*\nrank 3 +≠ 0.0375 +≠ 0.025 *\nranks 0–2 ", out)
+    assert "learning rate: " not in out
+
+
+@pytest.mark.usefixtures("without_bokeh")
 def test_the_text_tells_what_has_ended_a_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = RankWriter(tmp_path)
     writer.line("end", how="failed", what="RuntimeError: out of memory")

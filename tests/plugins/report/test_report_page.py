@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,10 @@ const walk = (node) => {
 };
 walk(document.body);
 return found;
+"""
+_BARRIERS = """
+axe.run({resultTypes: ["violations"]}).then(({violations}) => arguments[0](
+  violations.flatMap(({id, nodes}) => nodes.map((node) => `${id}: ${node.target}: ${node.failureSummary}`))));
 """
 
 
@@ -68,6 +75,20 @@ class Page:
         size = element.size
         actions = webdriver.ActionChains(self.driver)
         actions.move_to_element_with_offset(element, (x - 0.5) * size["width"], (y - 0.5) * size["height"]).perform()
+
+    @contextlib.contextmanager
+    def seen(self, *, scheme: str = "", width: int) -> Iterator[None]:
+        """Shows the page in a colour scheme of the system, on a screen of that width."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 700}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        try:
+            self.until(lambda: self.run("return innerWidth") == width)
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def range(self) -> tuple[float, float]:
         """What the time axis shows, in seconds since the beginning of the job."""
@@ -139,6 +160,19 @@ def test_an_open_span_is_drawn_to_the_end_of_its_rank_and_a_lost_rank_as_uncerta
     assert rests_of(lanes, certain=True, evaluations=True) == []
 
 
+def test_lanes_without_a_reason_are_in_order(tmp_path: Path) -> None:
+    """With `uneven_train`, the rank that has the fewest batches is a class of its own, and not odd."""
+    from countoff.report.page.lanes import lanes_of
+
+    example_traces.made_even(tmp_path)
+    assert [lane.label for lane in lanes_of(read([str(tmp_path)]))] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_a_job_that_ended_at_once_has_whole_seconds_on_its_axis(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.different_plans(tmp_path / "trace")
+    assert show(tmp_path / "trace").range() == (-5, 5)
+
+
 def test_the_verdict_is_text_that_can_be_selected(show: Callable[[Path], Page], tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
@@ -207,18 +241,25 @@ def test_a_small_screen_cuts_nothing_off(show: Callable[[Path], Page], tmp_path:
     """Nothing is wider than the screen but what scrolls by itself; the table of the verdict keeps its columns."""
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
-    size = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        page.until(lambda: page.run("return innerWidth === 400"))
+    with page.seen(width=400):
         assert page.run("return document.documentElement.scrollWidth") == 400
         assert page.run("const rows = document.querySelector('.rows'); return rows.scrollWidth > rows.clientWidth")
         table = page.run("return document.querySelector('.rows').textContent").splitlines()
         assert [line.split()[0] for line in table] == ["rank", "2", "0,"]
         cut = "[...document.querySelectorAll('#labels li')].filter((each) => each.scrollWidth > each.clientWidth)"
         assert page.run(f"return {cut}.length") == 0
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("kind", example_traces.KINDS)
+def test_the_page_has_no_barrier(show: Callable[[Path], Page], tmp_path: Path, kind: str) -> None:
+    """axe-core finds nothing, in both schemes and on the screen of a telephone."""
+    example_traces.KINDS[kind](tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    page.run(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    for scheme, width in [("light", 1280), ("dark", 1280), ("light", 400)]:
+        with page.seen(scheme=scheme, width=width):
+            found = page.driver.execute_async_script(_BARRIERS)
+        assert found == [], (scheme, width)
 
 
 def test_hostile_texts_stay_texts(show: Callable[[Path], Page], tmp_path: Path) -> None:
@@ -281,6 +322,42 @@ def test_the_page_follows_the_scheme_of_the_system(show: Callable[[Path], Page],
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_paper_is_white_and_cuts_nothing_off(show: Callable[[Path], Page], tmp_path: Path, width: int) -> None:
+    """Also from a dark screen, and whatever its width."""
+    example_traces.different_rates(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    paint = "const style = getComputedStyle(document.documentElement); return style.getPropertyValue('--page')"
+    with page.seen(scheme="dark", width=width):
+        assert page.run(paint) == "#14171b"
+        drawn = page.run(f"{_CANVASES} return canvases();")
+        pdf = base64.b64decode(page.driver.print_page())
+        assert pdf.startswith(b"%PDF-")
+        assert pdf.count(b"/Type /Page\n") >= 1
+        assert page.run("return document.documentElement.hasAttribute('data-paper')") is False
+        event = "window.dispatchEvent(new Event('beforeprint'));"
+        assert page.run(f"{_CANVASES} {event} return canvases();") == drawn
+        assert page.run(paint) == "#fff"
+        assert page.run(f"return {_LANES}.renderers.find((each) => each.name === 'train').glyph.fill_color.value") == (
+            "#0072b2"
+        )
+    with page.seen(width=718):  # A4 without its margins
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        assert page.run("return document.documentElement.scrollWidth") <= 718
+        assert page.run(_WIDER, 718) == []
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    page.run("window.dispatchEvent(new Event('afterprint'))")
+
+
+_LANES = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'lanes')"
+_CANVASES = """
+const canvases = (node = document.body) => [...(node.tagName === "CANVAS" ? [[node.width, node.height]] : []),
+  ...[...(node.shadowRoot?.children ?? []), ...node.children].flatMap((each) => canvases(each))];
+"""
+_WIDER = """
+return [...document.querySelectorAll("body *")].filter((each) => each.getBoundingClientRect().right > arguments[0] + 1)
+  .map((each) => each.outerHTML.slice(0, 80));
+"""
 _RATES = "Bokeh.documents.flatMap((each) => each.roots()).find((each) => each.name === 'rates')"
 _AXIS_LABELS = """
 const found = [];
@@ -320,6 +397,25 @@ def test_a_run_and_its_resume_are_one_training(show: Callable[[Path], Page], tmp
     assert "03:10:" in tooltip
     assert "360 steps" in tooltip or "350 steps" in tooltip
     assert page.texts("#learning-rate .note") == ["Dotted: the schedule would have ended at step 360."]
+
+
+def test_each_group_of_ranks_has_its_learning_rates_where_they_differ(
+    show: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    example_traces.different_rates(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.texts("#learning-rate .differ") == ["The ranks' learning rates differ:"]
+    assert page.texts("#learning-rate tbody tr") == ["rank 3\t≠ 0.0375\t≠ 0.025", "ranks 0–2\t0.075\t0.05"]
+    legend = f"{_RATES}.center.find((each) => each.type === 'Legend')"
+    assert page.run(f"return {legend}.items.map((each) => each.label.value)") == ["rank 3", "ranks 0–2"]
+    assert page.texts("#labels li.odd em") == ["other learning rates"]
+
+
+def test_equal_learning_rates_are_shown_once(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    example_traces.healthy(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.run(f"return {_RATES}.center.filter((each) => each.type === 'Legend').length") == 0
+    assert page.run("return document.querySelectorAll('#learning-rate table').length") == 0
 
 
 def test_more_ranks_than_lanes_are_drawn_as_classes(show: Callable[[Path], Page], tmp_path: Path) -> None:

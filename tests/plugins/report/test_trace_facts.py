@@ -12,6 +12,8 @@ import pytest
 from countoff.report import facts, ranks, words
 from countoff.report.facts import summary
 from countoff.report.facts.paces import slow_table
+from countoff.report.facts.rates import rate_lines_of, rates_table
+from countoff.report.facts.table import Table
 from countoff.report.model import Run
 from countoff.report.reader import read
 from tests import example_traces
@@ -369,6 +371,21 @@ def test_ranks_that_fell_silent_together_were_killed_together(tmp_path: Path, ap
     )
 
 
+def test_a_heading_begins_with_a_capital_unless_with_a_name_of_code(tmp_path: Path) -> None:
+    example_traces.different_plans(tmp_path / "a")
+    example_traces.uneven(tmp_path / "b")
+    headings = [facts.heading(read([str(tmp_path / name)])) for name in "ab"]
+    assert [heading.split(" ")[0] for heading in headings] == ["batch_size", "Rank"]
+
+
+def test_at_least_so_many_is_true_of_each_rank_of_a_class(tmp_path: Path) -> None:
+    """A killed rank shares the column of those that have not closed the span either, and has counted less."""
+    example_traces.killed(tmp_path)
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1, 2, 3),)
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+
+
 def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "a")
     example_traces.healthy(tmp_path / "b", ranks=3)
@@ -473,6 +490,81 @@ def test_the_table_of_who_is_slow_marks_what_is_worth_a_look(tmp_path: Path) -> 
     assert [cell.text for row in table.rows for cell in row if cell.is_odd] == ["36 s ≠"]
     assert evaluation[4:7] == ["–", "–", "–"]
     assert {cell.hint for cell in table.rows[1][4:7]} == {"not measured"}
+
+
+def cells_of(table: Table) -> list[list[str]]:
+    return [[column.name for column in table.columns], *([cell.text for cell in row] for row in table.rows)]
+
+
+def test_different_learning_rates_are_told_of_each_group_of_ranks(tmp_path: Path) -> None:
+    example_traces.different_rates(tmp_path)
+    run = run_of(tmp_path)
+    assert cells_of(rates_table(run)) == [
+        ["ranks", "step 60, start of train epoch 1", "step 180, end of train epoch 2"],
+        ["rank 3", "≠ 0.0375", "≠ 0.025"],
+        ["ranks 0–2", "0.075", "0.05"],
+    ]
+    assert [(line.ranks, line.rates[0], line.rates[-1]) for line in rate_lines_of([run])] == [
+        ((3,), 0.1, 0.025),
+        ((0, 1, 2), 0.1, 0.05),
+    ]
+    assert facts.classes_of(run)[0].reasons == ("other learning rates",)
+
+
+def test_equal_learning_rates_have_one_line_though_ticks_are_at_other_steps(tmp_path: Path) -> None:
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0", s=0, lr=[0.1])
+        writer.tick(5, 40 + rank, steps=40 + rank, lr=[0.1 - rank / 1000])
+        writer.tick(5, 60 - rank, steps=60 - rank, lr=[0.05])
+        writer.close("train epoch 0")
+        writer.save()
+    run = run_of(tmp_path)
+    assert rates_table(run).rows == []
+    assert [line.ranks for line in rate_lines_of([run])] == [()]
+
+
+def test_stages_of_a_pipeline_may_have_other_parameter_groups(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0", s=0, lr=[0.1, 0.2][: 1 + rank])
+        writer.save()
+    assert rates_table(run_of(tmp_path)).rows == []
+
+
+@pytest.mark.parametrize("kind", ["verdict", "warning"])
+def test_the_learning_rates_of_a_mismatch_within_an_epoch_are_those_of_its_table(tmp_path: Path, kind: str) -> None:
+    rows = [{"rank": "1", "rate": "3e-4"}, {"rank": "0, 2–3", "rate": "3.17e-4"}, {"rank": "4", "rate": "–"}]
+    for rank in range(5):
+        writer = RankWriter(tmp_path, rank, 5)
+        writer.open("train epoch 0", s=0, lr=[0.001])
+        writer.line(kind, verdict=example_traces.verdict("LearningRateMismatch", [1], rows=rows, world_size=5))
+        writer.save()
+    assert cells_of(rates_table(run_of(tmp_path))) == [
+        ["ranks", f"at the {kind}"],
+        ["rank 1", "≠ 3e-4"],
+        ["ranks 0, 2, 3", "3.17e-4"],
+    ]
+
+
+def test_a_run_and_its_resume_have_one_line_for_each_group_of_ranks(tmp_path: Path) -> None:
+    """Also where ranks differ in the resume only."""
+    for rank in range(2):
+        for steps, rate in ((0, 0.1), (10, 0.1 - 0.05 * rank)):
+            writer = RankWriter(tmp_path, rank, 2, begin=None)
+            writer.time += 60 * steps
+            first = {"rank": rank, "world": 2, "host": "node0", "pid": 1 + steps, "before": steps}
+            writer.line("begin", v=1, **first, run={}, versions={}, settings={}, plan={})
+            writer.open("train epoch 0", s=0, lr=[rate])
+            writer.tick(5, 10, steps=10)
+            writer.close("train epoch 0")
+            writer.save()
+    runs = read([str(tmp_path)]).runs
+    assert [len(rates_table(run).rows) for run in runs] == [0, 2]
+    assert [(line.ranks, line.steps, line.rates) for line in rate_lines_of(runs)] == [
+        ((0,), [0, 10, 20], [0.1, 0.1, 0.1]),
+        ((1,), [0, 10, 20], [0.1, 0.05, 0.05]),
+    ]
 
 
 @pytest.mark.parametrize("module", [ranks, summary, words], ids=lambda module: module.__name__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from countoff.core.trace.format import SILENT_SECONDS
 from countoff.report.facts.counts import closed_counts, odd_counts
 from countoff.report.facts.paces import slow_loaders
+from countoff.report.facts.rates import ranks_with_other_rates
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Fit, Run
 from countoff.report.ranks import odd_ranks, ranks_by
@@ -69,6 +70,8 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     spans = spans_of(run)
     for rank in sorted({rank for table in spans.values() for rank in odd_counts(table)}):
         found[rank].append("other counts")
+    for rank in sorted(ranks_with_other_rates(run)):
+        found[rank].append("other learning rates")
     # Where a verdict names ranks, it has stopped the others wherever they were.
     stopped = verdict is not None and bool(verdict.ranks)
     states = {rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks and not stopped}

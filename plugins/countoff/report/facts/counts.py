@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.spans import Key, spans_of
 from countoff.report.model import Run, Span
-from countoff.report.ranks import odd_ranks, ranks_by
+from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
 
 
 class Counts(NamedTuple):
@@ -95,7 +94,7 @@ def counts_of(run: Run) -> CountsTable:
     rows: list[CountsRow] = []
     for key, table in spans.items():
         firsts = [ranks[0] for ranks in classes]
-        cells = tuple(_counts(table[rank]) if rank in table else None for rank in firsts)
+        cells = tuple(_least_counts([table[rank] for rank in ranks if rank in table]) for ranks in classes)
         rows.append(CountsRow(key, cells, tuple(rank in odd[key] for rank in firsts)))
     return CountsTable(tuple(classes), tuple(rows))
 
@@ -137,7 +136,7 @@ def _parting_of_verdict(run: Run) -> Parting | None:
         rank: row["fetched"]
         for row in verdict.rows
         if row.get("where") == where and isinstance(row.get("fetched"), int)
-        for rank in _ranks_in(row.get("rank"), run)
+        for rank in ranks_in(row.get("rank"), run.fits)
     }
     groups = _by_number(fetched)
     if not keys or len(groups) < 2:
@@ -147,13 +146,6 @@ def _parting_of_verdict(run: Run) -> Parting | None:
 
 def _closed(spans: Mapping[int, Span]) -> bool:
     return any(span.end is not None for span in spans.values())
-
-
-def _ranks_in(cell: object, run: Run) -> list[int]:
-    """The ranks of a run that a cell names, such as ``3`` or ``0, 4–7``."""
-    pairs = re.findall(r"(\d{1,9})(?:–(\d{1,9}))?", str(cell))
-    bounds = [(int(first), int(last or first)) for first, last in pairs]
-    return [rank for rank in run.fits if any(first <= rank <= last for first, last in bounds)]
 
 
 def _by_number(numbers: Mapping[int, int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -200,6 +192,11 @@ def _read(spans: Mapping[int, Span], span: Span) -> int:
 def closed_counts(span: Span) -> Counts | None:
     """What a rank has counted in a span that it has closed; None of any other one."""
     return _counts(span) if span.end is not None else None
+
+
+def _least_counts(spans: Sequence[Span]) -> Counts | None:
+    """What ranks of one class have counted in a span: where they have not closed it, the least that one of them has."""
+    return _counts(min(spans, key=lambda span: (span.batches, span.steps))) if spans else None
 
 
 def _counts(span: Span) -> Counts:

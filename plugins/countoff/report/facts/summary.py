@@ -43,7 +43,8 @@ def headline(trace: Trace) -> str:
 def heading(trace: Trace) -> str:
     """The headline as a heading: without the kind of a verdict, which stands below it."""
     said = headline(trace) if trace.verdict is None else trace.verdict.sentence
-    return said[:1].upper() + said[1:]
+    first = said.split(" ")[0].rstrip(",:;")
+    return said[:1].upper() + said[1:] if first.isalpha() else said  # batch_size and len(loader) stay as they are
 
 
 def stall_of(trace: Trace) -> Verdict | None:

@@ -34,6 +34,7 @@ from countoff.report.facts.rates import RateLine
 from countoff.report.model import Fit, Run
 from countoff.report.page.gaps import TimeAxis
 from countoff.report.page.lanes import Block, Lane, NotedBlock, blocks_of, pauses_of, rests_of
+from countoff.report.ranks import label_of
 
 _SIDE = 30
 """Pixels left and right of the lanes, for half of a label of the time axis."""
@@ -258,18 +259,20 @@ def rates_figure(lines: Sequence[RateLine], last: Run) -> Any | None:
         border_fill_alpha=0,
         min_border_right=_SIDE,
     )
-    for number, (steps, rates) in enumerate(lines):
-        name = f"rate {number % _COLORS}"
-        line = plot.line(steps, rates, line_width=2, name=name)
+    for number, (steps, rates, ranks) in enumerate(lines):
+        name, whose = f"rate {number % _COLORS}", {"legend_label": label_of(ranks)} if ranks else {}
+        line = plot.line(steps, rates, line_width=2, name=name, **whose)
         if len(steps) <= _MOST_MARKERS:
-            plot.scatter(steps, rates, size=6, name=name)
-        plot.add_tools(HoverTool(renderers=[line], tooltips=[("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")]))
+            plot.scatter(steps, rates, size=6, name=name, **whose)
+        tooltips = [("step", "@x{0,0}"), ("learning rate", "@y{0.000e+0}")]
+        tooltips += [("of", label_of(ranks))] if ranks else []
+        plot.add_tools(HoverTool(renderers=[line], tooltips=tooltips))
     for horizon in last.horizons:
         plot.add_layout(Span(location=horizon, dimension="height", line_width=2, line_dash="dotted", name="horizon"))
-    most = max(rate for _, rates in lines for rate in rates)
-    least = min(0.0, *(rate for _, rates in lines for rate in rates))
+    most = max(rate for line in lines for rate in line.rates)
+    least = min(0.0, *(rate for line in lines for rate in line.rates))
     plot.y_range = Range1d(start=least * 1.05, end=most + 0.05 * (most - least) if most > least else 1)
-    plot.x_range = Range1d(start=0, end=1.02 * max(1, *last.horizons, *(steps[-1] for steps, _ in lines)))
+    plot.x_range = Range1d(start=0, end=1.02 * max(1, *last.horizons, *(line.steps[-1] for line in lines)))
     plot.xaxis.formatter = NumeralTickFormatter(format="0,0")
     plot.add_tools(CrosshairTool(dimensions="height"))
     return json_item(plot)

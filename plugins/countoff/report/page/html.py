@@ -24,7 +24,7 @@ from countoff.core.verdict import Verdict, table
 from countoff.core.words import count_of, names_of, plain
 from countoff.report import facts
 from countoff.report.facts.paces import hosts_table, slow_table
-from countoff.report.facts.rates import only_rate, rate_lines_of
+from countoff.report.facts.rates import only_rate, rate_lines_of, rates_table
 from countoff.report.model import Run, Trace
 from countoff.report.page import figures
 from countoff.report.page.gaps import TimeAxis, gaps_of
@@ -46,7 +46,8 @@ def render(trace: Trace) -> str:
     begin, end = min(run.begin for run in runs), max(run.end for run in runs)
     axis = TimeAxis(gaps_of(runs))
     left, right = axis.place(begin), axis.place(end)
-    margin = max(50.0, 0.01 * (right - left))
+    # A job that ended at once has whole seconds on its axis, not a fraction of one.
+    margin = 0.01 * (right - left) if right - left >= 1_000 else 5_000.0
     limits = left - margin, right + margin
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     lines = rate_lines_of(runs)
@@ -99,6 +100,7 @@ def _run(run: Run, at: int) -> dict[str, Any]:
         "stacks": facts.stacks_of(run),
         "plans": facts.plan_differences_of(run),
         "totals": facts.totals_of(run),
+        "rates": rates_table(run),
         "frameworks": sorted({fit.framework for fit in fits if fit.framework}),
         "versions": sorted({(name, str(value)) for fit in fits for name, value in fit.versions.items()}),
         "clock_error": max((fit.clock_error for fit in fits if fit.clock_error is not None), default=None),

@@ -96,6 +96,8 @@ def lanes_of(trace: Trace) -> list[Lane]:
             for each in classes
             for rank in each.ranks
         ]
+        # Those that are like most are in order, also where they are several classes, as with `uneven_train`.
+        classes.sort(key=lambda each: (not each.reasons, () if each.reasons else each.ranks))
     rest = classes[MOST_LANES - 1 :]
     if len(rest) > 1:
         ranks = tuple(sorted(rank for each in rest for rank in each.ranks))

@@ -3,9 +3,11 @@
   "use strict";
   const items = JSON.parse(document.getElementById("figures").textContent);
   const plots = {};
+  const views = [];
   for (const [name, item] of Object.entries(items)) {
     const [view] = (await Bokeh.embed.embed_item(item, document.getElementById(name))).roots;
     plots[name] = view.model;
+    views.push(view);
   }
   const {lanes, axis, rates} = plots;
 
@@ -29,6 +31,9 @@
           major_label_text_font: "system-ui, sans-serif", axis_label_text_font: "system-ui, sans-serif"});
       }
       for (const label of plot.center.filter((each) => each.type === "Label")) label.text_color = color(label.name === "gap" ? "quiet" : "parting");
+      for (const legend of plot.center.filter((each) => each.type === "Legend")) {
+        legend.setv({label_text_color: color("text"), background_fill_color: color("page"), border_line_color: color("line"), label_text_font: "system-ui, sans-serif"});
+      }
       for (const line of plot.center.filter((each) => each.type === "Span")) line.line_color = color("parting"); // the end of the schedule
       for (const renderer of plot.renderers) {
         const name = renderer.name.replace(/^pause /, "");
@@ -41,8 +46,6 @@
   };
   paint();
   dark.addEventListener("change", paint);
-  window.addEventListener("beforeprint", paint);
-  window.addEventListener("afterprint", paint);
 
   const space = () => { // as many labels as fit side by side
     const most = Math.min(9, Math.max(2, Math.floor((document.getElementById("axis").clientWidth - 60) / 120)));
@@ -52,6 +55,20 @@
   };
   space();
   window.addEventListener("resize", space);
+
+  // A canvas that is given another size at this event is printed empty, so the pictures keep theirs, and CSS makes them smaller.
+  const turn = (isPaper) => {
+    const root = document.documentElement, chart = document.getElementById("chart");
+    root.style.setProperty("--wide", `${chart.offsetWidth}px`);
+    root.style.setProperty("--names", `${document.getElementById("labels").offsetWidth}px`);
+    root.style.setProperty("--shrink", Math.min(1, 700 / chart.offsetWidth)); // A4 and Letter are wider than 700 pixels
+    root.toggleAttribute("data-paper", isPaper);
+    paint();
+  };
+  const draw = () => { for (const view of views) view.paint(); }; // at once: no frame is drawn before the page is printed
+  window.addEventListener("beforeprint", () => turn(true));
+  window.addEventListener("beforeprint", draw); // apart: Bokeh takes over the colours once the first listener has returned
+  window.addEventListener("afterprint", () => turn(false));
 
   const whole = {start: lanes.x_range.start, end: lanes.x_range.end};
   const follow = (from, to) => from.x_range.change.connect(() => {

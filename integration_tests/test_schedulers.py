@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -138,6 +139,30 @@ def test_torchrun_does_not_repeat_what_is_useless(run_torchrun, tmp_path):
     assert run.output.count("[rank 1] countoff: UnevenBatches: ") == 1, run.output
     assert run.output.count("not started again: UnevenBatches: rank 1 ran out of data") == 1, run.output
     assert read(tmp_path / "verdict.json")["run"]["torchelastic_restart_count"] == "0"
+
+
+RAISES = """
+from functools import partial
+from integration_tests.jobs import Job, fit
+from integration_tests.test_faults import fail_at
+fit(Job(train=[5, 5], before=partial(fail_at, 1, 9)))
+"""
+
+
+@pytest.mark.torchrun
+def test_torchrun_does_not_repeat_what_has_come_again(run_torchrun, tmp_path):
+    """An exception may be bad luck. After the second one in the same batch, no third attempt is made."""
+    train = tmp_path / "train.py"
+    train.write_text(RAISES)
+    env = {"COUNTOFF_VERDICT_FILE": "verdict.json", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    run = run_torchrun(WRAPPER, 2, str(train), options=["--max-restarts=3"], env=env)
+    assert run.exit_code == 1, run.output
+    verdict = read(tmp_path / "verdict.json")
+    assert (verdict["kind"], verdict["restart"], verdict["ranks"]) == ("LostRank", "useless", [1]), run.output
+    assert verdict["run"]["torchelastic_restart_count"] == "1", run.output
+    said = f"] \\s+again: the same happened in the attempt before \\({verdict['again']}\\): a restart does not help."
+    assert len(re.findall(said, run.output)) == 1, run.output
+    assert run.output.count("not started again: LostRank: ") == 1, run.output
 
 
 @pytest.mark.torchrun

@@ -588,7 +588,12 @@ class State:
             if self.spans:
                 span = self.spans[-1]
                 return row(self.rank, span, self.steps, f"in batch {span.started}")
-            return self._last_row or row(self.rank, None, self.steps, "between spans")
+            last = self._last_row or row(self.rank, None, self.steps, "between spans")
+            if last["state"] != "stopped":
+                return last
+            # An exception that leaves a loop closes its span first, as a break does.
+            raised = "lost a peer" if self.collective_failed else "raised an error" if self.failure else "stopped"
+            return {**last, "state": raised}
 
     def final_row(self) -> dict[str, Any]:
         """This rank's line in the table of the verdict, with what rank 0 needs to tell who is out of step."""

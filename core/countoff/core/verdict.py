@@ -145,6 +145,7 @@ class Verdict:
         point: The name of the point at which learning rates were compared; empty for anything else.
         guess: Why this is a guess and no proof, as a clause; empty where it is proved. See `countoff.core.levels`.
         harmful: Whether training on would do harm, where that is not as with the kind: a difference may be legitimate.
+        again: Where the attempt before has ended in the same way, in words; empty if it has not, or is not known.
     """
 
     kind: str
@@ -168,6 +169,7 @@ class Verdict:
     hosts: Mapping[int, str] = field(default_factory=dict[int, str], compare=False)
     guess: str = field(default="", compare=False)
     harmful: bool | None = field(default=None, compare=False)
+    again: str = field(default="", compare=False)
 
     @property
     def headline(self) -> str:
@@ -178,13 +180,16 @@ class Verdict:
     def restart(self) -> Restart:
         """Whether the job may end otherwise if it is started again with the same program, configuration and data.
 
-        ``"useless"``: no, it follows from these. ``"may_help"``: a process, or a host with its processes, is gone.
-        ``"unknown"``: anything else, as an exception or an exit of one rank, which may come again, or a stall: a file
-        system may answer the next time, and a rank that has left its loop leaves it again.
+        ``"useless"``: no, it follows from these, or it has come again at the same batch. ``"may_help"``: a process, or
+        a host with its processes, is gone. ``"unknown"``: anything else, as an exception or an exit of one rank, which
+        may come again, or a stall: a file system may answer the next time, and a rank that has left its loop leaves it
+        again.
 
         >>> Verdict("UnevenBatches", "rank 1 ran out of data.").restart
         'useless'
         """
+        if self.again:
+            return "useless"
         kind = kind_of(self.kind)
         restart = "unknown" if kind is None else kind.cause_of(self.subject).restart or kind.restart
         return "unknown" if restart == "may_help" and not self.gone else restart
@@ -207,6 +212,7 @@ class Verdict:
                 {"ranks": 1, **{column: row[column] for column in (*_COLUMNS, "ranks") if column in row}}
                 for row in self.rows
             ],
+            **({"again": plain(self.again)} if self.again else {}),
             "why": plain(self.why),
             "remedy": plain(self.remedy),
             "time": self.time,
@@ -226,6 +232,8 @@ class Verdict:
             lines.append(f"  {self._named()}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted, hosts=bool(self.hosts))
+        if self.again:
+            lines.append(f"  again: the same happened in the attempt before ({self.again}): a restart does not help.")
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.remedy:

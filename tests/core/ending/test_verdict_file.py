@@ -274,3 +274,59 @@ def test_without_a_path_nothing_is_looked_at(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     verdict_file.clear(Settings(), 0)
     assert files(tmp_path) == []
+
+
+ROWS = ({"rank": 0, "where": "train epoch 0", "batches": 412}, {"rank": 1, "where": "train epoch 0", "batches": 411})
+LOST = Verdict("LostRank", "rank 3 is gone (pid 17).", (3,), rows=ROWS, gone=True, world_size=4)
+
+
+def leave_an_attempt(path: Path, verdict: Verdict) -> None:
+    """Leaves the verdict of the attempt before, and begins this one."""
+    verdict_file.write(str(path), verdict, 0)
+    date(path, -3600)
+    clear(path)
+
+
+def test_what_comes_again_at_the_same_batch_is_said(path: Path) -> None:
+    """A pid may be another one. A restart is then useless, whatever the kind, and no host is to be left out."""
+    leave_an_attempt(path, LOST)
+    again = verdict_file.seen_again(str(path), replace(LOST, sentence="rank 3 is gone (pid 99)."))
+    assert again == "batch 412 of train epoch 0, rank 3"
+    known = replace(LOST, again=again, hosts={3: "node-1"})
+    assert (LOST.restart, known.restart, known.to_dict()["leave_out"]) == ("may_help", "useless", [])
+    assert known.to_dict()["again"] == again
+    assert f"  again: the same happened in the attempt before ({again}): a restart does not help." in known.render()
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        replace(LOST, ranks=(2,)),
+        replace(LOST, rows=({**ROWS[0], "batches": 413},)),
+        replace(LOST, rows=({**ROWS[0], "where": "train epoch 1"},)),
+        replace(LOST, rows=()),
+        replace(LOST, ranks=()),
+        replace(LOST, world_size=8),
+        replace(LOST, kind="UnevenBatches"),
+    ],
+    ids=["other rank", "other batch", "other epoch", "no table", "no rank", "other size", "other kind"],
+)
+def test_what_comes_otherwise_is_not_again(path: Path, now: Verdict) -> None:
+    leave_an_attempt(path, LOST)
+    assert verdict_file.seen_again(str(path), now) == ""
+
+
+def test_a_damaged_table_of_the_attempt_before_says_nothing(path: Path) -> None:
+    for rows in ("none", [3], [{"where": 1, "batches": "x"}], None):
+        verdict_file.write(str(path), LOST, 0)
+        path.write_text(json.dumps({**read(path), "rows": rows}))
+        date(path, -3600)
+        clear(path)
+        assert verdict_file.seen_again(str(path), LOST) == ""
+
+
+def test_a_fit_of_this_process_is_no_attempt_before(path: Path) -> None:
+    clear(path)
+    verdict_file.write(str(path), LOST, 0)
+    clear(path)
+    assert verdict_file.seen_again(str(path), LOST) == ""

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from countoff.core import Settings
+from countoff.core.checks import KINDS
 from countoff.core.ending import shutdown
 from countoff.core.liveness.heartbeats import announce_signal, begin_fit
 from countoff.core.liveness.lifelines import Loss
@@ -160,6 +161,22 @@ def test_a_crash_after_other_steps_names_the_steps(rank: Rank) -> None:
     assert "Before that it ran out of data after 5 batches of train epoch 0" in verdict.why
     assert "It had applied 2 optimizer steps there, and rank 0 3 before." in verdict.why
     assert verdict.remedy.startswith("look at what only some ranks do before that place: an optimizer step")
+
+
+def test_a_lost_rank_is_explained_by_no_warning_of_a_schedule(rank: Rank) -> None:
+    """A warning that ranks differ may tell why one of them was lost; that a schedule is too long does not."""
+    rank.state.notices += [
+        KINDS["WrongHorizon"].found("the learning rate reaches 0 at step 29 of 57."),
+        KINDS["WeightsDiffer"].found("after 4 optimizer steps, rank 1 holds other weights.", [1]),
+    ]
+    rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    begin_fit(rank.store, 1)
+    rank.state.collective_failed = True
+    rank.watchdog.look(0.1)
+    assert rank.state.proposed is not None
+    assert rank.state.proposed.why == (
+        "It was killed, or it crashed. A warning came before that: after 4 optimizer steps, rank 1 holds other weights."
+    )
 
 
 class Standing:

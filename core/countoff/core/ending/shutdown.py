@@ -178,6 +178,9 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
             rank is to print it whole.
     """
+    if (path := state.settings.verdict_file) is not None:
+        verdict = replace(verdict, world_size=state.world_size)
+        verdict = replace(verdict, again=verdict_file.seen_again(path, verdict))
     with state.lock:
         if state.printing:
             return

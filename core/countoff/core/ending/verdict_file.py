@@ -18,6 +18,7 @@ from countoff.core.liveness import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.verdict import Verdict
 from countoff.core.whole_file import temporary_beside, write_whole
+from countoff.core.words import names_of
 
 _FORMAT = 1
 _OWN_KEYS = {"format", "kind", "sentence", "restart"}
@@ -37,6 +38,8 @@ _STARTING_SECONDS = 1.0
 """No run has a verdict so soon. The clocks of hosts and file systems may differ by as much."""
 _begun: set[str] = set()
 """Paths of the fits that this process has begun."""
+_before: dict[str, Mapping[str, Any]] = {}
+"""The verdicts of the attempts before, by the paths at which they were found."""
 _writing = threading.Lock()
 
 
@@ -91,6 +94,8 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
         )
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
         os.unlink(temporary_beside(path, rank))
+    if found and _is_of_an_earlier_run(path):
+        _before[path] = found
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
             if (path in _begun and _is_of_these_ranks(found, part)) or _is_of_an_earlier_run(path):
@@ -101,6 +106,35 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
                     f"verdict_file={path!r}: rank {rank} may not replace it: {error.strerror}"
                 ) from None
     _begun.add(path)
+
+
+def seen_again(path: str, verdict: Verdict) -> str:
+    """Says where a verdict was found, if the attempt before has ended with the same one at the same batch.
+
+    Args:
+        path: Absolute path of the file of both.
+        verdict: The verdict, with its table.
+
+    Returns:
+        The batch and the ranks, in words; empty if the attempt before ended otherwise, or has left no verdict there.
+    """
+    found, told = _before.get(path, {}), verdict.to_dict()
+    place = _place(told)
+    alike = all(found.get(key) == told[key] for key in ("kind", "ranks", "world_size"))
+    if place is None or not verdict.ranks or not alike or _place(found) != place:
+        return ""
+    where, batches = place
+    return f"batch {batches} of {where}, {names_of(verdict.ranks)}"
+
+
+def _place(verdict: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The span and the batch of the first row of a verdict's table that has them; a lost rank has no such row."""
+    rows = verdict.get("rows")
+    for row in rows if isinstance(rows, list) else ():
+        where, batches = (row.get("where"), row.get("batches")) if isinstance(row, dict) else (None, None)
+        if isinstance(where, str) and type(batches) is int:
+            return where, batches
+    return None
 
 
 def write(path: str, verdict: Verdict, rank: int) -> str:
@@ -149,7 +183,9 @@ def _is_of_these_ranks(found: Mapping[str, Any], part: Sequence[int]) -> bool:
 
 def _is_of_an_earlier_run(path: str) -> bool:
     """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
-    return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
+    with contextlib.suppress(OSError):  # another rank has just removed it, or may do so by now
+        return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
+    return False
 
 
 def _find(path: str) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from countoff.core.store.channel import Channel, knock
 from countoff.core.threads.session import Session
 from countoff.core.threads.speaker import Speaker
 from countoff.core.threads.stall import Stall
-from countoff.core.verdict import Verdict
+from countoff.core.verdict import Verdict, kind_of
 
 LOOK_SECONDS = 0.1
 _BUSY_LOOK_SECONDS = 0.5
@@ -281,7 +281,7 @@ class Watchdog:
         return True
 
     def _before_that(self, rank: int) -> str:
-        """What may have led to the loss of a rank: a mark that it alone has passed, or a warning."""
+        """What may have led to the loss of a rank: a mark that it alone has passed, or a warning that ranks differ."""
         state, mark = self._state, self._mark_beyond(rank)
         if mark is not None:
             before = f"Before that it {mark.in_words}, a place that rank {state.rank} has not come to."
@@ -290,7 +290,9 @@ class Watchdog:
                     f" It had applied {mark.steps} optimizer steps there, and rank {state.rank} {state.steps} before."
                 )
             return before
-        return "; ".join(f"before that, {notice.sentence}" for notice in state.notices[:1])
+        # What no job would be ended for, as a schedule that is too long, does not let a rank fail.
+        grave = [notice for notice in state.notices if (kind := kind_of(notice.kind)) is None or kind.ends]
+        return f"A warning came before that: {grave[0].sentence}" if grave else ""
 
     def _mark_beyond(self, rank: int) -> Mark | None:
         """The mark that a rank was the first to pass, and that this rank has not come to, if there is one."""

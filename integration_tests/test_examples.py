@@ -68,3 +68,15 @@ def test_uneven_ranks_train_to_the_end(run_torchrun, uneven_train, batches, said
     assert taken == ", ".join([str(batches)] * 10)
     assert float(accuracy) > 0.9, run.output
     assert run.output.count("countoff: ") == run.output.count(said) == 1, run.output
+
+
+@pytest.mark.torchrun
+def test_rollouts_of_unequal_length_are_silent_and_unequal_updates_are_named(run_torchrun):
+    run = run_torchrun(EXAMPLES / "rollouts_digits.py", 2)
+    assert run.exit_code == 0, run.output
+    assert "countoff:" not in run.output, run.output
+    assert float(run.output.partition("accuracy on held-out digits ")[2].split()[0]) > 0.8, run.output
+    run = run_torchrun(EXAMPLES / "rollouts_digits.py", 2, "--keep-all")
+    assert run.exit_code == 1, run.output
+    said = "rank 1 ran out of data after 8 batches of train epoch 20; rank 0 has batch 9."
+    assert run.output.count(f"[rank 0] countoff: UnevenBatches: {said}") == 1, run.output

@@ -113,7 +113,7 @@ class Stack(NamedTuple):
     Attributes:
         time: When.
         state: What the rank did, as ``collective``.
-        frames: The frames, innermost first.
+        frames: The frames, innermost first; none where the stack could not be had.
     """
 
     time: float

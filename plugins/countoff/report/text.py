@@ -100,7 +100,7 @@ def _run_facts(run: Run) -> Iterator[Any]:
         yield f"the schedule would have ended at step {horizon:,}"
     for ranks_there, state, frames in facts.stacks_of(run)[:_FOLDED]:
         yield _title(f"stack of {names_of(ranks_there)}{f': {state}' if state else ''}")
-        yield from (f"  {frame}" for frame in frames)
+        yield from (f"  {frame}" for frame in frames or ("no stack: it could not be had",))
 
 
 def _counts(run: Run) -> Iterator[Any]:

@@ -197,6 +197,30 @@ def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsy
     assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)
 
 
+def without_a_stack(directory: Path) -> None:
+    writer = RankWriter(directory)
+    writer.open("train epoch 0")
+    writer.line("stacks", state="code", frames=[])
+    writer.save()
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_says_that_a_stack_could_not_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_a_stack(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert "stack of rank 0: code\n  no stack: it could not be had\n" in out
+    assert "could not be read" not in out
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_the_page_says_that_a_stack_could_not_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_a_stack(tmp_path / "trace")
+    assert call(capsys, tmp_path / "trace", "-o", tmp_path / "page.html")[0] == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert '<h3>rank 0: code</h3>\n<p class="note">No stack: it could not be had.</p>' in text
+    assert "could not be read" not in text
+
+
 @pytest.mark.usefixtures("without_bokeh")
 def test_the_text_tells_where_a_run_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example_traces.resumed(tmp_path)

@@ -118,10 +118,9 @@ def _totals(fit: Fit, _: float, record: Record) -> bool:
 
 
 def _stacks(fit: Fit, time: float, record: Record) -> bool:
-    frames = record.texts("frames")
-    if not frames:
+    if not record.is_list("frames"):
         return False
-    fit.stacks.append(Stack(time, record.text("state"), frames))
+    fit.stacks.append(Stack(time, record.text("state"), record.texts("frames")))
     del fit.stacks[:-_STACKS]
     return True
 

@@ -63,7 +63,7 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
         DemoFailed: If the trace has no such verdict, or the page cannot be written.
     """
     trace = read([str(directory)])
-    if trace.verdict is None or short_rank not in trace.verdict.ranks:
+    if trace.verdict is None or short_rank not in trace.verdict.named:
         raise DemoFailed(f"the trace in {directory} was expected to have the verdict that names rank {short_rank}")
     partings = [parting for run in trace.runs for parting in facts.partings_of(run)]
     numbers = " ≠ ".join(str(number) for number, _ in partings[0].groups) if partings else ""

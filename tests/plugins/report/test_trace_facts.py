@@ -49,6 +49,23 @@ def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
     assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
 
 
+@pytest.mark.parametrize(
+    ("standing", "marked"), [("ran out first", [3]), ("differ", [1, 3]), ("out of step", [1, 3])]
+)
+def test_only_the_ranks_that_the_message_names_are_marked(tmp_path: Path, standing: str, marked: list[int]) -> None:
+    """The rank that has shown that another one ran out of data is not at fault."""
+    for rank in range(4):
+        writer = RankWriter(tmp_path, rank, 4)
+        writer.open("train epoch 0")
+        found = example_traces.verdict(ranks=[3, 1], standing=standing, world_size=4, rows=[])
+        writer.line("verdict", verdict=found)
+        writer.line("end", how="verdict")
+        writer.save()
+    found = facts.classes_of(run_of(tmp_path))
+    assert [rank for each in found for rank in each.ranks if each.reasons == ("named by the verdict",)] == marked
+    assert list(found[0].ranks) == marked
+
+
 def test_a_rank_with_a_slow_loader_is_odd_and_named_in_each_epoch(tmp_path: Path) -> None:
     example_traces.healthy(tmp_path, ranks=8, loader={2: 0.4}, hosts=2)
     run = run_of(tmp_path)

@@ -50,15 +50,15 @@ def classes_of(run: Run) -> list[RankClass]:
     ]
     if missing := run.missing:
         found.append(RankClass(tuple(missing), ("no trace",), None, ()))
-    named = run.verdict.ranks if run.verdict else ()
-    return sorted(found, key=lambda each: (each.ranks[0] not in named, not each.reasons, len(each.ranks), each.ranks))
+    first = run.verdict.named if run.verdict else ()
+    return sorted(found, key=lambda each: (each.ranks[0] not in first, not each.reasons, len(each.ranks), each.ranks))
 
 
 def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     """Why ranks are not like most others."""
     found: defaultdict[int, list[str]] = defaultdict(list)
     verdict, end = run.verdict, run.end
-    for rank in verdict.ranks if verdict and len(verdict.ranks) < run.world_size else ():
+    for rank in verdict.named if verdict and len(verdict.named) < run.world_size else ():
         found[rank].append("named by the verdict")
     for rank in odd_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
         ending = run.fits[rank].ending

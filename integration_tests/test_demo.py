@@ -101,8 +101,8 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_
     }
     assert output.splitlines()[-1] == str(traces / "report.html")
     assert (
-        "a lane for each rank, rank 1 first; the line where the counts begin to differ (20 ≠ 21 batches); and the "
-        "verdict" in (" ".join(output.split()))
+        "a lane for each rank, rank 1 first; the line where the counts begin to differ (20 ≠ 21 fetched batches); and "
+        "the verdict" in (" ".join(output.split()))
     )
     assert "rank 1 ran out of data after 20 batches of train epoch 0" in (traces / "report.html").read_text("utf-8")
 

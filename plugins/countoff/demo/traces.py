@@ -67,7 +67,8 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
         raise DemoFailed(f"the trace in {directory} was expected to have the verdict that names rank {short_rank}")
     partings = [parting for run in trace.runs for parting in facts.partings_of(run)]
     numbers = " ≠ ".join(str(number) for number, _ in partings[0].groups) if partings else ""
-    parting = f"the line where the counts begin to differ ({numbers} batches)" if partings else "where each rank ended"
+    noun = "fetched batches" if partings and partings[0].fetched else "batches"
+    parting = f"the line where the counts begin to differ ({numbers} {noun})" if partings else "where each rank ended"
     shows = f"The page shows a lane for each rank, rank {short_rank} first; {parting}; and the verdict."
     try:
         from countoff.report.page import render

@@ -120,7 +120,9 @@ def _counts(run: Run) -> Iterator[Any]:
 def _cell(counts: Counts | None, odd: bool) -> Text:
     if counts is None:
         return Text("–")
-    return _marked(f"{'≠ ' if odd else ''}{'' if counts.closed else '≥ '}{counts.batches:,} / {counts.steps:,}", odd)
+    fetched = "" if counts.fetched is None else f" ({counts.fetched:,} fetched)"
+    least = "" if counts.closed else "≥ "
+    return _marked(f"{'≠ ' if odd else ''}{least}{counts.batches:,} / {counts.steps:,}{fetched}", odd)
 
 
 def _marked(text: str, odd: bool) -> Text:

@@ -49,9 +49,7 @@ def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
     assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
 
 
-@pytest.mark.parametrize(
-    ("standing", "marked"), [("ran out first", [3]), ("differ", [1, 3]), ("out of step", [1, 3])]
-)
+@pytest.mark.parametrize(("standing", "marked"), [("ran out first", [3]), ("differ", [1, 3]), ("out of step", [1, 3])])
 def test_only_the_ranks_that_the_message_names_are_marked(tmp_path: Path, standing: str, marked: list[int]) -> None:
     """The rank that has shown that another one ran out of data is not at fault."""
     for rank in range(4):
@@ -181,6 +179,7 @@ def test_a_batch_that_is_only_fetched_parts_counts_where_data_ran_out(tmp_path: 
     run = _out_of_data(tmp_path, "exhausted")
     (parting,) = facts.partings_of(run)
     assert parting.groups == ((10, (1,)), (11, (0,)))
+    assert parting.sentence.endswith(": rank 1: 10 batches; rank 0: 11 fetched batches")
     (row,) = facts.counts_of(run).rows
     assert sorted((cell.batches, cell.fetched or 0) for cell in row.cells if cell) == [(10, 0), (10, 11)]
     assert row.odd == (True, True)
@@ -215,6 +214,11 @@ def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> N
         writer.save()
     (parting,) = facts.partings_of(run_of(tmp_path))
     assert (parting.time, parting.groups) == (BEGAN + 5.5, ((18, (2,)), (19, (0, 1, 3, 4, 5, 6, 7))))
+    assert parting.sentence.endswith(": rank 2: 18 fetched batches; ranks 0, 1, 3–7: 19 fetched batches")
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((2,), (0, 1, 3, 4, 5, 6, 7))
+    assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(18, 18), (18, 19)]
+    assert table.rows[0].odd == (True, False)
 
 
 def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
@@ -396,11 +400,36 @@ def test_a_heading_begins_with_a_capital_unless_with_a_name_of_code(tmp_path: Pa
 
 
 def test_at_least_so_many_is_true_of_each_rank_of_a_class(tmp_path: Path) -> None:
-    """A killed rank shares the column of those that have not closed the span either, and has counted less."""
+    """Ranks that have not closed the span share a column, though they have counted differently."""
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        writer.tick(5, 82 - rank)
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1, 2),)
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+
+
+def test_counts_are_those_of_the_verdict_where_it_has_later_ones(tmp_path: Path) -> None:
+    """A killed rank is not in its table, and has those of its last tick."""
     example_traces.killed(tmp_path)
     table = facts.counts_of(run_of(tmp_path))
-    assert table.classes == ((0, 1, 2, 3),)
-    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+    assert table.classes == ((0, 1, 3), (2,))
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(84, False), (80, False)]
+
+
+def test_counts_after_a_verdict_that_only_warned_are_those_of_the_last_tick(tmp_path: Path) -> None:
+    rows = [{"rank": "0, 1", "where": "train epoch 0", "batches": 19, "fetched": 20, "steps": 18, "ranks": 2}]
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.line("verdict", verdict=example_traces.verdict(rows=rows))
+        writer.tick(5, 30 + rank, steps=30)
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1),)
+    assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(30, None)]
 
 
 def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:

@@ -471,9 +471,58 @@ def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -
     assert facts.headline(read([str(tmp_path / "b")])) == f"{finished}; rank 2 waited 50 % of the time for its loader"
     assert facts.heading(read([str(tmp_path / "b")])).startswith("Finished: 3 epochs")
     assert facts.headline(read([str(tmp_path / "c")])) == (
-        "stalled: no rank has begun a batch for 60 s; rank 3 is at data.py:9 in __getitem__; "
+        "stalled: no rank has made progress for 60 s; rank 3 is at data.py:9 in __getitem__, in its own code; "
         "until then 1 epoch, 4 ranks, 2 min"
     )
+
+
+@pytest.mark.parametrize(
+    ("sentence", "why", "told"),
+    [
+        ("no rank moves; rank 1 is in its code.", "rank 1 is at a.py:4 in f.",
+         "no rank moves; rank 1 is at a.py:4 in f, in its own code"),
+        ("no rank moves; ranks 0, 1 are in its loader or in its code.", "ranks 0, 1 are at a.py:4 in f. Collectives",
+         "no rank moves; ranks 0, 1 are at a.py:4 in f, in their loader or in their own code"),
+        ("no rank moves; rank 1 is in a collective; rank 1 is an epoch ahead of the others, in train epoch 4.",
+         "rank 1 is at a.py:4 in f.",
+         "no rank moves; rank 1 is at a.py:4 in f, in a collective; rank 1 is an epoch ahead of the others, in train "
+         "epoch 4"),
+        ("no rank moves; ranks 1, 2 are in its code.", "rank 1 is at a.py:4 in f; rank 2 is at b.py:5 in g.",
+         "no rank moves; ranks 1, 2 are in its code; rank 1 is at a.py:4 in f"),
+        ("no rank moves; rank 1 is in its code.", "no rank is in a line of the user's own.",
+         "no rank moves; rank 1 is in its code; no rank is in a line of the user's own"),
+        ("no rank moves.", "", "no rank moves"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["warning", "verdict"])
+def test_the_headline_of_a_stall_says_each_rank_once(
+    tmp_path: Path, kind: str, sentence: str, why: str, told: str
+) -> None:
+    writer = RankWriter(tmp_path)
+    stall = example_traces.verdict("Stalled", [1], sentence=sentence, why=why, rows=[], time=BEGAN)
+    writer.line(kind, verdict=stall)
+    writer.save()
+    trace = read([str(tmp_path)])
+    if kind == "warning":
+        assert facts.headline(trace) == f"stalled: {told}; until then 0 epochs, 1 rank, 0 s"
+    else:
+        assert (facts.headline(trace), facts.heading(trace)) == (f"Stalled: {told}", f"N{told[1:]}")
+
+
+@pytest.mark.parametrize("kind", ["warning", "verdict"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_rank_for_which_the_others_wait_comes_first(tmp_path: Path, kind: str, ranks: int) -> None:
+    """Also of two ranks, where no place is that of most."""
+    for rank in range(ranks):
+        writer = RankWriter(tmp_path, rank, ranks)
+        writer.open("train epoch 0")
+        writer.line(kind, verdict=example_traces.verdict("Stalled", [1], rows=[], world_size=ranks))
+        writer.line("stacks", state="code" if rank == 1 else "collective", frames=["a.py:1 in f"])
+        writer.save()
+    first, rest = facts.classes_of(run_of(tmp_path))
+    assert first.ranks == (1,)
+    assert first.reasons[0] == "the others wait for it"
+    assert rest.reasons == ()
 
 
 def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def _run_facts(run: Run) -> Iterator[Any]:
     for each in facts.classes_of(run):
         fit = each.fit
         last = fit.spans[-1] if fit and fit.spans else None
-        where = f"{last.name}, {count_of(last.batches, 'batch')}" if last else ""
+        where = last.name if last else ""
+        if last and (last.batches or last.end is not None):
+            where += f", {count_of(last.batches, 'batch')}"
         how = ""
         if fit:
             how = ": ".join(filter(None, (fit.ending.how, fit.ending.what))) if fit.ending else "no end"
@@ -106,7 +108,9 @@ def _run_facts(run: Run) -> Iterator[Any]:
 def _counts(run: Run) -> Iterator[Any]:
     counts = facts.counts_of(run)
     columns = [names_of(ranks) for ranks in counts.classes[:_FOLDED]]
-    rows = [[str(row.key), *(_cell(*pair) for pair in zip(row.cells, row.odd, strict=True))] for row in counts.rows]
+    rows = [
+        [str(row.key), *(_cell(*pair) for pair in zip(row.cells, row.odd, strict=True))] for row in counts.known_rows
+    ]
     yield from _table("batches and steps", ["span", *columns], [row[: 1 + _FOLDED] for row in rows])
     differences, totals = facts.plan_differences_of(run), facts.totals_of(run)
     for row in differences:

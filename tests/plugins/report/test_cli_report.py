@@ -221,6 +221,7 @@ def test_the_page_says_that_a_stack_could_not_be_had(tmp_path: Path, capsys: pyt
     text = (tmp_path / "page.html").read_text("utf-8")
     assert '<h3>rank 0: code</h3>\n<p class="note">No stack: it could not be had.</p>' in text
     assert "could not be read" not in text
+    assert "<h2>Counts</h2>" not in text  # the rank was gone before its first tick
 
 
 @pytest.mark.usefixtures("without_bokeh")

@@ -419,6 +419,20 @@ def test_counts_are_those_of_the_verdict_where_it_has_later_ones(tmp_path: Path)
     assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(84, False), (80, False)]
 
 
+def test_a_span_of_which_only_the_begin_is_known_says_nothing(tmp_path: Path) -> None:
+    """All ranks were killed before the first tick of their second epoch."""
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5, 20, steps=20)
+        writer.close("train epoch 0")
+        writer.open("train epoch 1")
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert [cell and cell.batches for row in table.rows for cell in row.cells] == [20, None]
+    assert [str(row.key) for row in table.known_rows] == ["train epoch 0"]
+
+
 def test_counts_after_a_verdict_that_only_warned_are_those_of_the_last_tick(tmp_path: Path) -> None:
     rows = [{"rank": "0, 1", "where": "train epoch 0", "batches": 19, "fetched": 20, "steps": 18, "ranks": 2}]
     for rank in range(2):

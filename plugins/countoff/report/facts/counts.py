@@ -39,7 +39,7 @@ class CountsRow:
 
     Attributes:
         key: The span.
-        cells: What each class has counted; None if it has no such span.
+        cells: What each class has counted; None if it has no such span, or nothing is known of it but that it began.
         odd: Whether the cell differs from what most ranks have counted.
     """
 
@@ -59,6 +59,11 @@ class CountsTable:
 
     classes: tuple[tuple[int, ...], ...]
     rows: tuple[CountsRow, ...]
+
+    @property
+    def known_rows(self) -> list[CountsRow]:
+        """The spans of which the counts of a class are known."""
+        return [row for row in self.rows if any(cell is not None for cell in row.cells)]
 
 
 @dataclass(frozen=True)
@@ -219,7 +224,10 @@ def _known_counts(span: Span) -> Counts | None:
 
 def _least_counts(spans: Sequence[Span]) -> Counts | None:
     """What ranks of one class have counted in a span: where they have not closed it, the least that one of them has."""
-    return _counts(min(spans, key=lambda span: (span.batches, span.steps))) if spans else None
+    least = min(spans, key=lambda span: (span.batches, span.steps), default=None)
+    if least is None or (least.end is None and not least.batches and not least.at_verdict):
+        return None  # its rank was gone before its first tick
+    return _counts(least)
 
 
 def _counts(span: Span) -> Counts:

@@ -70,8 +70,8 @@ def test_a_job_whose_plans_differ_shows_the_numbers_of_each_class_of_ranks(
     totals = {each.ranks: each.true for each in facts.totals_of(run)}
     assert [(ranks, true["global_batch_size"]) for ranks, true in totals.items()] == [((1,), 12), ((0, 2), 24)]
     assert "The ranks' plans differ:" in page
-    assert "<h4>Totals of rank 1</h4>" in page
-    assert "<h4>Totals of ranks 0, 2</h4>" in page
+    assert "<h3>Totals of rank 1</h3>" in page
+    assert "<h3>Totals of ranks 0, 2</h3>" in page
     monkeypatch.setitem(sys.modules, "bokeh", None)
     for name in [name for name in sys.modules if name.startswith(("bokeh.", "countoff.report.page"))]:
         monkeypatch.delitem(sys.modules, name)

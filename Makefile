@@ -1,6 +1,8 @@
 # Two environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything.
+# A third, small one is for those who try the demo first.
 PYTHON ?= python3
-UV_FLAGS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
+FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
+UV_FLAGS := $(FIND_LINKS)
 # Where Python may write no bytecode, each rank of each test would compile all of torch again.
 UV_FLAGS += $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 PYTEST_FLAGS ?=
@@ -30,8 +32,8 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## a job with uneven ranks: without countoff, then with it, then fixed, then with uneven_train="stop"
-	.venv/bin/countoff demo
+demo: .venv-demo/.installed ## a job with uneven ranks: without countoff, then with it, then fixed, then with uneven_train="stop"
+	@.venv-demo/bin/countoff demo
 
 unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, about a minute
 	$(call unit,.venv)
@@ -118,7 +120,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-latest,constraints/latest.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -142,6 +144,18 @@ endef
 	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
 		--constraints $(CONSTRAINTS_$*) --group dev --editable '.[$(EXTRAS_$*)]'
 	touch $@
+
+# torch for CPUs has a tenth of the size of the one with CUDA, and the demo needs no more. Where its index cannot be
+# reached, or wheels are given, it is the torch that there is. No bytecode is compiled beforehand: that takes longer than
+# all that the demo imports.
+DEMO_INSTALL = .venv-demo/bin/uv pip install --python .venv-demo/bin/python $(FIND_LINKS) \
+	--constraints $(CONSTRAINTS_.venv-latest) --editable '.[demo]'
+
+.venv-demo/.installed: pyproject.toml $(CONSTRAINTS_.venv-latest)
+	@echo "First, PyTorch and Lightning are installed into .venv-demo, once: about 300 MB to download, 1.1 GB on disk, a minute or two. Then the demo runs for about a minute."
+	@test -x .venv-demo/bin/uv || { $(PYTHON) -m venv .venv-demo && .venv-demo/bin/python -m pip install --quiet uv; }
+	@$(if $(FIND_LINKS),,$(DEMO_INSTALL) --torch-backend cpu ||) $(DEMO_INSTALL)
+	@touch $@
 
 .venv-docs/.installed: pyproject.toml
 	test -x .venv-docs/bin/uv || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet uv; }

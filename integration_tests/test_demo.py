@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from countoff.demo import show as shown
 from countoff.demo.recorder import AllReduceRecorder
 from countoff.demo.records import AllReduce, excerpt, innermost
 from countoff.demo.show import Show
@@ -101,8 +102,8 @@ def test_the_demo_drifts_is_named_and_trains_when_corrected_or_stopped(tmp_path_
     }
     assert output.splitlines()[-1] == str(traces / "report.html")
     assert (
-        "a lane for each rank, rank 1 first; the line where the counts begin to differ (20 ≠ 21 batches); and the "
-        "verdict" in (" ".join(output.split()))
+        "a lane for each rank, rank 1 first; the line where the counts begin to differ (20 ≠ 21 fetched batches); and "
+        "the verdict" in (" ".join(output.split()))
     )
     assert "rank 1 ran out of data after 20 batches of train epoch 0" in (traces / "report.html").read_text("utf-8")
 
@@ -142,6 +143,18 @@ def test_without_bokeh_the_demo_says_how_to_draw_its_trace(tmp_path, monkeypatch
     printed = capsys.readouterr().out
     assert f"To draw it: pip install 'countoff[report]', then countoff report {tmp_path}\n" in printed
     assert not (tmp_path / "report.html").exists()
+
+
+def test_in_a_pipe_the_demo_counts_seconds_while_it_waits(monkeypatch, capsys):
+    """Nobody who waits for a slow import must think that it hangs."""
+    monkeypatch.setattr(shown, "SIGN_SECONDS", 0.05)
+    with Show().waiting("importing"):
+        time.sleep(0.5)
+    out, err = capsys.readouterr()
+    assert out == "… importing\n"
+    assert err.splitlines()[:2] == ["… 0 s", "… 0 s"]
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
 
 
 IMPORTING, TRAINING = "*/server.pid", "*/without/rank0.all_reduces"

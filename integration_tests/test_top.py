@@ -127,7 +127,7 @@ def test_a_job_that_trains_is_shown_and_its_end_too(run_ranks: Any, directory: P
     assert top.wait() == 0
     assert top.lines[0] == f"# waiting for {directory}…"
     assert top.rows[-1]["span"] == "finished"
-    assert top.lines[-1] == "# countoff: no verdict: 2 ranks ended (2 finished)"
+    assert top.lines[-1] == "# countoff: no verdict: 2 ranks finished"
     path = tmp_path / "job.pftrace"
     write_perfetto(read([str(directory)]), str(path))
     trace = schema.Trace.FromString(path.read_bytes())

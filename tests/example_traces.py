@@ -225,10 +225,11 @@ def stalled(directory: Path, *, ranks: int = 4, stuck: int = 3) -> None:
         writer.line("pause", s=60, **{"in": where}, at=frames)
         writer.time += 60
         if rank == 0:
-            sentence = "no rank has begun a batch for 60 s."
+            sentence = f"no rank has made progress for 60 s; rank {stuck} is in its code."
             others = ", ".join(str(other) for other in range(ranks) if other != stuck)
             why = f"rank {stuck} is at data.py:9 in __getitem__; ranks {others} are at train.py:41 in step."
-            writer.line("warning", verdict=verdict("Stalled", [], sentence=sentence, rows=[], why=why, remedy=""))
+            found = verdict("Stalled", [stuck], sentence=sentence, world_size=ranks, rows=[], why=why, remedy="")
+            writer.line("warning", verdict=found)
         writer.line("stacks", state=where, frames=frames)
         writer.save()
 

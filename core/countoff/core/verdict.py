@@ -194,6 +194,26 @@ class Verdict:
         restart = "unknown" if kind is None else kind.cause_of(self.subject).restart or kind.restart
         return "unknown" if restart == "may_help" and not self.gone else restart
 
+    @property
+    def named(self) -> tuple[int, ...]:
+        """Those of `ranks` that the message says are out of step.
+
+        Where one ran out of data first, the others have only shown it. A stall accuses nobody.
+
+        >>> Verdict("UnevenBatches", "rank 3 ran out of data.", (3, 1), standing="ran out first").named
+        (3,)
+        """
+        kind = kind_of(self.kind)
+        if kind is not None and not kind.accuses:
+            return ()
+        return self.ranks[:1] if self._label == "ran out first" else self.ranks
+
+    @property
+    def _label(self) -> str:
+        """What the line about the ranks begins with."""
+        kind = kind_of(self.kind)
+        return (kind.label if kind is not None else "") or self.standing
+
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON types, with the keys that docs/schedulers.md describes."""
         hosts = {str(rank): plain(name) for rank, name in self.hosts.items()}
@@ -255,9 +275,7 @@ class Verdict:
         counted = max(self.counted, len(self.rows))
         silent = len(self.ranks) if self.gone else 0  # no row is due from those
         ranks = self.world_size or counted + silent
-        kind = kind_of(self.kind)
-        label = (kind.label if kind is not None else "") or self.standing
-        named = self.ranks[:1] if label == "ran out first" else self.ranks
+        label, named = self._label, self.named
         if label == "differ":  # no side comes first
             named = sorted(named)
         hosts = {self.hosts.get(rank) for rank in named} - {None}

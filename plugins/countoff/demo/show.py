@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -10,6 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 _MIN_WIDTH = 100
+SIGN_SECONDS = 5.0
+"""From one sign of life to the next, where nothing can be painted over."""
 
 
 class Show(Console):
@@ -41,12 +46,34 @@ class Show(Console):
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Says what is awaited while the block runs; yields a function that changes the text on a terminal."""
+        """Says what is awaited while the block runs; yields a function that changes the text on a terminal.
+
+        Where the output is no terminal, seconds are counted on stderr.
+        """
         if not self.is_terminal:
             self.print(f"… {text}")
-            yield lambda _: None
+            with _signs_of_life():
+                yield lambda _: None
             return
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
         with Progress(*columns, console=self, transient=True) as progress:
             task = progress.add_task(text, total=None)
             yield lambda text: progress.update(task, description=text)
+
+
+@contextlib.contextmanager
+def _signs_of_life() -> Iterator[None]:
+    """Counts seconds on stderr while the block runs."""
+    began, done = time.monotonic(), threading.Event()
+
+    def count() -> None:
+        while not done.wait(SIGN_SECONDS):
+            print(f"… {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    counting = threading.Thread(target=count, name="countoff demo: signs of life", daemon=True)
+    counting.start()
+    try:
+        yield
+    finally:
+        done.set()
+        counting.join()

@@ -63,11 +63,12 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
         DemoFailed: If the trace has no such verdict, or the page cannot be written.
     """
     trace = read([str(directory)])
-    if trace.verdict is None or short_rank not in trace.verdict.ranks:
+    if trace.verdict is None or short_rank not in trace.verdict.named:
         raise DemoFailed(f"the trace in {directory} was expected to have the verdict that names rank {short_rank}")
     partings = [parting for run in trace.runs for parting in facts.partings_of(run)]
     numbers = " ≠ ".join(str(number) for number, _ in partings[0].groups) if partings else ""
-    parting = f"the line where the counts begin to differ ({numbers} batches)" if partings else "where each rank ended"
+    noun = "fetched batches" if partings and partings[0].fetched else "batches"
+    parting = f"the line where the counts begin to differ ({numbers} {noun})" if partings else "where each rank ended"
     shows = f"The page shows a lane for each rank, rank {short_rank} first; {parting}; and the verdict."
     try:
         from countoff.report.page import render

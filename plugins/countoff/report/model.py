@@ -50,6 +50,7 @@ class Span:
         batches: Batches of this span, as far as known.
         steps: Optimizer steps of the training until then.
         loader_seconds: Seconds waited for the loader.
+        at_verdict: Whether the table of a verdict has these counts, which are later than those of the last tick.
         fetched: Batches that it had fetched when a verdict came; None if no verdict tells.
         unused: Batches that were left in the loader; None if not known.
         repeated: Batches that the loader has repeated; None if not known.
@@ -67,6 +68,7 @@ class Span:
     batches: int = 0
     steps: int = 0
     loader_seconds: float = 0.0
+    at_verdict: bool = False
     fetched: int | None = None
     unused: int | None = None
     repeated: int | None = None
@@ -113,7 +115,7 @@ class Stack(NamedTuple):
     Attributes:
         time: When.
         state: What the rank did, as ``collective``.
-        frames: The frames, innermost first.
+        frames: The frames, innermost first; none where the stack could not be had.
     """
 
     time: float

@@ -77,7 +77,9 @@ def _run_facts(run: Run) -> Iterator[Any]:
     for each in facts.classes_of(run):
         fit = each.fit
         last = fit.spans[-1] if fit and fit.spans else None
-        where = f"{last.name}, {count_of(last.batches, 'batch')}" if last else ""
+        where = last.name if last else ""
+        if last and (last.batches or last.end is not None):
+            where += f", {count_of(last.batches, 'batch')}"
         how = ""
         if fit:
             how = ": ".join(filter(None, (fit.ending.how, fit.ending.what))) if fit.ending else "no end"
@@ -100,13 +102,15 @@ def _run_facts(run: Run) -> Iterator[Any]:
         yield f"the schedule would have ended at step {horizon:,}"
     for ranks_there, state, frames in facts.stacks_of(run)[:_FOLDED]:
         yield _title(f"stack of {names_of(ranks_there)}{f': {state}' if state else ''}")
-        yield from (f"  {frame}" for frame in frames)
+        yield from (f"  {frame}" for frame in frames or ("no stack: it could not be had",))
 
 
 def _counts(run: Run) -> Iterator[Any]:
     counts = facts.counts_of(run)
     columns = [names_of(ranks) for ranks in counts.classes[:_FOLDED]]
-    rows = [[str(row.key), *(_cell(*pair) for pair in zip(row.cells, row.odd, strict=True))] for row in counts.rows]
+    rows = [
+        [str(row.key), *(_cell(*pair) for pair in zip(row.cells, row.odd, strict=True))] for row in counts.known_rows
+    ]
     yield from _table("batches and steps", ["span", *columns], [row[: 1 + _FOLDED] for row in rows])
     differences, totals = facts.plan_differences_of(run), facts.totals_of(run)
     for row in differences:
@@ -120,7 +124,9 @@ def _counts(run: Run) -> Iterator[Any]:
 def _cell(counts: Counts | None, odd: bool) -> Text:
     if counts is None:
         return Text("–")
-    return _marked(f"{'≠ ' if odd else ''}{'' if counts.closed else '≥ '}{counts.batches:,} / {counts.steps:,}", odd)
+    fetched = "" if counts.fetched is None else f" ({counts.fetched:,} fetched)"
+    least = "" if counts.closed else "≥ "
+    return _marked(f"{'≠ ' if odd else ''}{least}{counts.batches:,} / {counts.steps:,}{fetched}", odd)
 
 
 def _marked(text: str, odd: bool) -> Text:

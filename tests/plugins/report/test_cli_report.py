@@ -190,11 +190,38 @@ def test_a_stall_has_its_warning_its_pauses_and_its_stacks(tmp_path: Path, capsy
     example_traces.stalled(tmp_path)
     out = call(capsys, tmp_path)[1]
     assert out.startswith(
-        "stalled: no rank has begun a batch for 60 s; rank 3 is at data.py:9 in __getitem__; until then 1 epoch, "
+        "stalled: no rank has made progress for 60 s; rank 3 is at data.py:9 in __getitem__, in its own code; until "
     )
-    assert "countoff: Stalled: no rank has begun a batch for 60 s." in out
+    assert "countoff: Stalled: no rank has made progress for 60 s; rank 3 is in its code." in out
     assert "stack of rank 3: code\n  data.py:9 in __getitem__" in out
-    assert re.search(r"rank 3 +node0 +last seen in code +train epoch 0, 120 batches +no end", out)
+    assert re.search(
+        r"rank 3 +node0 +the others wait for it; last seen in code +train epoch 0, 120 batches +no end", out
+    )
+
+
+def without_a_stack(directory: Path) -> None:
+    writer = RankWriter(directory)
+    writer.open("train epoch 0")
+    writer.line("stacks", state="code", frames=[])
+    writer.save()
+
+
+@pytest.mark.usefixtures("without_bokeh")
+def test_the_text_says_that_a_stack_could_not_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_a_stack(tmp_path)
+    out = call(capsys, tmp_path)[1]
+    assert "stack of rank 0: code\n  no stack: it could not be had\n" in out
+    assert "could not be read" not in out
+
+
+@pytest.mark.usefixtures("with_bokeh")
+def test_the_page_says_that_a_stack_could_not_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    without_a_stack(tmp_path / "trace")
+    assert call(capsys, tmp_path / "trace", "-o", tmp_path / "page.html")[0] == 0
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert '<h3>rank 0: code</h3>\n<p class="note">No stack: it could not be had.</p>' in text
+    assert "could not be read" not in text
+    assert "<h2>Counts</h2>" not in text  # the rank was gone before its first tick
 
 
 @pytest.mark.usefixtures("without_bokeh")
@@ -294,7 +321,7 @@ def test_json_names_the_slow_rank_and_the_stall(tmp_path: Path, capsys: pytest.C
     assert found["runs"][0]["totals"] == [{"ranks": [0], "true": {"steps": 360.0}, "reported": {"steps": 360.0}}]
     example_traces.stalled(tmp_path / "stalled")
     stalled = facts(capsys, tmp_path / "stalled")
-    assert stalled["stall"]["sentence"] == "no rank has begun a batch for 60 s."
+    assert stalled["stall"]["sentence"] == "no rank has made progress for 60 s; rank 3 is in its code."
     assert [rank["end"] for rank in stalled["runs"][0]["ranks"]] == [None] * 4
 
 

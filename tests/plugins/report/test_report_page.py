@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -173,6 +174,38 @@ def test_a_job_that_ended_at_once_has_whole_seconds_on_its_axis(show: Callable[[
     assert show(tmp_path / "trace").range() == (-5, 5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "kinds"),
+    [
+        ("healthy", ["train", "evaluation"]),
+        ("slow", ["train", "evaluation", "loader"]),
+        ("stall", ["train", "collective", "code", "end"]),
+        ("killed", ["train", "unknown", "end"]),
+        ("verdict", ["train", "collective", "parting", "end"]),
+        ("resumed", ["train", "gap", "end"]),
+    ],
+)
+def test_the_legend_has_what_is_in_the_picture(tmp_path: Path, kind: str, kinds: list[str]) -> None:
+    from countoff.report.page import render
+
+    example_traces.KINDS[kind](tmp_path)
+    text = render(read([str(tmp_path)])).partition('<ul class="legend">')[2].partition("</ul>")[0]
+    assert re.findall('<i class="([a-z]+)">', text) == kinds
+
+
+def test_the_page_explains_its_words(show: Callable[[Path], Page], tmp_path: Path) -> None:
+    """To somebody who has never heard of ranks; axe-core sees the open section too."""
+    example_traces.uneven(tmp_path / "trace")
+    page = show(tmp_path / "trace")
+    assert page.texts(".about p")[0].startswith("countoff watches a training job that runs as several processes")
+    assert page.run("return document.querySelector('dl').checkVisibility()") is False
+    page.driver.find_element("css selector", "summary").click()
+    assert page.run("return document.querySelector('dl').checkVisibility()") is True
+    assert page.texts("dt") == ["rank", "batch", "fetched", "step", "span", "collective", "verdict"]
+    page.run(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8"))
+    assert page.driver.execute_async_script(_BARRIERS) == []
+
+
 def test_the_verdict_is_text_that_can_be_selected(show: Callable[[Path], Page], tmp_path: Path) -> None:
     example_traces.uneven(tmp_path / "trace")
     page = show(tmp_path / "trace")
@@ -231,10 +264,10 @@ def test_every_stop_of_the_keyboard_has_a_name(show: Callable[[Path], Page], tmp
         if name == "end":
             break
         stops.append(name)
-    assert stops[0] == "Ranks"
-    assert [name for name in stops if name.startswith("Lanes")] == stops[6:7]
-    assert stops[7:] == ["Spans", "Hosts", "Counts"]
-    assert stops[1:6] == ["Earlier", "Zoom out", "Zoom in", "Later", "All"]
+    assert stops[:2] == ["What the words on this page mean", "Ranks"]
+    assert [name for name in stops if name.startswith("Lanes")] == stops[7:8]
+    assert stops[8:] == ["Spans", "Hosts", "Counts"]
+    assert stops[2:7] == ["Earlier", "Zoom out", "Zoom in", "Later", "All"]
 
 
 def test_a_small_screen_cuts_nothing_off(show: Callable[[Path], Page], tmp_path: Path) -> None:

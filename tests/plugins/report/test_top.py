@@ -128,7 +128,7 @@ def test_a_pipe_gets_lines_until_all_ranks_have_ended(tmp_path: Path) -> None:
     rows = table("".join(seen) + output)
     assert [row["ranks"] for row in rows[:4]] == ["2", "0-1,3"] * 2
     assert (rows[-1]["ranks"], rows[-1]["span"]) == ("0-3", "finished")
-    assert output.splitlines()[-1] == "# countoff: no verdict: 4 ranks ended (4 finished)"
+    assert output.splitlines()[-1] == "# countoff: no verdict: 4 ranks finished"
 
 
 def test_a_directory_that_does_not_exist_is_waited_for(tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_after_a_run_that_is_over_the_next_one_is_waited_for(
         end(running(tmp_path, ranks=2))
         output, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert output.splitlines()[-1] == "# countoff: no verdict: 2 ranks ended (2 finished)"
+    assert output.splitlines()[-1] == "# countoff: no verdict: 2 ranks finished"
     code, output, _ = run("--once", str(tmp_path))
-    assert (code, output.splitlines()[-1]) == (0, "# countoff: no verdict: 2 ranks ended (2 finished)")
+    assert (code, output.splitlines()[-1]) == (0, "# countoff: no verdict: 2 ranks finished")
 
 
 def test_one_look_as_json(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_one_look_tells_a_run_that_is_over(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(example_traces, "BEGAN", time.time() - 1_000)
     end(running(tmp_path, ranks=2), "failed")
     code, output, _ = run("--once", str(tmp_path))
-    assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 2 ranks ended (2 failed)")
+    assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 2 ranks failed")
 
 
 def test_one_look_does_not_wait_for_a_table(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_job_that_only_warns_goes_on_after_its_verdict(tmp_path: Path) -> None
     assert (code, "# UnevenBatches: rank 2" in output, "countoff: UnevenBatches" in output) == (0, True, False)
     end([writer])
     code, output, _ = run("--once", str(tmp_path))
-    assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 1 rank ended (1 finished)")
+    assert (code, output.splitlines()[-1]) == (1, "# countoff: no verdict: 1 rank finished")
 
 
 def test_a_rank_that_failed_is_told_by_the_exit_code(tmp_path: Path) -> None:
@@ -256,7 +256,19 @@ def test_a_rank_that_failed_is_told_by_the_exit_code(tmp_path: Path) -> None:
     end(writers[1:])
     code, output, _ = run(str(tmp_path))
     assert (code, table(output)[0]["note"]) == (1, "ValueError: no")
-    assert output.splitlines()[-1] == "# countoff: no verdict: 4 ranks ended (3 finished, 1 failed)"
+    assert output.splitlines()[-1] == "# countoff: no verdict: 3 ranks finished; 1 rank failed"
+
+
+def test_the_last_line_says_how_ranks_ended(tmp_path: Path) -> None:
+    for rank, how in enumerate(["closed", "closed", "signal"]):
+        end([RankWriter(tmp_path / "a", rank, 4)], how)
+    _, output, _ = run("--once", str(tmp_path / "a"))
+    assert output.splitlines()[-1] == (
+        "# countoff: no verdict: 2 ranks left before the end; 1 rank was ended by a signal; 1 rank left no trace"
+    )
+    end([RankWriter(tmp_path / "b", rank, 2) for rank in range(2)], "signal", what="SIGTERM")
+    _, output, _ = run("--once", str(tmp_path / "b"))
+    assert output.splitlines()[-1] == "# countoff: no verdict: 2 ranks were ended by a signal"
 
 
 def test_each_warning_is_printed_once(tmp_path: Path) -> None:

@@ -49,6 +49,21 @@ def test_the_rank_that_the_verdict_names_comes_first(tmp_path: Path) -> None:
     assert (rest.ranks, rest.reasons) == ((0, 1, 3, 4, 5, 6, 7), ())
 
 
+@pytest.mark.parametrize(("standing", "marked"), [("ran out first", [3]), ("differ", [1, 3]), ("out of step", [1, 3])])
+def test_only_the_ranks_that_the_message_names_are_marked(tmp_path: Path, standing: str, marked: list[int]) -> None:
+    """The rank that has shown that another one ran out of data is not at fault."""
+    for rank in range(4):
+        writer = RankWriter(tmp_path, rank, 4)
+        writer.open("train epoch 0")
+        found = example_traces.verdict(ranks=[3, 1], standing=standing, world_size=4, rows=[])
+        writer.line("verdict", verdict=found)
+        writer.line("end", how="verdict")
+        writer.save()
+    found = facts.classes_of(run_of(tmp_path))
+    assert [rank for each in found for rank in each.ranks if each.reasons == ("named by the verdict",)] == marked
+    assert list(found[0].ranks) == marked
+
+
 def test_a_rank_with_a_slow_loader_is_odd_and_named_in_each_epoch(tmp_path: Path) -> None:
     example_traces.healthy(tmp_path, ranks=8, loader={2: 0.4}, hosts=2)
     run = run_of(tmp_path)
@@ -164,6 +179,7 @@ def test_a_batch_that_is_only_fetched_parts_counts_where_data_ran_out(tmp_path: 
     run = _out_of_data(tmp_path, "exhausted")
     (parting,) = facts.partings_of(run)
     assert parting.groups == ((10, (1,)), (11, (0,)))
+    assert parting.sentence.endswith(": rank 1: 10 batches; rank 0: 11 fetched batches")
     (row,) = facts.counts_of(run).rows
     assert sorted((cell.batches, cell.fetched or 0) for cell in row.cells if cell) == [(10, 0), (10, 11)]
     assert row.odd == (True, True)
@@ -198,6 +214,11 @@ def test_counts_part_at_a_verdict_in_what_ranks_had_fetched(tmp_path: Path) -> N
         writer.save()
     (parting,) = facts.partings_of(run_of(tmp_path))
     assert (parting.time, parting.groups) == (BEGAN + 5.5, ((18, (2,)), (19, (0, 1, 3, 4, 5, 6, 7))))
+    assert parting.sentence.endswith(": rank 2: 18 fetched batches; ranks 0, 1, 3–7: 19 fetched batches")
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((2,), (0, 1, 3, 4, 5, 6, 7))
+    assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(18, 18), (18, 19)]
+    assert table.rows[0].odd == (True, False)
 
 
 def test_counts_of_a_span_that_nobody_has_closed_do_not_part(tmp_path: Path) -> None:
@@ -379,11 +400,50 @@ def test_a_heading_begins_with_a_capital_unless_with_a_name_of_code(tmp_path: Pa
 
 
 def test_at_least_so_many_is_true_of_each_rank_of_a_class(tmp_path: Path) -> None:
-    """A killed rank shares the column of those that have not closed the span either, and has counted less."""
+    """Ranks that have not closed the span share a column, though they have counted differently."""
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        writer.tick(5, 82 - rank)
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1, 2),)
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+
+
+def test_counts_are_those_of_the_verdict_where_it_has_later_ones(tmp_path: Path) -> None:
+    """A killed rank is not in its table, and has those of its last tick."""
     example_traces.killed(tmp_path)
     table = facts.counts_of(run_of(tmp_path))
-    assert table.classes == ((0, 1, 2, 3),)
-    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(80, False)]
+    assert table.classes == ((0, 1, 3), (2,))
+    assert [cell and (cell.batches, cell.closed) for cell in table.rows[0].cells] == [(84, False), (80, False)]
+
+
+def test_a_span_of_which_only_the_begin_is_known_says_nothing(tmp_path: Path) -> None:
+    """All ranks were killed before the first tick of their second epoch."""
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.tick(5, 20, steps=20)
+        writer.close("train epoch 0")
+        writer.open("train epoch 1")
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert [cell and cell.batches for row in table.rows for cell in row.cells] == [20, None]
+    assert [str(row.key) for row in table.known_rows] == ["train epoch 0"]
+
+
+def test_counts_after_a_verdict_that_only_warned_are_those_of_the_last_tick(tmp_path: Path) -> None:
+    rows = [{"rank": "0, 1", "where": "train epoch 0", "batches": 19, "fetched": 20, "steps": 18, "ranks": 2}]
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank, 2)
+        writer.open("train epoch 0")
+        writer.line("verdict", verdict=example_traces.verdict(rows=rows))
+        writer.tick(5, 30 + rank, steps=30)
+        writer.save()
+    table = facts.counts_of(run_of(tmp_path))
+    assert table.classes == ((0, 1),)
+    assert [cell and (cell.batches, cell.fetched) for cell in table.rows[0].cells] == [(30, None)]
 
 
 def test_a_verdict_or_a_missing_rank_is_not_healthy(tmp_path: Path) -> None:
@@ -425,9 +485,58 @@ def test_the_title_tells_whether_all_finished_and_who_was_slow(tmp_path: Path) -
     assert facts.headline(read([str(tmp_path / "b")])) == f"{finished}; rank 2 waited 50 % of the time for its loader"
     assert facts.heading(read([str(tmp_path / "b")])).startswith("Finished: 3 epochs")
     assert facts.headline(read([str(tmp_path / "c")])) == (
-        "stalled: no rank has begun a batch for 60 s; rank 3 is at data.py:9 in __getitem__; "
+        "stalled: no rank has made progress for 60 s; rank 3 is at data.py:9 in __getitem__, in its own code; "
         "until then 1 epoch, 4 ranks, 2 min"
     )
+
+
+@pytest.mark.parametrize(
+    ("sentence", "why", "told"),
+    [
+        ("no rank moves; rank 1 is in its code.", "rank 1 is at a.py:4 in f.",
+         "no rank moves; rank 1 is at a.py:4 in f, in its own code"),
+        ("no rank moves; ranks 0, 1 are in its loader or in its code.", "ranks 0, 1 are at a.py:4 in f. Collectives",
+         "no rank moves; ranks 0, 1 are at a.py:4 in f, in their loader or in their own code"),
+        ("no rank moves; rank 1 is in a collective; rank 1 is an epoch ahead of the others, in train epoch 4.",
+         "rank 1 is at a.py:4 in f.",
+         "no rank moves; rank 1 is at a.py:4 in f, in a collective; rank 1 is an epoch ahead of the others, in train "
+         "epoch 4"),
+        ("no rank moves; ranks 1, 2 are in its code.", "rank 1 is at a.py:4 in f; rank 2 is at b.py:5 in g.",
+         "no rank moves; ranks 1, 2 are in its code; rank 1 is at a.py:4 in f"),
+        ("no rank moves; rank 1 is in its code.", "no rank is in a line of the user's own.",
+         "no rank moves; rank 1 is in its code; no rank is in a line of the user's own"),
+        ("no rank moves.", "", "no rank moves"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["warning", "verdict"])
+def test_the_headline_of_a_stall_says_each_rank_once(
+    tmp_path: Path, kind: str, sentence: str, why: str, told: str
+) -> None:
+    writer = RankWriter(tmp_path)
+    stall = example_traces.verdict("Stalled", [1], sentence=sentence, why=why, rows=[], time=BEGAN)
+    writer.line(kind, verdict=stall)
+    writer.save()
+    trace = read([str(tmp_path)])
+    if kind == "warning":
+        assert facts.headline(trace) == f"stalled: {told}; until then 0 epochs, 1 rank, 0 s"
+    else:
+        assert (facts.headline(trace), facts.heading(trace)) == (f"Stalled: {told}", f"N{told[1:]}")
+
+
+@pytest.mark.parametrize("kind", ["warning", "verdict"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_rank_for_which_the_others_wait_comes_first(tmp_path: Path, kind: str, ranks: int) -> None:
+    """Also of two ranks, where no place is that of most."""
+    for rank in range(ranks):
+        writer = RankWriter(tmp_path, rank, ranks)
+        writer.open("train epoch 0")
+        writer.line(kind, verdict=example_traces.verdict("Stalled", [1], rows=[], world_size=ranks))
+        writer.line("stacks", state="code" if rank == 1 else "collective", frames=["a.py:1 in f"])
+        writer.save()
+    first, rest = facts.classes_of(run_of(tmp_path))
+    assert first.ranks == (1,)
+    assert first.reasons[0] == "the others wait for it"
+    assert rest.reasons == ()
 
 
 def test_what_even_ranks_have_left_is_no_difference(tmp_path: Path) -> None:

@@ -72,6 +72,16 @@ def test_a_healthy_job_is_one_run_with_all_counts_and_no_verdict(tmp_path: Path)
     assert run.fits[0].reported_totals == {"steps": 360.0}
 
 
+@pytest.mark.parametrize(("frames", "skipped"), [([], 0), (["a.py:1 in f"], 0), (None, 1), ("a.py:1 in f", 1)])
+def test_a_stack_that_could_not_be_had_has_no_frames(tmp_path: Path, frames: object, skipped: int) -> None:
+    writer = RankWriter(tmp_path)
+    writer.line("stacks", state="code", frames=frames)
+    writer.save()
+    trace = load(tmp_path)
+    found = [(stack.state, list(stack.frames)) for stack in only(trace).stacks]
+    assert (trace.skipped, found) == (skipped, [] if skipped else [("code", frames)])
+
+
 def test_a_job_that_a_verdict_ended_has_it_as_it_was_printed(tmp_path: Path) -> None:
     example_traces.uneven(tmp_path)
     trace = load(tmp_path)

@@ -8,7 +8,8 @@ from countoff.report.facts.counts import counts_of, partings_of
 from countoff.report.facts.paces import hosts_of, paces_of
 from countoff.report.facts.plans import plan_differences_of, totals_of
 from countoff.report.facts.stacks import stacks_of
-from countoff.report.facts.summary import heading, headline, is_healthy, stall_of
+from countoff.report.facts.stalls import stall_of
+from countoff.report.facts.summary import heading, headline, is_healthy
 
 __all__ = [
     "classes_of",

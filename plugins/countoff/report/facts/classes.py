@@ -11,6 +11,7 @@ from countoff.report.facts.counts import closed_counts, odd_counts
 from countoff.report.facts.paces import slow_loaders
 from countoff.report.facts.rates import ranks_with_other_rates
 from countoff.report.facts.spans import Key, spans_of
+from countoff.report.facts.stalls import waited_for
 from countoff.report.model import Fit, Run
 from countoff.report.ranks import odd_ranks, ranks_by
 
@@ -50,15 +51,15 @@ def classes_of(run: Run) -> list[RankClass]:
     ]
     if missing := run.missing:
         found.append(RankClass(tuple(missing), ("no trace",), None, ()))
-    named = run.verdict.ranks if run.verdict else ()
-    return sorted(found, key=lambda each: (each.ranks[0] not in named, not each.reasons, len(each.ranks), each.ranks))
+    first = (*(run.verdict.named if run.verdict else ()), *waited_for(run))
+    return sorted(found, key=lambda each: (each.ranks[0] not in first, not each.reasons, len(each.ranks), each.ranks))
 
 
 def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     """Why ranks are not like most others."""
     found: defaultdict[int, list[str]] = defaultdict(list)
     verdict, end = run.verdict, run.end
-    for rank in verdict.ranks if verdict and len(verdict.ranks) < run.world_size else ():
+    for rank in verdict.named if verdict and len(verdict.named) < run.world_size else ():
         found[rank].append("named by the verdict")
     for rank in odd_ranks({rank: fit.ending and fit.ending.how for rank, fit in run.fits.items()}):
         ending = run.fits[rank].ending
@@ -75,7 +76,10 @@ def _reasons(run: Run) -> dict[int, tuple[str, ...]]:
     # Where a verdict names ranks, it has stopped the others wherever they were.
     stopped = verdict is not None and bool(verdict.ranks)
     states = {rank: fit.stacks[-1].state for rank, fit in run.fits.items() if fit.stacks and not stopped}
-    for rank in odd_ranks(states):
+    waited = waited_for(run)
+    for rank in waited:
+        found[rank].append("the others wait for it")
+    for rank in odd_ranks(states).intersection(waited or states):  # those that wait for another one are not odd
         found[rank].append(f"last seen in {run.fits[rank].stacks[-1].state or 'an unknown place'}")
     slow: defaultdict[int, list[Key]] = defaultdict(list)
     for key, table in spans.items():

@@ -14,7 +14,16 @@ from countoff.report.ranks import odd_ranks, ranks_by, ranks_in
 
 
 class Counts(NamedTuple):
-    """What one rank has counted in one span; None: not known."""
+    """What one rank has counted in one span; None: not known.
+
+    Attributes:
+        batches: Batches that it has begun.
+        steps: Optimizer steps of the training until then.
+        unused: Batches that were left in its loader.
+        repeated: Batches that its loader has repeated.
+        closed: Whether it has closed the span; else it has counted at least so many.
+        fetched: Batches that it had fetched at the verdict, where that came before the end of the span.
+    """
 
     batches: int
     steps: int
@@ -30,7 +39,7 @@ class CountsRow:
 
     Attributes:
         key: The span.
-        cells: What each class has counted; None if it has no such span.
+        cells: What each class has counted; None if it has no such span, or nothing is known of it but that it began.
         odd: Whether the cell differs from what most ranks have counted.
     """
 
@@ -51,6 +60,11 @@ class CountsTable:
     classes: tuple[tuple[int, ...], ...]
     rows: tuple[CountsRow, ...]
 
+    @property
+    def known_rows(self) -> list[CountsRow]:
+        """The spans of which the counts of a class are known."""
+        return [row for row in self.rows if any(cell is not None for cell in row.cells)]
+
 
 @dataclass(frozen=True)
 class Parting:
@@ -61,34 +75,42 @@ class Parting:
         key: The span.
         noun: What was counted: ``batch`` or ``step``.
         groups: Each number, and the ranks that have it; the smallest number first.
+        fetched: The ranks whose number is that of the batches that they had fetched, some of them not begun yet.
     """
 
     time: float
     key: Key
     noun: str
     groups: tuple[tuple[int, tuple[int, ...]], ...]
+    fetched: frozenset[int] = frozenset()
 
     @property
     def sentence(self) -> str:
         """The two numbers and whose they are."""
-        parts = [f"{names_of(ranks)}: {count_of(number, self.noun)}" for number, ranks in self.groups[:4]]
+        parts = [f"{names_of(ranks)}: {count_of(number, self._noun(ranks))}" for number, ranks in self.groups[:4]]
         more = "; …" if len(self.groups) > 4 else ""
         return f"the ranks' counts begin to differ in {self.key}: {'; '.join(parts)}{more}"
+
+    def _noun(self, ranks: Sequence[int]) -> str:
+        return self.noun if self.fetched.isdisjoint(ranks) else f"fetched {self.noun}"
 
 
 def counts_of(run: Run) -> CountsTable:
     """What all ranks have counted in each span. Ranks with the same counts share a column.
 
-    The counts of a span that was not closed are a few seconds old, so ranks that differ in them alone share one, too.
+    The counts of a span that was not closed are a few seconds old, so ranks that differ in them alone share one, too;
+    but not where the table of a verdict has later ones.
     """
     spans = spans_of(run)
     groups = ranks_by(
         {
-            rank: tuple(closed_counts(table[rank]) if rank in table else "no such span" for table in spans.values())
+            rank: tuple(_known_counts(table[rank]) if rank in table else "no such span" for table in spans.values())
             for rank in run.fits
         }
     )
     odd = {key: odd_counts(table) for key, table in spans.items()}
+    if (parting := _parting_of_verdict(run)) is not None:
+        odd[parting.key] |= odd_ranks({rank: number for number, ranks in parting.groups for rank in ranks})
     odd_cells = Counter(rank for ranks in odd.values() for rank in ranks)
     classes = sorted(groups.values(), key=lambda ranks: (-odd_cells[ranks[0]], ranks))
     rows: list[CountsRow] = []
@@ -116,7 +138,8 @@ def partings_of(run: Run) -> list[Parting]:
         batches = _by_number({rank: _read(spans, span) for rank, span in known.items()})
         steps = _by_number({rank: span.steps for rank, span in known.items() if span.end is not None})
         if len(batches) > 1:
-            found.append(Parting(min(ends), key, "batch", batches))
+            fetched = frozenset(rank for rank, span in known.items() if _read(spans, span) > span.batches)
+            found.append(Parting(min(ends), key, "batch", batches, fetched))
         elif len(steps) > 1 and any(span.why not in ("", "exited") for span in known.values()):
             found.append(Parting(min(ends), key, "step", steps))
     at_verdict = _parting_of_verdict(run)
@@ -141,7 +164,7 @@ def _parting_of_verdict(run: Run) -> Parting | None:
     groups = _by_number(fetched)
     if not keys or len(groups) < 2:
         return None
-    return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups)
+    return Parting(min(max(verdict.time, run.begin), run.end), keys[-1], "batch", groups, frozenset(fetched))
 
 
 def _closed(spans: Mapping[int, Span]) -> bool:
@@ -194,11 +217,19 @@ def closed_counts(span: Span) -> Counts | None:
     return _counts(span) if span.end is not None else None
 
 
+def _known_counts(span: Span) -> Counts | None:
+    """What a rank has counted in a span that it has closed, or until the verdict; None where the last tick has it."""
+    return _counts(span) if span.end is not None or span.at_verdict else None
+
+
 def _least_counts(spans: Sequence[Span]) -> Counts | None:
     """What ranks of one class have counted in a span: where they have not closed it, the least that one of them has."""
-    return _counts(min(spans, key=lambda span: (span.batches, span.steps))) if spans else None
+    least = min(spans, key=lambda span: (span.batches, span.steps), default=None)
+    if least is None or (least.end is None and not least.batches and not least.at_verdict):
+        return None  # its rank was gone before its first tick
+    return _counts(least)
 
 
 def _counts(span: Span) -> Counts:
-    fetched = span.fetched if span.end is None and (span.fetched or 0) > span.batches else None
+    fetched = span.fetched if span.at_verdict and span.end is None else None
     return Counts(span.batches, span.steps, span.unused, span.repeated, span.end is not None, fetched)

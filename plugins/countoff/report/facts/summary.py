@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from countoff.core.checks.stalled import STALLED
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, names_of
 from countoff.report.facts.paces import paces_of
 from countoff.report.facts.spans import is_evaluation, spans_of
+from countoff.report.facts.stalls import stall_of, told
 from countoff.report.model import Fit, Run, Trace
 from countoff.report.ranks import ranks_by
 from countoff.report.words import duration
@@ -30,10 +28,10 @@ def headline(trace: Trace) -> str:
     'no verdict: 0 epochs, 0 ranks, 0 s'
     """
     if (verdict := trace.verdict) is not None:
-        return verdict.headline
+        return verdict.headline if verdict.kind != STALLED.name else f"{verdict.kind}: {'; '.join(told(verdict))}"
     run = trace.runs[-1] if trace.runs else Run()
-    if stalled := list(_stalled(trace)):
-        return "; ".join(stalled)
+    if (stall := stall_of(trace)) is not None:
+        return f"stalled: {'; '.join(told(stall))}; until then {_amount(trace)}"
     said = [_trained(trace), *_unfinished(run), *_slow(run)]
     if run.warnings:
         said.append(count_of(len(run.warnings), "warning"))
@@ -42,28 +40,11 @@ def headline(trace: Trace) -> str:
 
 def heading(trace: Trace) -> str:
     """The headline as a heading: without the kind of a verdict, which stands below it."""
-    said = headline(trace) if trace.verdict is None else trace.verdict.sentence
+    said = headline(trace)
+    if (verdict := trace.verdict) is not None:
+        said = said.removeprefix(f"{verdict.kind}: ") if verdict.kind == STALLED.name else verdict.sentence
     first = said.split(" ")[0].rstrip(",:;")
     return said[:1].upper() + said[1:] if first.isalpha() else said  # batch_size and len(loader) stay as they are
-
-
-def stall_of(trace: Trace) -> Verdict | None:
-    """The stall in which the last run stands, or stood when it was ended from outside: no rank has moved after it."""
-    run = trace.runs[-1] if trace.runs else Run()
-    stalls = [warning for warning in run.warnings if warning.kind == STALLED.name]
-    endings = {fit.ending.how for fit in run.fits.values() if fit.ending is not None}
-    if not stalls or run.verdict is not None or endings - {"signal"}:
-        return None
-    return None if any(_moved_after(fit, stalls[-1].time) for fit in run.fits.values()) else stalls[-1]
-
-
-def _moved_after(fit: Fit, time: float) -> bool:
-    """Whether a rank has opened or closed a span, or counted a batch or a step, after a moment."""
-    if any(span.begin > time or (span.end or 0.0) > time for span in fit.spans):
-        return True
-    ticks = fit.spans[-1].ticks if fit.spans else []
-    at = bisect_right([tick.time for tick in ticks], time)  # a rank that stands still writes ticks too
-    return len({(tick.batches, tick.steps) for tick in ticks[max(0, at - 1) :]}) > 1
 
 
 def is_healthy(trace: Trace) -> bool:
@@ -121,19 +102,6 @@ def _amount(trace: Trace) -> str:
     ranks = max((run.world_size for run in trace.runs), default=0)
     seconds = sum(run.end - run.begin for run in trace.runs)
     return f"{count_of(len(epochs), 'epoch')}, {count_of(ranks, 'rank')}, {duration(seconds)}"
-
-
-def _stalled(trace: Trace) -> Iterator[str]:
-    """The stall, where the ranks are for which the others wait, and how much was trained before it."""
-    stall = stall_of(trace)
-    if stall is None:
-        return
-    yield f"stalled: {stall.sentence.rstrip('.')}"
-    # The ranks for which the others wait, and their line of code.
-    first = re.split(r"; |\. |\.$", stall.why)[0]
-    if first:
-        yield first
-    yield f"until then {_amount(trace)}"
 
 
 def _slow(run: Run) -> Iterator[str]:

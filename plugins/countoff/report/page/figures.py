@@ -48,7 +48,14 @@ _COUNTS = """
 """
 _WAITING = "<br>@share{0%} waiting for the loader"
 _NOTE = '<div class="hover"><b>@label</b><br>@from{%H:%M:%S} – @until{%H:%M:%S}<br>@note</div>'
-_UNCERTAIN: Any = {"fill_alpha": 0.35, "line_alpha": 0.35, "hatch_pattern": "/", "hatch_alpha": 0.8, "hatch_scale": 8}
+_UNCERTAIN: Any = {
+    "tags": ["unknown"],
+    "fill_alpha": 0.35,
+    "line_alpha": 0.35,
+    "hatch_pattern": "/",
+    "hatch_alpha": 0.8,
+    "hatch_scale": 8,
+}
 _LEAST_SHARE = 0.05
 """A smaller share of waiting for the loader is not drawn."""
 
@@ -58,7 +65,9 @@ def lane_height(lanes: int) -> int:
     return 30 if lanes <= 16 else 20 if lanes <= 64 else 14
 
 
-def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequence[Parting], axis: TimeAxis) -> Any:
+def lanes_figure(
+    lanes: Sequence[Lane], begin: float, end: float, partings: Sequence[Parting], axis: TimeAxis
+) -> tuple[Any, set[str]]:
     """The lanes below one another, the first on top.
 
     Args:
@@ -69,7 +78,7 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
         axis: What places times.
 
     Returns:
-        What `Bokeh.embed.embed_item` takes.
+        What `Bokeh.embed.embed_item` takes; and the names of what is in the picture, for the legend.
     """
     height = lane_height(len(lanes))
     places = {"x_axis_location": None, "y_axis_location": None, "min_border_top": 0, "min_border_bottom": 0}
@@ -119,7 +128,13 @@ def lanes_figure(lanes: Sequence[Lane], begin: float, end: float, partings: Sequ
     ]
     source = ColumnDataSource({"x": [x for x, _ in ends], "y": [y for _, y in ends]})
     plot.scatter("x", "y", source=source, marker="x", size=min(10, height - 4), line_width=2, name="end")
-    return json_item(plot)
+    return json_item(plot), _drawn_in(plot)
+
+
+def _drawn_in(plot: Any) -> set[str]:
+    """The names of what is in a picture: a renderer without data draws nothing."""
+    drawn = [each for each in plot.renderers if any(len(column) for column in each.data_source.data.values())]
+    return {name.removeprefix("pause ") for each in drawn for name in each.glyph.tags or [each.name]}
 
 
 def _draw_spans(draw: _Drawing, lanes: Sequence[Lane]) -> tuple[list[Any], list[Any]]:

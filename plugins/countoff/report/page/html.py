@@ -34,6 +34,31 @@ from countoff.report.words import duration, number
 _MOST_RUNS, _MOST_ROWS, _MOST_COLUMNS, _MOST_STACKS, _MOST_WARNINGS, _MOST_LINES = 20, 400, 24, 64, 100, 16
 """The most of each that a page shows; it says how many there are."""
 
+_LEGEND = (
+    ("train", "", "train epoch"),
+    ("evaluation", "", "evaluation"),
+    ("loader", "", "waiting for the loader (height: share of the time)"),
+    ("collective", "", "pause: waiting in a collective"),
+    ("code", "", "pause in its own code"),
+    ("unknown", "", "no more data from this rank"),
+    ("parting", "", "where the ranks' counts begin to differ"),
+    ("gap", "", "between runs"),
+    ("end", "×", "verdict, failed, or no end"),
+)
+"""What may be in the picture of the lanes: the name of its colour, what is drawn with it, and what it means."""
+_WORDS = {
+    "rank": "one process of the job, usually with one GPU. Ranks are numbered from 0. In most jobs, each trains "
+    "the same model on its own part of the data, and all must do so in step.",
+    "batch": "the samples that a rank takes from its data loader at once.",
+    "fetched": "the loader has handed the batch over. It counts as a batch once the rank has begun to use it.",
+    "step": "one change of the model's parameters by the optimizer, after one batch or a few.",
+    "span": "one pass over the data: a train epoch, or an evaluation.",
+    "collective": "an operation in which all ranks take part, such as the averaging of gradients. Each waits there "
+    "until all others have come.",
+    "verdict": "what countoff has proved: which ranks are out of step.",
+}
+"""What a reader must know who has never heard of ranks."""
+
 
 def render(trace: Trace) -> str:
     """Returns the page of a trace, as HTML.
@@ -52,9 +77,10 @@ def render(trace: Trace) -> str:
     partings = [parting for run in runs for parting in facts.partings_of(run)][:_MOST_LINES]
     lines = rate_lines_of(runs)
     rates = figures.rates_figure(lines, runs[-1])
+    picture, drawn = figures.lanes_figure(lanes, *limits, partings, axis)
     pictures = {
         "axis": figures.axis_figure(*limits, partings, axis),
-        "lanes": figures.lanes_figure(lanes, *limits, partings, axis),
+        "lanes": picture,
         **({"rates": rates} if rates else {}),
     }
     scripts = [_bokeh(), _own("page.js")]
@@ -71,6 +97,7 @@ def render(trace: Trace) -> str:
         lanes=lanes,
         by_class=runs[-1].world_size > MOST_LANES,
         lane_height=figures.lane_height(len(lanes)),
+        legend=[each for each in _LEGEND if each[0] in drawn],
         partings=partings,
         gaps=axis.gaps,
         cuts=json.dumps(axis.steps),
@@ -78,6 +105,7 @@ def render(trace: Trace) -> str:
         has_rates=rates is not None,
         only_rate=only_rate(lines),
         incident_stacks=[incident.stacks for incident in trace.incidents if incident.stacks],
+        words=_WORDS,
         limits={"rows": _MOST_ROWS, "columns": _MOST_COLUMNS, "stacks": _MOST_STACKS, "warnings": _MOST_WARNINGS},
         version=countoff.core.__version__,
         style=Markup(_own("page.css")),

@@ -146,7 +146,8 @@ def _summary(label: str, place: str, odd: str, ranks: RankClass, fits: Sequence[
         parts.append(f"{count_of(epochs, 'epoch')}, {count_of(fit.steps, 'step')}")
         if fit.spans:
             last = fit.open[-1] if fit.open else fit.spans[-1]
-            parts.append(f"last in {last.name}: {count_of(last.batches, 'batch')}")
+            counted = f": {count_of(last.batches, 'batch')}" if last.batches or last.end is not None else ""
+            parts.append(f"last in {last.name}{counted}")
         waited = sum(span.loader_seconds for span in fit.spans)
         parts.append(f"waited {duration(waited)} for the loader")
         if fit.pause_count:
@@ -193,12 +194,13 @@ def rests_of(lanes: Sequence[Lane], *, certain: bool, evaluations: bool) -> list
             for span in fit.open:
                 if span.is_evaluation != evaluations:
                     continue
-                said = f"{span.name}, not closed: at least {count_of(span.batches, 'batch')}"
+                counted = f": at least {count_of(span.batches, 'batch')}" if span.batches else ""
+                said = f"{span.name}, not closed{counted}"
                 if certain:
                     pieces = _pieces(span.last, fit.last, _inner(fit, span))
                     found += (NotedBlock(index, *piece, said) for piece in pieces)
                 elif span is fit.open[-1] and fit.last < end:
-                    found.append(NotedBlock(index, fit.last, end, f"{said}; no line of this rank from here on"))
+                    found.append(NotedBlock(index, fit.last, end, f"{said}; no more data from this rank"))
     return found
 
 

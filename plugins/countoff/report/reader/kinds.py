@@ -7,6 +7,7 @@ from typing import Any
 
 from countoff.core.verdict import Verdict
 from countoff.report.model import Ending, Fit, Pause, Roll, Span, Stack, Tick
+from countoff.report.ranks import ranks_in
 from countoff.report.reader.record import LONG_TEXT, MOST_ENTRIES, MOST_RANKS, Record
 
 _PAUSES, _ROLLS, _WARNINGS, _STACKS = 256, 1_000, 64, 4
@@ -118,10 +119,9 @@ def _totals(fit: Fit, _: float, record: Record) -> bool:
 
 
 def _stacks(fit: Fit, time: float, record: Record) -> bool:
-    frames = record.texts("frames")
-    if not frames:
+    if not record.is_list("frames"):
         return False
-    fit.stacks.append(Stack(time, record.text("state"), frames))
+    fit.stacks.append(Stack(time, record.text("state"), record.texts("frames")))
     del fit.stacks[:-_STACKS]
     return True
 
@@ -141,9 +141,12 @@ def _verdict(record: Record, time: float) -> Verdict | None:
 def take_last_counts(fit: Fit, rows: Iterable[Mapping[str, Any]]) -> None:
     """Takes over what the rank had counted when the verdict came: its last tick is a few seconds older."""
     for row in rows:
-        if fit.open and row.get("rank") == fit.rank and row.get("where") == fit.open[-1].name:
+        ranks = row.get("rank")
+        is_own = ranks == fit.rank or (isinstance(ranks, str) and ranks_in(ranks, [fit.rank]))
+        if is_own and fit.open and row.get("where") == fit.open[-1].name:
             span = fit.open[-1]
             counted = Record(row)
+            span.at_verdict = True
             span.batches = max(span.batches, counted.count("batches") or 0)
             span.fetched = counted.count("fetched")
             steps = fit.steps_before + (counted.count("steps") or 0)

@@ -181,6 +181,7 @@ class RankTrace:
         if not fit.open:
             return True
         span = fit.open[-1]
+        span.at_verdict = span.at_verdict and batches == span.batches  # with `on_divergence="warn"` it goes on
         span.batches, span.steps, span.loader_seconds = batches, steps, loader
         if limit:
             span.ticks.append(tick)

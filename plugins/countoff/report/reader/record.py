@@ -57,6 +57,10 @@ class Record:
         """Whether a value is ``true``."""
         return self._values.get(key) is True
 
+    def is_list(self, key: str) -> bool:
+        """Whether a value is a list, be it empty."""
+        return isinstance(self._values.get(key), list)
+
     def number(self, key: str, absent: float | None = None) -> float | None:
         """A number that is exact as a float."""
         return _number(self._values.get(key, absent))

@@ -22,13 +22,14 @@ _APART_SECONDS, _APART_BATCHES = 12.0, 2
 _SLOW_TIMES, _SLOW_SHARE, _LOADER_TIMES = 0.8, 0.1, 1.5
 """A rank is slow below so many times the usual rate. Its loader is slow if it waits for it by this share of the time
 more than is usual, and so many times as long."""
-_WORDS = {
+ENDINGS = {
     "finished": "finished",
     "verdict": "ended by the verdict",
     "failed": "failed",
-    "closed": "closed",
+    "closed": "left before the end",
     "signal": "ended by a signal",
 }
+"""How ranks have ended, by how a trace says it."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _state(followed: _Followed, now: float) -> _State:
     opened = fit.dropped_spans + len(fit.spans)
     age = max(0.0, now - fit.last)
     if fit.ending is not None:
-        return _State(fit, (opened, _WORDS[fit.ending.how], fit.ending.what), None, 0, 0.0, None, age)
+        return _State(fit, (opened, ENDINGS[fit.ending.how], fit.ending.what), None, 0, 0.0, None, age)
     if span is None:
         where = "between spans" if fit.spans else "before the first span"
         return _State(fit, (opened, where, ""), None, 0, 0.0, None, age)
@@ -230,8 +231,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _severity(row: Row) -> int:
     """How far to the top a row belongs; 0 comes first."""
-    if row.where in ("finished", "closed"):
+    if row.where in (ENDINGS["finished"], ENDINGS["closed"]):
         return 4
-    if row.where in ("failed", "ended by the verdict") or row.note in ("lost", "silent"):
+    if row.where in (ENDINGS["failed"], ENDINGS["verdict"]) or row.note in ("lost", "silent"):
         return 0
     return {"behind": 1, "slow": 1, "slow loader": 2}.get(row.note, 3)

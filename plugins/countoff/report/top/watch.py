@@ -13,7 +13,7 @@ from countoff.core.verdict import Verdict
 from countoff.core.words import count_of, plain
 from countoff.report.model import Run, Trace
 from countoff.report.reader import Reader
-from countoff.report.top.rows import LiveRanks, Row
+from countoff.report.top.rows import ENDINGS, LiveRanks, Row
 from countoff.report.words import duration
 
 _TABLE_SECONDS = 5.0
@@ -119,13 +119,19 @@ class WatchedJob:
             return verdict.render() if verdict.rows or ended or waited >= self._table_seconds else ""
         if not ended:
             return ""
-        how = ", ".join(f"{count} {word}" for word, count in endings.most_common())
-        missing = f"; {count_of(len(run.missing), 'rank')} left no trace" if run.missing else ""
-        return f"countoff: no verdict: {count_of(len(run.fits), 'rank')} ended ({how}){missing}"
+        ended_as = [f"{count_of(count, 'rank')} {_ended(how, count)}" for how, count in endings.most_common()]
+        missing = [f"{count_of(len(run.missing), 'rank')} left no trace"] if run.missing else []
+        return f"countoff: no verdict: {'; '.join([*ended_as, *missing])}"
 
 
 def _endings(run: Run) -> Counter[str]:
     return Counter(fit.ending.how for fit in run.fits.values() if fit.ending is not None)
+
+
+def _ended(how: str, ranks: int) -> str:
+    """How ranks have ended, as the rest of a sentence."""
+    said = ENDINGS[how]
+    return f"{'was' if ranks == 1 else 'were'} {said}" if said.startswith("ended") else said
 
 
 def _heading(name: str, trace: Trace, run: Run) -> str:

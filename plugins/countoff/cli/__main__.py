@@ -211,6 +211,17 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "countoff") -
     given = sys.argv[1:] if arguments is None else arguments
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
+    try:
+        try:
+            _call(given, program)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _call(given: Sequence[str], program: str) -> None:
     parser, commands = _parser(program)
     command = next((one for one in given if not one.startswith("-")), None)
     if command is not None and command not in commands:
@@ -310,12 +321,8 @@ def demo(chosen: argparse.Namespace) -> None:
 def _run(command: Any, chosen: argparse.Namespace) -> None:
     try:
         code = command(chosen)
-        sys.stdout.flush()
     except ValueError as error:
         _refuse(str(error), code=2)
-    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     sys.exit(code)
 
 

@@ -249,6 +249,24 @@ def test_it_runs_as_a_module_and_names_itself_so() -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    ["completion bash", "completion fish", "--help", "check --help", "version", "explain", "explain LostRank"],
+)
+def test_a_reader_that_leaves_early_is_no_error(arguments: str) -> None:
+    """`countoff … | head` ends without a word, whatever the command."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'core'}{os.pathsep}{ROOT / 'plugins'}"}
+    command = [sys.executable, "-m", "countoff", *arguments.split()]
+    finished = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=environment
+    )
+    os.close(writing)
+    assert finished.stderr == ""
+    assert finished.returncode in (0, 1)  # argparse prints a help, and takes no notice
+
+
+@pytest.mark.parametrize(
     ("missing", "named"),
     [
         (("lightning",), "lightning"),

@@ -67,7 +67,8 @@ from flags, or from both; a flag wins over the file.
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
 {_CONFIG}\
 Numbers that do not divide are refused, never rounded.
-Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
+Exit code: 0 if there is a plan, also one with a line such as "stops …" below it, which countoff check counts as a
+fault, with exit code 1; or 2 if there is no plan, with one line that gives the reason.
 """
 _CHECK = f"""\
 Prints what is wrong with configurations on a number of ranks: one line per issue, the worst first.

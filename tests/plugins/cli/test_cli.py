@@ -73,6 +73,13 @@ def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
     assert "countoff demo --ranks 4" in printed
 
 
+def test_the_help_of_plan_says_what_its_exit_code_means() -> None:
+    """It is 0 also where a line shows a fault; to fail on that is for `check`."""
+    printed = " ".join(run(["plan", "--help"]).stdout.split())
+    assert 'Exit code: 0 if there is a plan, also one with a line such as "stops …" below it' in printed
+    assert "countoff check counts as a fault, with exit code 1" in printed
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "demo", "completion", "version"])
 def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:

@@ -15,6 +15,7 @@ from countoff.plan.files import SCRIPTS, data_of, standard_input, text_of
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job, Origin
+from countoff.plan.unread import is_lightning_cli, plan_of_lightning_cli
 
 if TYPE_CHECKING:
     from countoff.plan.scripts.launches import Launch
@@ -97,6 +98,8 @@ def _framework_of_file(data: Mapping[str, Any], name: str) -> str:
     Raises:
         ConfigError: If it is in none of the formats, or in several: it is refused, never guessed.
     """
+    if is_lightning_cli(data, for_sure=True):
+        raise ConfigError(f"{name} is {_lightning_cli(data)}")
     found = {one.framework: one.count(data) for one in FORMATS.values() if name.endswith(one.endings)}
     for one in FORMATS.values():
         if one.extends is not None and found.get(one.framework):
@@ -107,10 +110,18 @@ def _framework_of_file(data: Mapping[str, Any], name: str) -> str:
         give = f"give --framework {' | '.join(FORMATS)}"
         if hint := _nearest_format(dict.fromkeys(found, data)):
             raise ConfigError(f"{unknown}; {hint} If it is in another one: {give}")
+        if is_lightning_cli(data, for_sure=False):
+            raise ConfigError(f"{name} looks like {_lightning_cli(data)}")
         raise ConfigError(f"{unknown}; it reads {_known_formats()}. If it is one of these: {give}")
     if len(best) > 1:
         raise ConfigError(f"{name} has fields of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best[0]
+
+
+def _lightning_cli(data: Mapping[str, Any]) -> str:
+    """Returns what is said of a configuration of the Lightning CLI."""
+    plan = plan_of_lightning_cli(data)
+    return f"a configuration of the Lightning CLI, which countoff does not read yet; with its numbers as flags: {plan}"
 
 
 def _most(counts: Mapping[str, int]) -> list[str]:

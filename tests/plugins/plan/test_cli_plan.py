@@ -282,7 +282,7 @@ def test_the_page_quotes_what_is_printed(
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(QUOTED) == 19
+    assert len(QUOTED) == 21
     (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from countoff.plan.files import SCRIPTS, data_of, standard_input, text_of
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job, Origin
-from countoff.plan.unread import is_lightning_cli, plan_of_lightning_cli
+from countoff.plan.unread import is_lightning_cli, plan_of_lightning_cli, plan_of_numbers
 
 if TYPE_CHECKING:
     from countoff.plan.scripts.launches import Launch
@@ -183,7 +183,7 @@ def _read_script(text: str, framework: str | None) -> Job:
         hints = (_nearest_format({kind: _arguments(launch, kind) for kind in _LAUNCHED}) for launch in launches)
         hint = next(filter(None, hints), "")
         known = f"it starts no training that countoff knows by its arguments ({' | '.join(_LAUNCHED)})"
-        raise ConfigError(f"{known}; {hint}" if hint else known)
+        raise ConfigError(f"{known}; {hint or f'with its numbers as flags: {_plan_by_flags(launches)}'}")
     if len(found) > 1:
         programs = [f"{launch.program or kind} in line {launch.line}" for launch, kind in found]
         more = f" and {len(programs) - _MOST_NAMED:,} more" if len(programs) > _MOST_NAMED else ""
@@ -196,6 +196,14 @@ def _read_script(text: str, framework: str | None) -> Job:
     size = launch.size
     origins = {**job.origins, "world_size": Origin(size.key)}
     return replace(job, world_size=size.ranks, ranks_per_node=size.per_node, origins=origins)
+
+
+def _plan_by_flags(launches: Sequence[Launch]) -> str:
+    """Returns the command that plans the last of several programs; the first ones often prepare it."""
+    if not launches:
+        return plan_of_numbers({}, None)
+    last = launches[-1]
+    return plan_of_numbers({**last.fields, **last.named_flags}, last.size.ranks if last.size else None)
 
 
 def _frameworks_of_launch(launch: Launch, framework: str | None) -> list[str]:

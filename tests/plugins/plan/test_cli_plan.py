@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from countoff.cli import __main__ as cli
+from countoff.plan.advice import ADVICE
 from countoff.plan.issues import CODES
 from tests.paths import DOCS
 
@@ -372,9 +373,13 @@ def test_a_script_with_ranks_per_machine_needs_only_the_machines(run: Run, tmp_p
 
 
 def test_the_codes_are_the_documented_ones() -> None:
+    """Each has its row in the table, with what `countoff explain` says of it."""
     page = PAGE.read_text().partition("## What is wrong")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", page, re.MULTILINE)
-    assert sorted(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)) == sorted(CODES)
+    rows = [
+        f"| `{code}` | {meaning} | {ADVICE[code].cause} | {ADVICE[code].remedy} |" for code, meaning in CODES.items()
+    ]
+    assert re.findall(r"^\| `.*\|$", page, re.MULTILINE) == rows
+    assert ADVICE.keys() == CODES.keys()
 
 
 def test_a_terminal_that_knows_only_ascii_is_no_error(question: str) -> None:

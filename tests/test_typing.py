@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """\
+import countoff.core
 from countoff.accelerate import attach as attach_accelerate
 from countoff.torch import attach
 
@@ -15,6 +16,8 @@ attach(train=[1], stall_second=60)  # expected: stall_second
 attach(train=[1], uneven_train="halt")  # expected: uneven_train
 attach(train=[1], levels={"Stalled": "loud"})  # expected: levels
 attach_accelerate(None, train=[1], tick_batches="64")  # expected: tick_batches
+version: str = countoff.core.__version__
+number: int = countoff.core.__version__  # expected: str
 """
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from countoff.core.settings import Settings, SettingsError
     from countoff.core.verdict import DivergenceError, Verdict
 
+    __version__: str
+
 __all__ = ["BatchPlan", "DivergenceError", "FitPlan", "Guard", "LoaderFacts", "Settings", "SettingsError", "Verdict"]
 
 _HOMES = {

@@ -67,7 +67,8 @@ from flags, or from both; a flag wins over the file.
 A data rank is a rank that reads data of its own; ranks that differ only in tp, cp or pp read the same data.
 {_CONFIG}\
 Numbers that do not divide are refused, never rounded.
-Exit code: 0, or 2 if there is no plan, with one line that gives the reason.
+Exit code: 0 if there is a plan, also one with a line such as "stops …" below it, which countoff check counts as a
+fault, with exit code 1; or 2 if there is no plan, with one line that gives the reason.
 """
 _CHECK = f"""\
 Prints what is wrong with configurations on a number of ranks: one line per issue, the worst first.
@@ -211,6 +212,17 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "countoff") -
     given = sys.argv[1:] if arguments is None else arguments
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
+    try:
+        try:
+            _call(given, program)
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _call(given: Sequence[str], program: str) -> None:
     parser, commands = _parser(program)
     command = next((one for one in given if not one.startswith("-")), None)
     if command is not None and command not in commands:
@@ -310,12 +322,8 @@ def demo(chosen: argparse.Namespace) -> None:
 def _run(command: Any, chosen: argparse.Namespace) -> None:
     try:
         code = command(chosen)
-        sys.stdout.flush()
     except ValueError as error:
         _refuse(str(error), code=2)
-    except BrokenPipeError:  # `countoff plan … | head`: flushing the rest at the interpreter's exit must not fail
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
     sys.exit(code)
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from countoff.core.checks import KINDS
 from countoff.core.words import nearest
+from countoff.plan.advice import ADVICE
 from countoff.plan.issues import CODES
 
 __all__ = ["explain", "names"]
@@ -33,7 +34,7 @@ class Subject:
     Attributes:
         name: Its name, as a message or an exit code shows it.
         meaning: What it means, in one line.
-        text: All about it, in Markdown; empty where the one line is all.
+        text: All about it, in Markdown.
     """
 
     name: str
@@ -75,8 +76,14 @@ def _subjects() -> Mapping[str, Subject]:
     for title in re.findall(r"^### (.+)$", errors, re.MULTILINE):
         text = _section(f"\n{errors}", "###", title)
         found.append(Subject(title.split()[-1], _plain(text.partition(". ")[0]), text))
-    found += [Subject(code, meaning, "") for code, meaning in CODES.items()]
+    found += [Subject(code, meaning, _advice(code, meaning)) for code, meaning in CODES.items()]
     return {each.name: each for each in found}
+
+
+def _advice(code: str, meaning: str) -> str:
+    found = ADVICE[code]
+    first = f"{meaning[0].upper()}{meaning[1:]}. It is a code of `countoff check`."
+    return f"{first}\n\n**Cause.** {found.cause}\n\n**Fix.** {found.remedy}"
 
 
 def _section(page: str, level: str, title: str) -> str:
@@ -120,10 +127,7 @@ def _print(subjects: Sequence[Subject]) -> None:
             console.rule()
         console.print(Text(each.name, style="bold"))
         console.print()
-        if each.text:
-            console.print(Page(each.text, hyperlinks=False))
-        else:
-            console.print(f"{each.meaning[0].upper()}{each.meaning[1:]}. It is a code of countoff check.", markup=False)
+        console.print(Page(each.text, hyperlinks=False))
 
 
 def _print_list(subjects: Sequence[Subject]) -> None:

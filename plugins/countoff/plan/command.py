@@ -16,7 +16,7 @@ from countoff._terminal import console
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
 from countoff.plan import drawing, table
-from countoff.plan.checks import check_job, check_length
+from countoff.plan.checks import Unchecked, check_job, check_length, unchecked, unchecked_line
 from countoff.plan.issues import CODES, ConfigIssue, Level, worst_first
 from countoff.plan.job import Job, JobError, Origin, RunPlan
 from countoff.plan.readers import read_job
@@ -126,6 +126,16 @@ class _Checked:
     def fault(self) -> bool:
         return any(issue.is_fault for issue in self.issues)
 
+    @property
+    def unchecked(self) -> list[Unchecked]:
+        return unchecked(self.job, world_size=self.world_size)
+
+    @property
+    def no_fault(self) -> str:
+        """The line that says so, and what was not looked at."""
+        name = f"{self.config} ({self.job.framework}) on {self.world_size} ranks"
+        return f"{name}: no fault found{unchecked_line(self.unchecked)}"
+
     def as_json(self) -> dict[str, Any]:
         """As JSON types; the plan is None where the run does not fit."""
         try:
@@ -138,6 +148,7 @@ class _Checked:
             "world_size": self.world_size,
             "fault": self.fault,
             **table.issues_as_json(self.issues),
+            "unchecked": [each._asdict() for each in self.unchecked],
             "plan": plan,
         }
 
@@ -184,7 +195,7 @@ class _Printer:
                     name = f"{each.config}: " if self._several else ""
                     self._console.print(_line(issue, f"{name}{ranks}"))
             if not each.fault:
-                print(f"{each.config} on {each.world_size} ranks: no fault found")
+                print(each.no_fault)
 
 
 def _line(issue: ConfigIssue, prefix: str = "") -> Text:

@@ -13,7 +13,7 @@ from countoff.core.words import nearest
 from countoff.plan.issues import ConfigIssue, Level
 from countoff.plan.job import Origin
 
-__all__ = ["ConfigError", "Fields", "Unknown", "misspelt", "near_miss", "note_unknown_fields"]
+__all__ = ["ConfigError", "Fields", "JsonObject", "Unknown", "misspelt", "near_miss", "note_unknown_fields"]
 
 # More than any run has of anything, and small enough for the arithmetic of schedules, which are in floats.
 _LARGEST = 10**18
@@ -37,6 +37,10 @@ class Unknown:
     text: str
 
 
+class JsonObject(dict[str, Any]):
+    """The fields of a JSON file, in which a number is a text only if it is in quotes."""
+
+
 class Fields:
     """The fields of one configuration.
 
@@ -56,6 +60,7 @@ class Fields:
         self.issues: list[ConfigIssue] = []
         self.unknown: dict[str, str] = {}
         self._data = data
+        self._is_json = isinstance(data, JsonObject)
         self._reads_exponents = reads_exponents
         self._text_numbers = text_numbers
 
@@ -97,7 +102,16 @@ class Fields:
         Raises:
             ConfigError: If it is not a whole number, is too small or over 10^18, or two of the paths disagree.
         """
-        return self._read(name, paths, default, unset, lambda path, value: _parse_count(path, value, minimum))
+
+        def check(path: str, value: object) -> int:
+            if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and not self._is_json:
+                raise ConfigError(
+                    f"{path} must be a whole number of at least {minimum}, got the text {value!r}: YAML reads an "
+                    f"exponent without a dot as text"
+                )
+            return _parse_count(path, value, minimum)
+
+        return self._read(name, paths, default, unset, check)
 
     def number(self, name: str, paths: str | Iterable[str], default: float | None) -> float | None:
         """Returns a number; the arguments are those of ``parse_count``.
@@ -111,9 +125,7 @@ class Fields:
         def check(path: str, value: object) -> float:
             if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()) and math.isfinite(float(value)):
                 if not self._reads_exponents:
-                    better = _with_dot(value.strip())
-                    so = f"{self._text_numbers}; " if self._text_numbers else ""
-                    self.note("exponent", f"{path} is {value}, which YAML reads as text: {so}write {better}")
+                    self.note("exponent", self._text_number(path, value))
                 return float(value)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}")
@@ -123,6 +135,13 @@ class Fields:
                 raise ConfigError(f"{path} must be a finite number, got {_shown(value)}") from None
 
         return self._read(name, paths, default, (), check)
+
+    def _text_number(self, path: str, value: str) -> str:
+        """Returns the text of the issue of a number that the framework reads as text."""
+        so = f"{self._text_numbers}; " if self._text_numbers else ""
+        if self._is_json:
+            return f'{path} is "{value}", a text because of its quotes: {so}write {value.strip()}'
+        return f"{path} is {value}, which YAML reads as text: {so}write {_with_dot(value.strip())}"
 
     def choice(self, path: str, good: Iterable[str], default: str) -> str:
         """Returns one of a few words.
@@ -290,11 +309,6 @@ def _in_another_section(field: str, section: str, known: Mapping[str, Iterable[s
 
 
 def _parse_count(path: str, value: object, minimum: int) -> int:
-    if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-        raise ConfigError(
-            f"{path} must be a whole number of at least {minimum}, got the text {value!r}: YAML reads an exponent "
-            f"without a dot as text"
-        )
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{path} must be a whole number of at least {minimum}, got {_shown(value)}")
     if value > _LARGEST:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from countoff.plan.fields import ConfigError
+from countoff.plan.fields import ConfigError, JsonObject
 
 __all__ = ["SCRIPTS", "data_of", "standard_input", "text_of"]
 
@@ -79,13 +79,23 @@ def _toml(text: str) -> object:
     return parser.loads(text)
 
 
+def _json(text: str) -> object:
+    found = json.loads(text)
+    return JsonObject(found) if isinstance(found, dict) else found
+
+
 def _yaml(text: str) -> object:
     import yaml
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise ValueError(f"{where}{error.problem or error.context}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ValueError(f"line {line}: a character that YAML does not allow: {text[error.position]!r}") from None
 
 
-_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
+_PARSERS: dict[str, Callable[[str], object]] = {".toml": _toml, ".json": _json, ".yaml": _yaml, ".yml": _yaml}

@@ -29,7 +29,7 @@ CODES = {
     "machines": "the numbers of machines, processes and ranks contradict one another",
     "world-size": "the configuration is for another number of ranks than the check",
     "unknown-field": "nothing reads a field: it may be misspelt",
-    "exponent": "YAML reads a number such as 2e-5 as text, because it has no point: write 2.0e-5",
+    "exponent": "a number is read as text: 2e-5 in YAML, which has no point, or one in quotes in JSON",
     "first-step": "the first optimizer step has a learning rate of 0",
     "data-ranks": "several ranks read the same share, so samples and tokens count once for all of them",
     "length": "the run has no step at all, has no end, or two lengths are given and one has no effect",

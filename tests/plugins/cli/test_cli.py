@@ -73,6 +73,13 @@ def test_the_help_shows_the_line_to_add_and_the_demo() -> None:
     assert "countoff demo --ranks 4" in printed
 
 
+def test_the_help_of_plan_says_what_its_exit_code_means() -> None:
+    """It is 0 also where a line shows a fault; to fail on that is for `check`."""
+    printed = " ".join(run(["plan", "--help"]).stdout.split())
+    assert 'Exit code: 0 if there is a plan, also one with a line such as "stops …" below it' in printed
+    assert "countoff check counts as a fault, with exit code 1" in printed
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "demo", "completion", "version"])
 def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:
@@ -136,6 +143,8 @@ def test_several_names_are_explained_at_once() -> None:
     assert text.startswith("87\n\ncountoff has ended a process after a verdict")
     assert "\nSettingsError\n\nAn option of countoff" in text
     assert "\ndp-rank\n\nBy lingua's formula for the share that a rank reads, data stays unread. " in text
+    assert "\n\nCause. lingua's train.py multiplies" in text
+    assert "\n\nFix. Correct the formula" in text
 
 
 def test_every_exception_and_exit_code_is_explained() -> None:
@@ -246,6 +255,24 @@ def test_it_runs_as_a_module_and_names_itself_so() -> None:
         2,
         f"countoff: the following arguments are required: CONFIG {see}\n",
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["completion bash", "completion fish", "--help", "check --help", "version", "explain", "explain LostRank"],
+)
+def test_a_reader_that_leaves_early_is_no_error(arguments: str) -> None:
+    """`countoff … | head` ends without a word, whatever the command."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'core'}{os.pathsep}{ROOT / 'plugins'}"}
+    command = [sys.executable, "-m", "countoff", *arguments.split()]
+    finished = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=environment
+    )
+    os.close(writing)
+    assert finished.stderr == ""
+    assert finished.returncode in (0, 1)  # argparse prints a help, and takes no notice
 
 
 @pytest.mark.parametrize(

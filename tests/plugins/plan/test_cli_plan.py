@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from countoff.cli import __main__ as cli
+from countoff.plan.advice import ADVICE
 from countoff.plan.issues import CODES
 from tests.paths import DOCS
 
@@ -254,7 +255,7 @@ def test_an_ignored_fault_is_none(run: Run, tmp_path: Path) -> None:
     (tmp_path / "short.toml").write_text(dedent(SHORT))
     output = run(["check", str(tmp_path / "short.toml"), "--world-size", "4", "--ignore", "horizon"])
     assert output.code == 0
-    assert output.out == f"{tmp_path / 'short.toml'} on 4 ranks: no fault found\n"
+    assert output.out == f"{tmp_path / 'short.toml'} (torchtitan) on 4 ranks: no fault found\n"
 
 
 def test_an_unknown_code_is_refused_with_the_nearest(run: Run, question: str) -> None:
@@ -282,7 +283,7 @@ def test_the_page_quotes_what_is_printed(
         (tmp_path / name).write_text(dedent(text))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    assert len(QUOTED) == 18
+    assert len(QUOTED) == 24
     (tmp_path / "lora.yaml").write_text("data: {class_path: litgpt.data.Alpaca2k}\nlora_r: 32\n")
     printed = run(command.split())
     assert [line.rstrip() for line in (printed.out + printed.err).splitlines()] == output.splitlines()
@@ -303,7 +304,7 @@ def test_several_configurations_are_checked_at_once(run: Run) -> None:
     output = run(["check", "good.toml", "short.toml", "--world-size", "4"])
     assert (output.code, output.err) == (1, "")
     lines = output.out.splitlines()
-    assert lines[0].startswith("good.toml: ") or lines[0] == "good.toml on 4 ranks: no fault found"
+    assert lines[0].startswith("good.toml: ") or lines[0] == "good.toml (torchtitan) on 4 ranks: no fault found"
     assert any(line.startswith("short.toml: silent  horizon: ") for line in lines)
     assert run(["check", "good.toml", "good.toml", "--world-size", "4"]).code == 0
 
@@ -372,9 +373,13 @@ def test_a_script_with_ranks_per_machine_needs_only_the_machines(run: Run, tmp_p
 
 
 def test_the_codes_are_the_documented_ones() -> None:
+    """Each has its row in the table, with what `countoff explain` says of it."""
     page = PAGE.read_text().partition("## What is wrong")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", page, re.MULTILINE)
-    assert sorted(code for row in rows for code in re.findall(r"`([a-z-]+)`", row)) == sorted(CODES)
+    rows = [
+        f"| `{code}` | {meaning} | {ADVICE[code].cause} | {ADVICE[code].remedy} |" for code, meaning in CODES.items()
+    ]
+    assert re.findall(r"^\| `.*\|$", page, re.MULTILINE) == rows
+    assert ADVICE.keys() == CODES.keys()
 
 
 def test_a_terminal_that_knows_only_ascii_is_no_error(question: str) -> None:
@@ -393,14 +398,41 @@ def test_a_terminal_that_knows_only_ascii_is_no_error(question: str) -> None:
 
 def test_a_sound_config_is_exit_0(run: Run, question: str) -> None:
     output = run(["check", question, "--world-size", "4"])
-    assert (output.code, output.out, output.err) == (0, f"{question} on 4 ranks: no fault found\n", "")
+    assert (output.code, output.out, output.err) == (0, f"{question} (torchtitan) on 4 ranks: no fault found\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "left_out"),
+    [
+        ("per_device_train_batch_size: 4", [], {"length": "--dataset-size", "schedule": "--dataset-size"}),
+        ("per_device_train_batch_size: 4", ["--dataset-size", "1000"], {}),
+        ("per_device_train_batch_size: 4\nmax_steps: 100", [], {}),
+        (
+            "distributed_type: MULTI_GPU",
+            ["--steps", "10"],
+            {"batch": "--batch-size", "schedule": "a curve that countoff knows"},
+        ),
+    ],
+)
+def test_a_check_says_what_it_has_not_checked(
+    run: Run, tmp_path: Path, text: str, flags: list[str], left_out: dict[str, str]
+) -> None:
+    """It names each flag that would let it, in its last line and as JSON."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    command = ["check", str(path), "--world-size", "4", *flags]
+    line = run(command).out.splitlines()[-1]
+    assert ("not checked" in line) == bool(left_out)
+    assert all(f"without {flag}: " in line for flag in left_out.values())
+    found = json.loads(run([*command, "--json"]).out)["unchecked"]
+    assert {each["what"]: each["without"] for each in found} == left_out
 
 
 def test_several_world_sizes_are_checked_and_the_worst_counts(run: Run, question: str) -> None:
     output = run(["check", question, "--world-size", "7,4", "--tp", "2"])
     assert output.code == 1
     assert "7 ranks: stops   dims: " in output.out
-    assert f"{question} on 4 ranks: no fault found" in output.out
+    assert f"{question} (torchtitan) on 4 ranks: no fault found" in output.out
 
 
 def test_a_check_is_json_with_the_same_exit_code(run: Run, question: str, tmp_path: Path) -> None:
@@ -413,7 +445,14 @@ def test_a_check_is_json_with_the_same_exit_code(run: Run, question: str, tmp_pa
         for key, value in json.loads(run(["plan", question, "--world-size", "4", "--json"]).out).items()
         if key != "issues"
     }
-    assert checked == {"config": question, "framework": "torchtitan", "world_size": 4, "fault": False, "issues": []}
+    assert checked == {
+        "config": question,
+        "framework": "torchtitan",
+        "world_size": 4,
+        "fault": False,
+        "issues": [],
+        "unchecked": [],
+    }
     (tmp_path / "short.toml").write_text(dedent(SHORT))
     output = run(["check", str(tmp_path / "short.toml"), "--world-size", "4,7", "--tp", "2", "--json"])
     assert (output.code, output.err) == (1, "")

@@ -551,6 +551,25 @@ def test_a_rate_that_yaml_reads_as_text_is_noted(tmp_path: Path) -> None:
     assert job.learning_rate == 2e-5
 
 
+def test_a_rate_in_quotes_is_noted_in_json(tmp_path: Path) -> None:
+    """Also one inside of another field; the note says what to write in JSON."""
+    (tmp_path / "sft.json").write_text(
+        '{"per_device_train_batch_size": 4, "learning_rate": "2e-5", "lr_scheduler_type": "cosine_with_min_lr", '
+        '"lr_scheduler_kwargs": {"min_lr": "1e-6"}}'
+    )
+    stops = "after HfArgumentParser.parse_json_file the Trainer stops with a TypeError"
+    assert sorted(set(notes_of(read_job(str(tmp_path / "sft.json"))))) == [
+        f'note    exponent: learning_rate is "2e-5", a text because of its quotes: {stops}; write 2e-5',
+        f'note    exponent: lr_scheduler_kwargs.min_lr is "1e-6", a text because of its quotes: {stops}; write 1e-6',
+    ]
+
+
+def test_a_whole_number_in_quotes_is_refused_without_a_word_of_yaml_in_json(tmp_path: Path) -> None:
+    (tmp_path / "sft.json").write_text('{"per_device_train_batch_size": 4, "max_steps": "1e3"}')
+    with pytest.raises(ConfigError, match=r"max_steps must be a whole number of at least 1, got '1e3'$"):
+        read_job(str(tmp_path / "sft.json"))
+
+
 def test_a_rate_in_exponents_is_a_number_in_json_and_in_a_script(tmp_path: Path) -> None:
     (tmp_path / "sft.json").write_text('{"per_device_train_batch_size": 4, "learning_rate": 2e-5}')
     (tmp_path / "sft.sh").write_text(

@@ -269,11 +269,25 @@ def test_an_unknown_number_is_a_note(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "note    unknown-value: --lr-warmup-iters is $WARMUP, which is known only when" in capsys.readouterr().out
 
 
+NO_TRAINING = (
+    "it starts no training that countoff knows by its arguments (megatron | transformers | nemo | verl); with its "
+    "numbers as flags: countoff plan"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("python eval.py --x 1", "it starts no training that countoff knows by its arguments (megatron | "),
-        ("", "it starts no training"),
+        ("", f"{NO_TRAINING} --world-size N --batch-size N"),
+        (
+            "python a.py --x 1\ntorchrun --nproc_per_node 4 --nnodes 2 train.py --batch-size 32 --epochs 3 --lr 1",
+            f"{NO_TRAINING} --world-size 8 --batch-size 32 --epochs 3 --dataset-size N",
+        ),
+        (
+            "accelerate launch --num_processes 4 train.py batch_size=$BATCH max_steps=500",
+            f"{NO_TRAINING} --world-size 4 --batch-size N --steps 500",
+        ),
         (
             f"torchrun pretrain_gpt.py {MEGATRON}\ntorchrun pretrain_bert.py {MEGATRON} --bf16",
             "it starts more than one training: pretrain_gpt.py in line 1, pretrain_bert.py in line 2; give one of the",

@@ -2,5 +2,6 @@
 
 from countoff.plan.checks.all import check_job
 from countoff.plan.checks.length import check_length
+from countoff.plan.checks.unchecked import Unchecked, unchecked, unchecked_line
 
-__all__ = ["check_job", "check_length"]
+__all__ = ["Unchecked", "check_job", "check_length", "unchecked", "unchecked_line"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +15,7 @@ from countoff.plan.files import SCRIPTS, data_of, standard_input, text_of
 from countoff.plan.formats import Format
 from countoff.plan.issues import ConfigIssue
 from countoff.plan.job import Job, Origin
+from countoff.plan.unread import is_lightning_cli, plan_of_lightning_cli, plan_of_numbers
 
 if TYPE_CHECKING:
     from countoff.plan.scripts.launches import Launch
@@ -97,6 +98,8 @@ def _framework_of_file(data: Mapping[str, Any], name: str) -> str:
     Raises:
         ConfigError: If it is in none of the formats, or in several: it is refused, never guessed.
     """
+    if is_lightning_cli(data, for_sure=True):
+        raise ConfigError(f"{name} is {_lightning_cli(data)}")
     found = {one.framework: one.count(data) for one in FORMATS.values() if name.endswith(one.endings)}
     for one in FORMATS.values():
         if one.extends is not None and found.get(one.framework):
@@ -107,10 +110,18 @@ def _framework_of_file(data: Mapping[str, Any], name: str) -> str:
         give = f"give --framework {' | '.join(FORMATS)}"
         if hint := _nearest_format(dict.fromkeys(found, data)):
             raise ConfigError(f"{unknown}; {hint} If it is in another one: {give}")
+        if is_lightning_cli(data, for_sure=False):
+            raise ConfigError(f"{name} looks like {_lightning_cli(data)}")
         raise ConfigError(f"{unknown}; it reads {_known_formats()}. If it is one of these: {give}")
     if len(best) > 1:
         raise ConfigError(f"{name} has fields of {' and '.join(best)}: give --framework {' | '.join(best)}")
     return best[0]
+
+
+def _lightning_cli(data: Mapping[str, Any]) -> str:
+    """Returns what is said of a configuration of the Lightning CLI."""
+    plan = plan_of_lightning_cli(data)
+    return f"a configuration of the Lightning CLI, which countoff does not read yet; with its numbers as flags: {plan}"
 
 
 def _most(counts: Mapping[str, int]) -> list[str]:
@@ -172,7 +183,7 @@ def _read_script(text: str, framework: str | None) -> Job:
         hints = (_nearest_format({kind: _arguments(launch, kind) for kind in _LAUNCHED}) for launch in launches)
         hint = next(filter(None, hints), "")
         known = f"it starts no training that countoff knows by its arguments ({' | '.join(_LAUNCHED)})"
-        raise ConfigError(f"{known}; {hint}" if hint else known)
+        raise ConfigError(f"{known}; {hint or f'with its numbers as flags: {_plan_by_flags(launches)}'}")
     if len(found) > 1:
         programs = [f"{launch.program or kind} in line {launch.line}" for launch, kind in found]
         more = f" and {len(programs) - _MOST_NAMED:,} more" if len(programs) > _MOST_NAMED else ""
@@ -185,6 +196,14 @@ def _read_script(text: str, framework: str | None) -> Job:
     size = launch.size
     origins = {**job.origins, "world_size": Origin(size.key)}
     return replace(job, world_size=size.ranks, ranks_per_node=size.per_node, origins=origins)
+
+
+def _plan_by_flags(launches: Sequence[Launch]) -> str:
+    """Returns the command that plans the last of several programs; the first ones often prepare it."""
+    if not launches:
+        return plan_of_numbers({}, None)
+    last = launches[-1]
+    return plan_of_numbers({**last.fields, **last.named_flags}, last.size.ranks if last.size else None)
 
 
 def _frameworks_of_launch(launch: Launch, framework: str | None) -> list[str]:

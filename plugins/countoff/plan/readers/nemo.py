@@ -227,7 +227,7 @@ FORMAT = Format(
     endings=(".yaml", ".yml"),
     fields=(
         *("exp_manager", "model.optim.sched", "model.micro_batch_size", "model.global_batch_size"),
-        *("model.tensor_model_parallel_size", "trainer.accumulate_grad_batches"),
+        *("model.tensor_model_parallel_size", "model.train_ds"),
     ),
     arguments=lambda launch: launch.fields,
 )

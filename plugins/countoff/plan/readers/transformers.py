@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from countoff.core.ranks import ORDERS
-from countoff.plan.fields import ConfigError, Fields, near_miss
+from countoff.plan.fields import ConfigError, Fields, JsonObject, near_miss
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
 from countoff.plan.schedules import TrainerSchedule
@@ -80,7 +80,7 @@ _ELSEWHERE = {
 }
 # ``HfArgumentParser.parse_dict`` checks no types, so that AdamW compares the text with a number. TRL's parser makes
 # numbers of such texts, except inside of another field.
-_TEXT_NUMBERS = "after HfArgumentParser.parse_yaml_file the Trainer stops with a TypeError"
+_TEXT_NUMBERS = "after HfArgumentParser.{} the Trainer stops with a TypeError"
 # Those that are written with an exponent, besides those that are read.
 _SMALL_NUMBERS = ("weight_decay", "adam_epsilon")
 _WARMUP_CURVES = ("linear", "cosine", "1-sqrt")
@@ -95,7 +95,8 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain.
     """
-    fields = Fields(_with_parsed_json(data), text_numbers=_TEXT_NUMBERS)
+    parser = "parse_json_file" if isinstance(data, JsonObject) else "parse_yaml_file"
+    fields = Fields(_with_parsed_json(data), text_numbers=_TEXT_NUMBERS.format(parser))
     for name in _SMALL_NUMBERS:
         fields.number("", name, None)
     note_misspelt(fields, data, TRAINING_ARGUMENTS, _COUNTED)
@@ -264,7 +265,7 @@ def note_misspelt(
 
 def _with_parsed_json(data: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments with those parsed that transformers takes as JSON text as well."""
-    found = dict(data)
+    found = JsonObject(data) if isinstance(data, JsonObject) else dict(data)
     for name in ("lr_scheduler_kwargs", "accelerator_config"):
         value = found.get(name)
         if isinstance(value, str) and value.lstrip().startswith("{"):

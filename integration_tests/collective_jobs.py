@@ -31,6 +31,7 @@ class Program:
         self.metric = torch.zeros(650)
         self.odd = own_rank() == dist.get_world_size() - 1
         self.threads: list[threading.Thread] = []
+        self.made: list[Any] = []
         self._group = group
 
     def nothing(self, number: int) -> None:
@@ -75,8 +76,8 @@ class Program:
             dist.send(self.metric, 0)
 
     def early_once(self, number: int) -> None:
-        """One rank joins a collective two batches before the others do."""
-        if number == (AT if self.odd else AT + 2):
+        """One rank joins a collective two batches before the others do, and before a tick."""
+        if number == (6 * TICK - 1 if self.odd else 6 * TICK + 1):
             work = dist.all_reduce(self.metric, group=self._group, async_op=True)
             assert work is not None
             self.threads.append(threading.Thread(target=work.wait))
@@ -91,6 +92,17 @@ class Program:
     def _after_a_while(self, seconds: float) -> None:
         time.sleep(seconds)
         dist.all_reduce(torch.zeros(3), group=self._group)
+
+    def group_made_again(self, number: int) -> None:
+        """A group of all ranks is made for a while, each time by the same name: its number begins at 0 again."""
+        if number % 10 == 1:
+            ranks = list(range(dist.get_world_size()))
+            group = dist.new_group(ranks, use_local_synchronization=True)
+            self.made.append(group)
+            for _ in range(20 - number // 10):
+                dist.all_reduce(self.metric, group=group)
+        elif number % 10 == 9:
+            dist.destroy_process_group(self.made.pop())
 
     def two_ranks_of_a_group(self, number: int) -> None:
         """Two ranks issue collectives in a group of their own, once in a while."""

@@ -160,7 +160,7 @@ def test_torchrun_does_not_repeat_what_has_come_again(run_torchrun, tmp_path):
     verdict = read(tmp_path / "verdict.json")
     assert (verdict["kind"], verdict["restart"], verdict["ranks"]) == ("LostRank", "useless", [1]), run.output
     assert verdict["run"]["torchelastic_restart_count"] == "1", run.output
-    said = f"] \\s+again: the same happened in the attempt before \\({verdict['again']}\\): a restart does not help."
+    said = f"] \\s+again: the same happened in the attempt before \\({verdict['again']}\\): a restart has not helped."
     assert len(re.findall(said, run.output)) == 1, run.output
     assert run.output.count("not started again: LostRank: ") == 1, run.output
 

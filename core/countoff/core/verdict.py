@@ -253,7 +253,7 @@ class Verdict:
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted, hosts=bool(self.hosts))
         if self.again:
-            lines.append(f"  again: the same happened in the attempt before ({self.again}): a restart does not help.")
+            lines.append(f"  again: the same happened in the attempt before ({self.again}): a restart has not helped.")
         if self.why:
             lines.append(f"  why: {self.why}")
         if self.remedy:

@@ -292,10 +292,26 @@ def test_what_comes_again_at_the_same_batch_is_said(path: Path) -> None:
     leave_an_attempt(path, LOST)
     again = verdict_file.seen_again(str(path), replace(LOST, sentence="rank 3 is gone (pid 99)."))
     assert again == "batch 412 of train epoch 0, rank 3"
-    known = replace(LOST, again=again, hosts={3: "node-1"})
-    assert (LOST.restart, known.restart, known.to_dict()["leave_out"]) == ("may_help", "useless", [])
-    assert known.to_dict()["again"] == again
-    assert f"  again: the same happened in the attempt before ({again}): a restart does not help." in known.render()
+    known = replace(LOST, again=again)
+    assert (LOST.restart, known.restart, known.to_dict()["again"]) == ("may_help", "useless", again)
+    assert f"  again: the same happened in the attempt before ({again}): a restart has not helped." in known.render()
+
+
+def test_a_host_that_has_lost_its_rank_twice_is_still_to_be_left_out(path: Path) -> None:
+    """Another host may do better. If another host has lost the rank too, it is not the host."""
+    on_host = replace(LOST, hosts={3: "node-1"}, sentence="rank 3 on node-1 is gone (pid 17).")
+    leave_an_attempt(path, on_host)
+    assert verdict_file.seen_again(str(path), on_host) == ""
+    moved = replace(on_host, hosts={3: "node-2"}, sentence="rank 3 on node-2 is gone (pid 5).")
+    assert verdict_file.seen_again(str(path), moved) == "batch 412 of train epoch 0, rank 3"
+
+
+def test_the_file_of_another_job_is_no_attempt_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "monday")
+    leave_an_attempt(path, LOST)
+    assert verdict_file.seen_again(str(path), LOST)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "tuesday")
+    assert verdict_file.seen_again(str(path), LOST) == ""
 
 
 @pytest.mark.parametrize(
@@ -308,8 +324,20 @@ def test_what_comes_again_at_the_same_batch_is_said(path: Path) -> None:
         replace(LOST, ranks=()),
         replace(LOST, world_size=8),
         replace(LOST, kind="UnevenBatches"),
+        replace(LOST, sentence="rank 3 was stopped by SIGTERM."),
+        replace(LOST, rows=({**ROWS[0], "where": "no span", "batches": 0},)),
     ],
-    ids=["other rank", "other batch", "other epoch", "no table", "no rank", "other size", "other kind"],
+    ids=[
+        "other rank",
+        "other batch",
+        "other epoch",
+        "no table",
+        "no rank",
+        "other size",
+        "other kind",
+        "other event",
+        "no batch",
+    ],
 )
 def test_what_comes_otherwise_is_not_again(path: Path, now: Verdict) -> None:
     leave_an_attempt(path, LOST)
@@ -325,8 +353,9 @@ def test_a_damaged_table_of_the_attempt_before_says_nothing(path: Path) -> None:
         assert verdict_file.seen_again(str(path), LOST) == ""
 
 
-def test_a_fit_of_this_process_is_no_attempt_before(path: Path) -> None:
-    clear(path)
+def test_the_second_fit_of_this_process_has_no_attempt_before(path: Path) -> None:
+    """The attempt before has ended in its first fit, or in another one."""
+    leave_an_attempt(path, LOST)
     verdict_file.write(str(path), LOST, 0)
     clear(path)
     assert verdict_file.seen_again(str(path), LOST) == ""

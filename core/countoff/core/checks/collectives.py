@@ -6,9 +6,9 @@ what is trained is wrong.
 
 Torch counts what a rank issues in each process group. These numbers may differ in healthy programs: one rank may issue
 a collective before a batch and another one after it, a thread may issue its own, and what two ranks send to one another
-counts too. So ranks compare how many collectives they issue between two ticks. A finding is a number that differs in
-one such interval, after some in which it did not, and in none of as many after it. Only then all ranks of the group are
-asked, by an entry of the log. A healthy job exchanges nothing but a few bytes more at a tick.
+counts too. So ranks compare how many collectives they issue from one tick to the next. A finding is a number that
+differs in one such interval, after some in which it did not, and in none of as many after it. Only then all ranks of
+the group are asked, by an entry of the log. A healthy job exchanges nothing but a few bytes more at a tick.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ COLLECTIVES_DIFFER = VerdictKind(
 )
 LEAST = 2
 """Intervals without a difference that a finding has at least on both sides of the one that differs."""
-_LATE, _MOST = 4, 16
-"""Intervals by which a thread of one rank may be late with a collective, and those after which it is not waited for."""
+_LATE = 4
+"""A thread of one rank may issue its collective as many intervals later than that of another rank."""
+_MOST = 16
+"""Intervals without a difference after which no more are waited for. A later return of it is taken for another one."""
 _KEPT = 24
 """Intervals that a rank keeps, and tells where it is asked: in some 400 of the 1,024 bytes of a record."""
 _MOST_GROUPS = 4
@@ -60,21 +62,24 @@ class Issued(NamedTuple):
         number: Collectives of this rank so far.
         ranks: The group's ranks, ascending.
         group: The group, as the end of a sentence.
-        counts_messages: Whether what two ranks send to one another counts too.
+        counts_messages: Whether what two ranks send to one another counts for each of them, as with gloo. With NCCL,
+            it counts only where it is batched (`startCoalescing` in torch's ProcessGroupNCCL.cpp).
+        made: Which group of this rank it is, where one of the same name has been made again.
     """
 
     number: int
     ranks: tuple[int, ...]
     group: str
     counts_messages: bool
+    made: int = 0
 
 
 class Interval(NamedTuple):
-    """The batches of a train epoch between two ticks, without an evaluation among them.
+    """What a rank does between two ticks, by the one that ends it; equal on all ranks.
 
     Attributes:
-        opened: Index of the mark that opened the epoch.
-        batch: The batch before which it ends; equal on all ranks.
+        opened: Index of the mark that opened the train epoch of that tick.
+        batch: The batch of that tick.
     """
 
     opened: int
@@ -87,11 +92,13 @@ class Question(NamedTuple):
     Attributes:
         group: The group's key.
         interval: The one that is in doubt.
+        last: The last one that the rank knows which asks: the others answer once they know it too.
         rank: The rank that asks.
     """
 
     group: str
     interval: Interval
+    last: Interval
     rank: int
 
     @classmethod
@@ -104,12 +111,13 @@ class Question(NamedTuple):
         group = entry["group"]
         if not (isinstance(group, str) and len(group) <= 64):
             raise ValueError(f"expected a short text, got {group!r:.80}")
-        interval = Interval(parse_count(entry["opened"]), parse_count(entry["batch"]))
-        return cls(group, interval, parse_rank(entry["rank"], ranks))
+        interval, last = (Interval(*map(parse_count, entry[key])) for key in ("interval", "last"))
+        return cls(group, interval, last, parse_rank(entry["rank"], ranks))
 
     def to_json(self) -> dict[str, Any]:
         """The log's entry; `from_json` is its inverse."""
-        return {"type": "collectives", "group": self.group, **self.interval._asdict(), "rank": self.rank}
+        told = {"group": self.group, "interval": list(self.interval), "last": list(self.last), "rank": self.rank}
+        return {"type": "collectives", **told}
 
     @property
     def name(self) -> str:
@@ -122,32 +130,41 @@ class Trail:
 
     Attributes:
         numbers: The rank's own numbers in the last intervals, oldest first.
+        mixed: Those of these intervals in which an epoch began or an evaluation was: ranks may begin them at other
+            places of their programs.
         doubted: The one interval in which another rank had another number; None while there is none.
+        place: That interval, in words.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[Interval, int] = {}
+        self.mixed: set[Interval] = set()
         self.doubted: Interval | None = None
+        self.place = ""
         self._same_before = self._same_after = 0
         self._given_up = False
 
-    def keep(self, interval: Interval, number: int) -> None:
+    def keep(self, interval: Interval, number: int, *, mixed: bool = False) -> None:
         """Keeps this rank's own number."""
         self.numbers[interval] = number
+        if mixed:
+            self.mixed.add(interval)
         for old in list(self.numbers)[:-_KEPT]:
             del self.numbers[old]
+            self.mixed.discard(old)
 
-    def see(self, interval: Interval, same: bool) -> bool:
-        """Takes whether another rank had the same number; returns whether the ranks of the group are to be asked.
+    def is_suspect(self, interval: Interval, same: bool, place: str = "") -> bool:
+        """Takes whether another rank had the same number; returns whether the ranks of the group are to be asked now.
 
         A difference that comes back, or is made up for, is part of the program. One that comes at regular intervals
-        comes back after as many as there were before the first one, so no less are waited for.
+        comes back after as many as there were before the first one, so no fewer are waited for, up to `_MOST`.
         """
         if self._given_up:
             return False
         if not same:
-            self._given_up = self.doubted is not None or self._same_before < LEAST
-            self.doubted = interval
+            again = self.doubted is not None or interval in self.mixed
+            self._given_up = again or self._same_before < LEAST
+            self.doubted, self.place = interval, place
         elif self.doubted is None:
             self._same_before += 1
         else:
@@ -158,9 +175,10 @@ class Trail:
         """Looks for nothing any more."""
         self._given_up = True
 
-    def to_json(self) -> dict[str, Any]:
-        """The numbers, as JSON types."""
-        return {"numbers": [[*interval, number] for interval, number in self.numbers.items()]}
+    def answer(self, doubted: Interval) -> dict[str, Any]:
+        """The numbers, as JSON types; without that of the interval in doubt where it is mixed here."""
+        mixed = self.mixed & {doubted}
+        return {"numbers": [[*each, number] for each, number in self.numbers.items() if each not in mixed]}
 
 
 class CollectiveCheck(Check):
@@ -174,9 +192,10 @@ class CollectiveCheck(Check):
         self._state = state
         self._others: Others | None = None
         self._last: Mapping[str, Issued] = {}
+        self._last_tick: Interval | None = None
+        self._mixed = False
         self._groups: Mapping[str, Issued] = {}
         self._trails: dict[str, Trail] = {}
-        self._epochs: dict[int, str] = {}
         self._asked: set[str] = set()
         self._unanswered: list[Question] = []
 
@@ -186,48 +205,51 @@ class CollectiveCheck(Check):
             self._state.readers["collectives"] = self._read
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
-        self._last = {}
+        self._mixed = True
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
-        self._last = {}  # what is issued in an evaluation, and where an epoch begins, is not compared
+        self._mixed = True
 
     def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
         state, others = self._state, self._others
         if others is None or not state.evidence.steps_by_batch or span.guess:
             return None  # batches may be counted on another thread than that of the collectives
-        last, groups = self._last, dict(itertools.islice(others.issued().items(), _MOST_GROUPS))
-        self._last = groups
-        numbers = {key: each.number - last[key].number for key, each in groups.items() if key in last}
-        if not numbers:
+        last, begin, mixed = self._last, self._last_tick, self._mixed
+        groups = dict(itertools.islice(others.issued().items(), _MOST_GROUPS))
+        interval = Interval(span.opened, span.started)
+        self._last, self._last_tick, self._mixed = groups, interval, False
+        known = {key: last[key] for key, each in groups.items() if key in last and last[key].made == each.made}
+        numbers = {key: groups[key].number - each.number for key, each in known.items()}
+        if not numbers or begin is None or min(numbers.values()) < 0:
             return None
-        interval, epoch = Interval(span.opened, span.started), span.name
+        place = f"between batches {begin.batch} and {interval.batch} of {span.name}"
+        told = {"issued": numbers, "issued_since": list(begin)}
 
         def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> None:
             del ranks
+            theirs = standing.get("issued")
+            if not isinstance(theirs, Mapping) or standing.get("issued_since") != list(begin):
+                theirs = {}  # of another version, or of a rank with other ticks
             self._groups = groups
-            self._epochs = {**self._epochs, interval.opened: epoch}
-            self._compare(interval, numbers, standing.get("issued") or {})
+            self._trails = {key: self._trails.get(key) or Trail() for key in numbers}
+            for key, number in numbers.items():
+                trail = self._trails[key]
+                trail.keep(interval, number, mixed=mixed)
+                if key in theirs and trail.is_suspect(interval, theirs[key] == number, place):
+                    self._ask(key, trail, interval)
+            waiting, self._unanswered = self._unanswered, []
+            for question in waiting:
+                self._answer(question)
 
-        return TickPart(lambda: {"issued": numbers}, compare)
+        return TickPart(lambda: told, compare)
 
-    def _compare(self, interval: Interval, numbers: Mapping[str, int], theirs: Mapping[str, Any]) -> None:
-        """Compares this rank's numbers with those of the rank that wrote first. Runs on the speaker thread."""
-        self._trails = {key: self._trails.get(key) or Trail() for key in numbers}
-        for key, number in numbers.items():
-            trail = self._trails[key]
-            trail.keep(interval, number)
-            if key in theirs and trail.see(interval, parse_count(theirs[key]) == number) and trail.doubted is not None:
-                trail.give_up()
-                self._ask(Question(key, trail.doubted, self._state.rank))
-        waiting, self._unanswered = self._unanswered, []
-        for question in waiting:
-            self._answer(question)
-
-    def _ask(self, question: Question) -> None:
-        """Asks all ranks of the group, unless another rank has asked first."""
-        if self._others is not None:
+    def _ask(self, group: str, trail: Trail, last: Interval) -> None:
+        """Asks all ranks of a group, unless another rank has asked first. Runs on the speaker thread."""
+        trail.give_up()
+        if self._others is not None and trail.doubted is not None:
+            question = Question(group, trail.doubted, last, self._state.rank)
             speaker = self._others.speaker
-            speaker.hand(speaker.append(question.to_json(), lambda: question.group in self._asked))
+            speaker.hand(speaker.append(question.to_json(), lambda: group in self._asked))
 
     def _read(self, entry: Mapping[str, Any]) -> Callable[[], None]:
         """Reads the question of a rank; returns what it does. Called for each such entry of the log.
@@ -237,12 +259,12 @@ class CollectiveCheck(Check):
         """
         question = Question.from_json(entry, self._state.ranks)
 
-        def take() -> None:
+        def answer_once() -> None:
             if question.group not in self._asked and self._others is not None:
                 self._asked.add(question.group)
                 self._others.speaker.hand(lambda _: self._answer(question))
 
-        return take
+        return answer_once
 
     def _answer(self, question: Question) -> None:
         """Tells what this rank has issued, once it knows as much as a finding needs. Runs on the speaker thread."""
@@ -250,26 +272,24 @@ class CollectiveCheck(Check):
         if issued is None or trail is None or others is None:  # of a group to which this rank does not belong
             return
         trail.give_up()
-        if sum(each > question.interval for each in trail.numbers) < LEAST:
+        if max(trail.numbers) < question.last:
             self._unanswered = [*self._unanswered[-_UNANSWERED:], question]
             return
-        told = trail.to_json()
+        told = trail.answer(question.interval)
         others.speaker.hand(lambda channel: channel.set(f"{question.name}/{self._state.rank}", told))
         if question.rank != self._state.rank:
             return
 
         def gathered(records: Records, missing: list[int]) -> None:
             if not missing:
-                self._decide(question, issued, records)
+                self._decide(question, trail.place, issued, records)
 
         deadline = time.monotonic() + self._state.settings.deadline_seconds
         others.speaker.gather(question.name, issued.ranks, deadline, gathered)
 
-    def _decide(self, question: Question, issued: Issued, records: Records) -> None:
-        begin = question.interval.batch - self._state.settings.tick_batches
-        where = f"between batches {begin} and {question.interval.batch} of {self._epochs[question.interval.opened]}"
+    def _decide(self, question: Question, place: str, issued: Issued, records: Records) -> None:
         answers = {rank: numbers_of(record) for rank, record in records.items()}
-        found = judge_collectives(where, question.interval, answers, issued)
+        found = judge_collectives(place, question.interval, answers, issued)
         if found is not None:
             self._state.find(found)
 
@@ -287,16 +307,15 @@ def numbers_of(record: Mapping[str, Any]) -> dict[Interval, int]:
 
 
 def judge_collectives(
-    where: str, doubted: Interval, answers: Mapping[int, Mapping[Interval, int]], issued: Issued
+    place: str, doubted: Interval, answers: Mapping[int, Mapping[Interval, int]], issued: Issued
 ) -> Verdict | None:
     """Returns a `CollectivesDiffer` if it is proved; None if what ranks have told has another explanation.
 
     It is proved where all ranks have issued the same in each interval that all know, but for the one in doubt, and
-    where messages between two ranks cannot be the cause. Torch counts a message on both of these ranks, so messages add
-    an even number in all, and collectives the same number on each rank.
+    where messages between two ranks cannot be the cause (`_may_be_messages`).
 
     Args:
-        where: The interval in doubt, in words.
+        place: The interval in doubt, in words.
         doubted: The same.
         answers: The numbers of each rank of the group, by rank.
         issued: The group.
@@ -318,7 +337,7 @@ all ranks.'
         return None
     numbers = {rank: answers[rank][doubted] for rank in sorted(answers)}
     sides = ranks_by(numbers)
-    if len(sides) == 1 or (issued.counts_messages and _may_be_messages(list(numbers.values()))):
+    if len(sides) == 1 or _may_be_messages(numbers, sides, counted=issued.counts_messages):
         return None
     (most, others), few = sides[-1], sides[:-1]
     if 2 * len(others) <= len(numbers):
@@ -330,19 +349,26 @@ all ranks.'
         who = ", ".join(f"{names_of(ranks)} issued {difference}" for difference, ranks in odd[:4])
         sentence = f"{who} than {names_of(others)} {issued.group}"
         named, standing = sorted(rank for _, ranks in few for rank in ranks), "out of step"
-    return COLLECTIVES_DIFFER.found(f"{where}, {sentence}.", named, standing=standing)
+    return COLLECTIVES_DIFFER.found(f"{place}, {sentence}.", named, standing=standing)
 
 
 def _compared(number: int, most: int) -> str:
     return f"{count_of(abs(number - most), 'collective')} {'fewer' if number < most else 'more'}"
 
 
-def _may_be_messages(numbers: Sequence[int]) -> bool:
-    """Whether collectives of all ranks and messages between two of them can add up to these numbers.
+def _may_be_messages(numbers: Mapping[int, int], sides: Sequence[tuple[int, Sequence[int]]], *, counted: bool) -> bool:
+    """Whether collectives of all ranks, and messages between two of them, may add up to these numbers.
 
-    >>> _may_be_messages([65, 64]), _may_be_messages([67, 65, 65, 65]), _may_be_messages([64, 65, 65, 65])
-    (False, True, False)
+    Collectives add the same to each rank. A message that is counted adds one to two ranks, so all messages add an even
+    number; of an odd number of ranks, that excludes nothing. With NCCL a batch of messages adds one to each rank that
+    has one: then only a rank that differs alone is told from that.
+
+    >>> sides = ranks_by({0: 66, 1: 66, 2: 65, 3: 65})
+    >>> [_may_be_messages({0: 66, 1: 66, 2: 65, 3: 65}, sides, counted=counted) for counted in (True, False)]
+    [True, True]
     """
     if len(numbers) == 2:
-        return numbers[0] == numbers[1]
-    return len(numbers) % 2 == 1 or sum(numbers) % 2 == 0
+        return False
+    if not counted:
+        return sum(len(ranks) for _, ranks in sides[:-1]) != 1
+    return len(numbers) % 2 == 1 or sum(numbers.values()) % 2 == 0

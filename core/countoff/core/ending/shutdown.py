@@ -178,9 +178,10 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
             rank is to print it whole.
     """
-    if (path := state.settings.verdict_file) is not None:
-        verdict = replace(verdict, world_size=state.world_size)
-        verdict = replace(verdict, again=verdict_file.seen_again(path, verdict))
+    path = state.settings.verdict_file
+    if path is not None and state.settings.on_divergence == "raise":
+        again = verdict_file.seen_again(path, replace(verdict, world_size=state.world_size))
+        verdict = replace(verdict, again=again)
     with state.lock:
         if state.printing:
             return

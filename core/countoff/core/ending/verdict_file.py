@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import platform
+import re
 import stat
 import sys
 import threading
@@ -94,7 +95,9 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
         )
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
         os.unlink(temporary_beside(path, rank))
-    if found and _is_of_an_earlier_run(path):
+    if path in _begun:
+        _before.pop(path, None)  # its first fit has been there
+    elif found and _is_of_an_earlier_run(path):
         _before[path] = found
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
@@ -111,6 +114,8 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
 def seen_again(path: str, verdict: Verdict) -> str:
     """Says where a verdict was found, if the attempt before has ended with the same one at the same batch.
 
+    A rank that has begun its fit later than the first one of its host knows of no attempt before.
+
     Args:
         path: Absolute path of the file of both.
         verdict: The verdict, with its table.
@@ -118,13 +123,33 @@ def seen_again(path: str, verdict: Verdict) -> str:
     Returns:
         The batch and the ranks, in words; empty if the attempt before ended otherwise, or has left no verdict there.
     """
-    found, told = _before.get(path, {}), verdict.to_dict()
+    found, told = _before.get(path, {}), json.loads(json.dumps(document(verdict)))
     place = _place(told)
     alike = all(found.get(key) == told[key] for key in ("kind", "ranks", "world_size"))
+    alike = alike and _event(found) == _event(told) and _may_be_one_job(found, told)
     if place is None or not verdict.ranks or not alike or _place(found) != place:
         return ""
+    if verdict.restart == "may_help" and verdict.hosts and found.get("hosts") == told["hosts"]:
+        return ""  # it may be that host: a restart without it may help
     where, batches = place
     return f"batch {batches} of {where}, {names_of(verdict.ranks)}"
+
+
+def _event(verdict: Mapping[str, Any]) -> str:
+    """What has happened, without the number of a process and the name of a host, which each attempt has anew."""
+    sentence = re.sub(r"\(pid \d+\)", "", str(verdict.get("sentence")))
+    hosts = verdict.get("hosts")
+    for host in hosts.values() if isinstance(hosts, dict) else ():
+        sentence = sentence.replace(f" on {host}", "")
+    return sentence
+
+
+def _may_be_one_job(found: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether nothing shows that two verdicts are of two jobs: the file of another one may lie at the same path."""
+    ids = ("torchelastic_run_id", "slurm_job_id")
+    runs = [verdict.get("run") for verdict in (found, told)]
+    one, other = (run if isinstance(run, dict) else {} for run in runs)
+    return all(one[key] == other[key] for key in ids if key in one and key in other)
 
 
 def _place(verdict: Mapping[str, Any]) -> tuple[str, int] | None:
@@ -132,7 +157,7 @@ def _place(verdict: Mapping[str, Any]) -> tuple[str, int] | None:
     rows = verdict.get("rows")
     for row in rows if isinstance(rows, list) else ():
         where, batches = (row.get("where"), row.get("batches")) if isinstance(row, dict) else (None, None)
-        if isinstance(where, str) and type(batches) is int:
+        if isinstance(where, str) and type(batches) is int and batches > 0:
             return where, batches
     return None
 

@@ -35,6 +35,7 @@ class GroupCounts:
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
         self._known: dict[str, tuple[weakref.ref[Any], str, Issued]] = {}
+        self._made = 0
 
     def __call__(self) -> dict[str, Issued]:
         """Returns what this rank has issued, by a key that is the same on all ranks of a group."""
@@ -54,8 +55,11 @@ class GroupCounts:
         if known is not None and known[0]() is group:
             return known
         ranks = tuple(sorted(dist.get_process_group_ranks(group)))
-        where = "in the group of all ranks" if group is dist.group.WORLD else f"in process group {name}"
-        issued = Issued(0, ranks, where, counts_messages="nccl" not in dist.get_backend(group))
+        described = getattr(group, "group_desc", "")
+        own_name = name if described in ("", "undefined") else described
+        where = "in the group of all ranks" if group is dist.group.WORLD else f"in process group {own_name}"
+        self._made += 1
+        issued = Issued(0, ranks, where, counts_messages="nccl" not in dist.get_backend(group), made=self._made)
         compared = len(ranks) > 1 and set(ranks) <= set(self._ranks)
         key = hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=4).hexdigest() if compared else ""
         return weakref.ref(group), key, issued

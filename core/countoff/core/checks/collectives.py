@@ -218,9 +218,9 @@ class CollectiveCheck(Check):
         groups = dict(itertools.islice(others.issued().items(), _MOST_GROUPS))
         interval = Interval(span.opened, span.started)
         self._last, self._last_tick, self._mixed = groups, interval, False
-        known = {key: last[key] for key, each in groups.items() if key in last and last[key].made == each.made}
-        numbers = {key: groups[key].number - each.number for key, each in known.items()}
-        if not numbers or begin is None or min(numbers.values()) < 0:
+        same = [key for key, each in groups.items() if key in last and last[key].made == each.made]
+        numbers = {key: groups[key].number - last[key].number for key in same}
+        if not numbers or begin is None:
             return None
         place = f"between batches {begin.batch} and {interval.batch} of {span.name}"
         told = {"issued": numbers, "issued_since": list(begin)}

@@ -31,7 +31,6 @@ class Program:
         self.metric = torch.zeros(650)
         self.odd = own_rank() == dist.get_world_size() - 1
         self.threads: list[threading.Thread] = []
-        self.made: list[Any] = []
         self._group = group
 
     def nothing(self, number: int) -> None:
@@ -92,17 +91,6 @@ class Program:
     def _after_a_while(self, seconds: float) -> None:
         time.sleep(seconds)
         dist.all_reduce(torch.zeros(3), group=self._group)
-
-    def group_made_again(self, number: int) -> None:
-        """A group of all ranks is made for a while, each time by the same name: its number begins at 0 again."""
-        if number % 10 == 1:
-            ranks = list(range(dist.get_world_size()))
-            group = dist.new_group(ranks, use_local_synchronization=True)
-            self.made.append(group)
-            for _ in range(20 - number // 10):
-                dist.all_reduce(self.metric, group=group)
-        elif number % 10 == 9:
-            dist.destroy_process_group(self.made.pop())
 
     def two_ranks_of_a_group(self, number: int) -> None:
         """Two ranks issue collectives in a group of their own, once in a while."""

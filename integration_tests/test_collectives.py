@@ -16,7 +16,6 @@ HEALTHY = [
     "early_once",
     "thread_now_and_then",
     "two_ranks_of_a_group",
-    "group_made_again",
 ]
 WHERE = "between batches 40 and 48 of train epoch 0"
 

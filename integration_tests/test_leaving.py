@@ -196,8 +196,9 @@ def leave_together() -> tuple[list[int], list[str]]:
 
 def test_a_rank_that_goes_on_after_another_has_left_is_compared(run_ranks):
     """Nobody waits for entries of the log any more, and each one is read all the same."""
-    values = [result.value for result in run_ranks(goes_on_after_another, 3)]
-    assert values == ["rank 0 ran out of data", None, "rank 0 ran out of data"], values
+    first, left, last = (result.value for result in run_ranks(goes_on_after_another, 3))
+    assert first == last == "rank 0 ran out of data"
+    assert left in (None, first)  # it may hear of it before its threads have ended
 
 
 def goes_on_after_another() -> str | None:

@@ -152,7 +152,7 @@ DEMO_INSTALL = .venv-demo/bin/uv pip install --python .venv-demo/bin/python $(FI
 	--constraints $(CONSTRAINTS_.venv-latest) --editable '.[demo]'
 
 .venv-demo/.installed: pyproject.toml $(CONSTRAINTS_.venv-latest)
-	@echo "First, PyTorch and Lightning are installed into .venv-demo, once: about 300 MB to download, 1.1 GB on disk, a minute or two. Then the demo runs for about a minute."
+	@echo "First, PyTorch and Lightning are installed into .venv-demo, once: 1.1 GB on disk. Then the demo runs for about a minute."
 	@test -x .venv-demo/bin/uv || { $(PYTHON) -m venv .venv-demo && .venv-demo/bin/python -m pip install --quiet uv; }
 	@$(if $(FIND_LINKS),,$(DEMO_INSTALL) --torch-backend cpu ||) $(DEMO_INSTALL)
 	@touch $@

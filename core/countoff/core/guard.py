@@ -842,9 +842,9 @@ class OtherRanks:
     """
 
     def __init__(self, state: State, speaker: Speaker, roll_call: RollCall) -> None:
-        self.speaker = speaker
-        from countoff.core.liveness.collectives import GroupCounts  # imports torch, as whatever has brought them here
+        from countoff.core.liveness.collectives import GroupCounts  # imports torch: only where there is another rank
 
+        self.speaker = speaker
         self.report = roll_call.report
         self.issued = GroupCounts(state.ranks)
         self.state = state

@@ -96,9 +96,11 @@ def clear(settings: Settings, rank: int, part: Sequence[int] = ()) -> None:
     with contextlib.suppress(OSError):  # what a rank left that was killed while it wrote
         os.unlink(temporary_beside(path, rank))
     if path in _begun:
-        _before.pop(path, None)  # its first fit has been there
-    elif found and _is_of_an_earlier_run(path):
-        _before[path] = found
+        _before.pop(path, None)  # the attempt before is that of the first fit
+    elif found:
+        with contextlib.suppress(OSError):  # another rank may just have removed it
+            if _is_of_an_earlier_run(path):
+                _before[path] = found
     if found and (part or _is_first_of_host()):  # the host's first rank may be in no part, or in another one
         try:
             if (path in _begun and _is_of_these_ranks(found, part)) or _is_of_an_earlier_run(path):
@@ -123,11 +125,14 @@ def seen_again(path: str, verdict: Verdict) -> str:
     Returns:
         The batch and the ranks, in words; empty if the attempt before ended otherwise, or has left no verdict there.
     """
-    found, told = _before.get(path, {}), json.loads(json.dumps(document(verdict)))
+    found = _before.get(path)
+    if found is None or not verdict.ranks:
+        return ""
+    told = document(verdict)
     place = _place(told)
     alike = all(found.get(key) == told[key] for key in ("kind", "ranks", "world_size"))
     alike = alike and _event(found) == _event(told) and _may_be_one_job(found, told)
-    if place is None or not verdict.ranks or not alike or _place(found) != place:
+    if place is None or not alike or _place(found) != place:
         return ""
     if verdict.restart == "may_help" and verdict.hosts and found.get("hosts") == told["hosts"]:
         return ""  # it may be that host: a restart without it may help
@@ -208,9 +213,7 @@ def _is_of_these_ranks(found: Mapping[str, Any], part: Sequence[int]) -> bool:
 
 def _is_of_an_earlier_run(path: str) -> bool:
     """Whether a file is older than this process: the others may have a verdict before this rank begins its fit."""
-    with contextlib.suppress(OSError):  # another rank has just removed it, or may do so by now
-        return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
-    return False
+    return os.stat(path).st_mtime < processes.began_at() + _STARTING_SECONDS
 
 
 def _find(path: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """The learning rate by optimizer step, and where ranks have different ones.
 
 Ranks write ticks at different steps, so ticks prove no difference. Ranks are compared at marks, where all have done the
-same: the begin and the end of a train epoch, and the points of which a `LearningRateMismatch` tells.
+same: the start and the end of a train epoch, and the points of which a `LearningRateMismatch` tells.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _differ(rates: Mapping[int, Rates]) -> bool:
 
 
 def _marks(number: int, fit: Fit) -> Iterator[tuple[Mark, Rates]]:
-    """The learning rates of a rank at the begin and the end of each train epoch, as far as they are known."""
+    """The learning rates of a rank at the start and the end of each train epoch, as far as they are known."""
     for span in fit.spans:
         if span.is_evaluation:
             continue

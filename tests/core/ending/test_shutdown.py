@@ -374,15 +374,6 @@ def test_missing_streams_do_not_stop_the_exit() -> None:
     assert code == 5
 
 
-def test_at_exit_calls_a_function_unless_cancelled() -> None:
-    code, out, _ = outcome("""
-        from countoff.core.ending import shutdown
-        shutdown.at_exit(lambda: print("kept"))
-        shutdown.at_exit(lambda: print("cancelled"))()
-    """)
-    assert (code, set(out.split())) == (0, {"kept"})
-
-
 def test_an_exception_is_reported_by_one_guard() -> None:
     """An exception that leaves the loops of two guards of a process is reported by the first that it reaches."""
     error = ValueError("torn shard")

@@ -104,7 +104,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pair]]:
         store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = behind(store.port)
         monkeypatch.setattr("countoff.core.guard._numbers", {(): itertools.repeat(NUMBER)})
-        monkeypatch.setattr("countoff.core.threads.monitor.default_store", lambda: client(port))
+        monkeypatch.setattr("countoff.core.threads.member.default_store", lambda: client(port))
         options = [Settings(deadline_seconds=10.0, tick_batches=every) for every in tick_batches]
         guards = [Guard(options[rank], rank=rank, world_size=2) for rank in range(2)]
         made.append(Pair(store, store.port, guards))
@@ -183,11 +183,11 @@ def test_garbage_in_the_log_ends_only_the_comparison(
     """After garbage in the log each rank trains on without comparing, and prints one line about it."""
     job = pair()
     job.start()
-    assert soon(lambda: all(guard.monitor.speaker.link.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
-    monitors: list[Any] = [guard.monitor for guard in job.guards]
+    assert soon(lambda: all(guard.member.speaker.link.read == 1 for guard in job.guards))  # pyright: ignore[reportOptionalMemberAccess]
+    members: list[Any] = [guard.member for guard in job.guards]
     value = BROKEN[what] if what in BROKEN else json.dumps({"guard": NUMBER, **WRONG[what]})
     client(job.port).set(job.base() + "log/1", value)
-    assert soon(lambda: all(monitor.failure for monitor in monitors))
+    assert soon(lambda: all(member.failure for member in members))
     job.train()
     job.assert_unharmed()
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
@@ -208,7 +208,7 @@ def test_an_entry_of_an_unknown_kind_is_skipped(
     job.train()
     job.assert_unharmed()
     assert capsys.readouterr().err == ""
-    assert not any(guard.monitor is None for guard in job.guards)
+    assert not any(guard.member is None for guard in job.guards)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_different_tick_batches_are_warned_of(pair: Callable[..., Pair]) -> None
 def test_a_closed_guard_releases_the_jobs_store(pair: Callable[..., Pair]) -> None:
     job = pair()
     job.start()
-    monitors: list[Any] = [guard.monitor for guard in job.guards]
-    assert all(isinstance(monitor.connection.store, TCPStore) for monitor in monitors)
+    members: list[Any] = [guard.member for guard in job.guards]
+    assert all(isinstance(member.threads.store, TCPStore) for member in members)
     job.train()
-    assert [monitor.connection.store for monitor in monitors] == [None, None]
+    assert [member.threads.store for member in members] == [None, None]

@@ -21,7 +21,7 @@ from countoff.core.protocol.observer import Observer
 from countoff.core.protocol.records import Absence, Mark, absence_entry, return_entry
 from countoff.core.state import State
 from countoff.core.threads import watchdog as module
-from countoff.core.threads.session import Session
+from countoff.core.threads.participation import Participation
 from countoff.core.threads.speaker import Job as SpeakerJob
 from countoff.core.threads.watchdog import Watchdog
 from countoff.core.verdict import Verdict
@@ -60,7 +60,7 @@ class Rank:
         self.state = State(0, 4, Settings(), {}, complete=True)
         self.store = FakeStore()
         self.speaker = _Speaker(self.state, self.store)
-        self.watchdog = Watchdog(Session(self.state), self.speaker)
+        self.watchdog = Watchdog(Participation(self.state), self.speaker)
         for rank in (2, 3):
             begin_fit(self.store, rank)
 
@@ -97,9 +97,9 @@ def test_an_orderly_end_is_no_loss(rank: Rank, why: str) -> None:
     elif why == "the fit has ended":
         rank.state.finished = True
     elif why == "this rank is closing":
-        rank.watchdog.session.closing.set()
+        rank.watchdog.participation.closing.set()
     else:
-        rank.watchdog.session.failure = "the store broke"
+        rank.watchdog.participation.failure = "the store broke"
     rank.watchdog.report(GONE)
     assert rank.state.proposed is None
     assert rank.state.end is None
@@ -283,7 +283,7 @@ class Told(Rank):
     def __init__(self) -> None:
         super().__init__()
         self.speaker = _WritingSpeaker(self.state, self.store)
-        self.watchdog = Watchdog(Session(self.state), self.speaker)
+        self.watchdog = Watchdog(Participation(self.state), self.speaker)
         begin_fit(self.store, 1)
         self.signals: list[str] = []
         self.state.observer = cast("Observer", SimpleNamespace(ended_by=self.signals.append, concluded=self.conclude))
@@ -340,7 +340,7 @@ def test_who_is_ended_with_all_others_says_nothing(told: Told, why: str, capsys:
     if why == "the fit has ended":
         told.state.finished = True
     elif why == "it compares no more":
-        told.watchdog.session.failure = "the store broke"
+        told.watchdog.participation.failure = "the store broke"
     told.speak()
     assert capsys.readouterr().err == ""
     assert told.signals == ["SIGTERM"]

@@ -7,12 +7,10 @@ and calls `os._exit`.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import io
 import json
 import logging
-import multiprocessing.util
 import os
 import re
 import sys
@@ -334,31 +332,6 @@ def wait_until_printed(state: State) -> None:
     verdict = state.end or state.proposed
     if verdict is not None:
         print_verdict(state, verdict)
-
-
-def at_exit(function: Callable[[], None]) -> Callable[[], None]:
-    """Registers a function for the interpreter's end, also in a child of multiprocessing, which skips `atexit`.
-
-    Args:
-        function: Called once or twice; never in a process that was forked off this one.
-
-    Returns:
-        A function that removes the registration.
-    """
-    own = os.getpid()
-
-    def call() -> None:
-        if os.getpid() == own:
-            function()
-
-    atexit.register(call)
-    finalizer = multiprocessing.util.Finalize(None, call, exitpriority=100)
-
-    def cancel() -> None:
-        atexit.unregister(call)
-        finalizer.cancel()
-
-    return cancel
 
 
 def _in_one_line(text: str) -> str:

@@ -173,8 +173,8 @@ class EvenPass:
 
     def _fetch_needed(self) -> None:
         self._raise_error()
-        if self._exhausted and self._credits.policy == "stop":
-            raise StopIteration  # the loader is shorter than what was proved of it: the marks will show that
+        if self._exhausted and (self._credits.policy == "stop" or self._span.credits is None):
+            raise StopIteration  # shorter than what was proved of it, as the marks will show; or nobody is to wait
         self._fetch()
 
     def _fetch(self) -> None:
@@ -242,7 +242,7 @@ class EvenPass:
         credits, span = self._credits, self._span
         own = credits.own_end if self._own is None else self._own
         if credits.policy == "repeat":
-            span.repeated = 0 if own is None else total - own
+            span.repeated = 0 if credits.own_end is None else total - credits.own_end
             return
         known = [self._samples(batch) for batch, _ in self._held]
         samples = sum(each or 0 for each in known) if known and None not in known else None

@@ -1,7 +1,7 @@
 """The link of a process to the other ranks: its place in the log, its heartbeats, and how promptly the store answers.
 
-All guards of a process share it, so it knows for which guard an entry of the log is. It starts no thread and does no
-I/O: `connection.Connection` does, for as long as a guard is open.
+All guards of a process share it, so it knows for which guard an entry of the log is. It does no I/O and lasts longer
+than the threads: a process may close all of its guards, and go on where it was in the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The speaker of one guard: all that it writes to the store, so that the training thread never has to.
 
 One thread carries out the jobs of all speakers of a process, in the order in which they were handed over
-(`connection.Connection`).
+(`process_threads.ProcessThreads`).
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ class Stall:
         }
         if (work := state.micro_batches.work()) is not None:
             record["micro"] = work
+        if (passes := state.micro_batches.pass_work()) is not None:
+            record["passes"] = passes
         self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
         if state.leads:
             self._speaker.hand(self._gather)

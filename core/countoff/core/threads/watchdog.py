@@ -1,6 +1,6 @@
 """The watchdog of one guard: it makes no call to the store, and so still acts when the store's host is frozen.
 
-One thread looks through the watchdogs of all guards of a process (`connection.Connection`).
+One thread looks through the watchdogs of all guards of a process (`process_threads.ProcessThreads`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from countoff.core.liveness.processes import Process
 from countoff.core.protocol.records import Absence, Mark, absence_entry
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, knock
-from countoff.core.threads.session import Session
+from countoff.core.threads.participation import Participation
 from countoff.core.threads.speaker import Speaker
 from countoff.core.threads.stall import Stall
 from countoff.core.verdict import Verdict, kind_of
@@ -44,16 +44,16 @@ class Watchdog:
     """Watches this host's ranks, the store's answers, stalls, and, after a verdict, that this process ends.
 
     Args:
-        session: The guard's session.
+        participation: The guard's participation.
         speaker: Its speaker.
     """
 
-    def __init__(self, session: Session, speaker: Speaker) -> None:
-        self.session = session
-        self._state = session.state
+    def __init__(self, participation: Participation, speaker: Speaker) -> None:
+        self.participation = participation
+        self._state = participation.state
         self._speaker = speaker
-        self._stall = Stall(session.state, speaker)
-        self._waiting = _Waiting(session.state)
+        self._stall = Stall(participation.state, speaker)
+        self._waiting = _Waiting(participation.state)
         self._settled: set[int] = set()
         self._asked: set[int] = set()
         self._broken: dict[int, Loss] = {}
@@ -72,8 +72,8 @@ class Watchdog:
             self._waiting.begin_again()  # others were paused as well, and may be about to go on
         if self._state.end is not None:
             self._ensure_process_ends()
-        elif self.session.left:
-            self.session.close_if_over()
+        elif self.participation.left:
+            self.participation.close_if_over()
         elif self._compares:
             self._look_for_losses()
             self._look_at_store()
@@ -81,7 +81,7 @@ class Watchdog:
 
     @property
     def _compares(self) -> bool:
-        return not (self.session.failure or self.session.closing.is_set())
+        return not (self.participation.failure or self.participation.closing.is_set())
 
     def report(self, loss: Loss) -> None:
         """Reports a lifeline that has broken, unless the fit has ended.
@@ -96,7 +96,7 @@ class Watchdog:
             return
         verdict = loss.verdict(self._before_that(loss.ranks[0]))
         if loss.has_store and self._state.complete:
-            self.session.conclude_alone(verdict)
+            self.participation.conclude_alone(verdict)
         else:
             self._accuse(verdict)
 
@@ -237,7 +237,7 @@ class Watchdog:
         speaker.hand(look)
         if not checked.wait(ANSWER_SECONDS):
             if state.complete and state.end is None and (found := gone()):
-                self.session.conclude_alone(loss_of(self._absence_of(found[0])))
+                self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
         elif state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
@@ -260,7 +260,7 @@ class Watchdog:
         Returns:
             Whether it is settled.
         """
-        session = self.session
+        participation = self.participation
         checked = threading.Event()
 
         def accuse(channel: Channel) -> None:
@@ -270,14 +270,14 @@ class Watchdog:
 
         self._speaker.hand(accuse)
         deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline and not (checked.is_set() or session.closing.is_set()):
+        while time.monotonic() < deadline and not (checked.is_set() or participation.closing.is_set()):
             if self._state.ended.wait(0.01):
                 return True
-        answered = checked.is_set() or session.closing.is_set() or self._state.finished
+        answered = checked.is_set() or participation.closing.is_set() or self._state.finished
         if not answered and unless():
             return False
         if self._state.complete and not answered:
-            session.conclude_alone(verdict)
+            participation.conclude_alone(verdict)
         return True
 
     def _before_that(self, rank: int) -> str:
@@ -307,7 +307,7 @@ class Watchdog:
         patience = max(self._state.settings.lost_seconds, self._state.settings.stall_seconds)
         if since and link.connected and time.monotonic() - max(since, self._stall.moved_at) > patience:
             why = f"Neither the store nor this rank has made progress for {patience:.0f} s."
-            self.session.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
+            self.participation.conclude_alone(lost_rank(0, "or whoever hosts the job's store does not answer", why))
 
     def _ensure_process_ends(self) -> None:
         """Makes sure that this process ends with the verdict, whatever its main thread is blocked in.
@@ -316,7 +316,7 @@ class Watchdog:
         then the collective is interrupted; a second later the process is ended.
         """
         state, now, ending = self._state, time.monotonic(), self._ending
-        if self.session.closing.is_set():
+        if self.participation.closing.is_set():
             return
         if not ending.known_at and state.end is not None and state.end.kind == "Stalled":
             ending.stalled_in = stacks.main_thread().state

@@ -1,4 +1,4 @@
-"""What the threads know of one guard: whether it is closing, or has stopped comparing."""
+"""Whether one guard still takes part: it may be closing, have stopped comparing, or been left by an exception."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _IN_WORDS = {
 
 
 @dataclass
-class Session:
-    """One guard's part in the comparison.
+class Participation:
+    """Whether one guard still takes part in the comparison, and how it stops.
 
     Attributes:
         state: This rank's state.

@@ -1,4 +1,4 @@
-"""The monitor without a store of its own: a verdict that comes while it closes, and what a lost store means."""
+"""A member without a store of its own: a verdict that comes while it closes, and what a lost store means."""
 
 import threading
 import time
@@ -13,10 +13,10 @@ from countoff.core.protocol.records import verdict_entry
 from countoff.core.state import State
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
-from countoff.core.threads import connection
-from countoff.core.threads import monitor as module
-from countoff.core.threads.connection import Connection
-from countoff.core.threads.monitor import Monitor
+from countoff.core.threads import member as module
+from countoff.core.threads import process_threads
+from countoff.core.threads.member import Member
+from countoff.core.threads.process_threads import ProcessThreads
 from tests.fake_store import FakeStore
 
 LOST = Verdict("LostRank", "rank 0 is gone.", (0,), gone=True)
@@ -41,7 +41,7 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The program then ends with exit code 87: without the verdict nobody could tell why."""
-    monitor, store = Monitor(State(1, 2, Settings(), {}), 0), _VerdictAtGoodbye()
+    member, store = Member(State(1, 2, Settings(), {}), 0), _VerdictAtGoodbye()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff speaker":
@@ -50,15 +50,15 @@ def test_a_verdict_that_comes_with_the_goodbye_is_printed(
             time.sleep(0.002)
         raise TimeoutError("no connection")
 
-    monkeypatch.setattr(connection, "Channel", channel)
+    monkeypatch.setattr(process_threads, "Channel", channel)
     monkeypatch.setattr(module, "default_store", lambda: store)
     monkeypatch.setattr(module, "find_place", lambda *_, **__: Place("127.0.0.1", 1, "0123456789ab"))
-    monitor.start()
+    member.start()
     told = threading.Event()
-    monitor.speaker.hand(lambda _: told.set())
+    member.speaker.hand(lambda _: told.set())
     assert told.wait(30)
-    monitor.close()
-    assert monitor.state.end is not None
+    member.close()
+    assert member.state.end is not None
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 
 
@@ -92,20 +92,20 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
 ) -> None:
     """Where ranks are kept even, one that left its loop alone would else leave the others waiting for ever."""
     monkeypatch.setattr(module, "DRAIN_SECONDS", 0.01)
-    monitor, store = Monitor(State(0, 2, Settings(uneven_train=policy), {}), 0), _SlowStore()
+    member, store = Member(State(0, 2, Settings(uneven_train=policy), {}), 0), _SlowStore()
 
     def channel(*arguments: Any) -> Channel:
         if threading.current_thread().name == "countoff speaker":
             return store
         raise TimeoutError("no connection")
 
-    monkeypatch.setattr(connection, "Channel", channel)
-    connected = Connection(Place("127.0.0.1", 1, "0123456789ab"), monitor.speaker.link, None, 15.0)
+    monkeypatch.setattr(process_threads, "Channel", channel)
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
     connected.listener = threading.Thread(target=int)  # what other ranks write is of no matter here
-    connected.add(monitor)
+    connected.add(member)
     assert connected.connected.wait(30)
-    monitor.speaker.hand(monitor.speaker.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
-    monitor.leave(connected)
+    member.speaker.hand(member.speaker.append({"type": "ends", "opened": 1, "at": 3, "rank": 0}))
+    member.leave(connected)
     assert store.written.is_set() is (policy == "stop")
 
 
@@ -135,18 +135,18 @@ def test_a_lost_store_is_explained(
     """By its host if that does not answer, by what the lifelines have seen just now, or as far as anybody can tell."""
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "knock", lambda *_: found)
-    monitor = Monitor(State(2, 4, Settings(), {}, complete=True), 0)
-    line = monitor.speaker.link
+    member = Member(State(2, 4, Settings(), {}, complete=True), 0)
+    line = member.speaker.link
     line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
-    connected = Connection(Place("127.0.0.1", 1, "0123456789ab"), line, None, 15.0)
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, 15.0)
     connected.speaking = FakeStore()
     connected.lifelines.hub = hub
     if seconds_ago is not None:
         connected.lifelines.losses.append(Loss((0,), at=time.monotonic() - seconds_ago))
-    monitor.connection = connected
-    monitor.lose(RuntimeError("Connection timed out"))
-    assert monitor.state.end is not None
-    assert monitor.state.end.sentence == sentence
+    member.threads = connected
+    member.lose(RuntimeError("Connection timed out"))
+    assert member.state.end is not None
+    assert member.state.end.sentence == sentence
 
 
 def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,9 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     answers = ["open", "closed"]
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
-    monitor = Monitor(State(1, 2, Settings(), {}, complete=True), 0)
-    monitor.connection = connected = Connection(Place("127.0.0.1", 1, "0123456789ab"), monitor.speaker.link, None, 15.0)
+    member = Member(State(1, 2, Settings(), {}, complete=True), 0)
+    member.threads = connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
     connected.speaking = FakeStore()
-    monitor.lose(RuntimeError("failed to recv, got 0 bytes"))
-    assert monitor.state.end is not None
-    assert monitor.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
+    member.lose(RuntimeError("failed to recv, got 0 bytes"))
+    assert member.state.end is not None
+    assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."

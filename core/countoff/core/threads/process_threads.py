@@ -1,4 +1,4 @@
-"""The connection of a process to the other ranks: three daemon threads, for as long as one of its guards is open.
+"""The three daemon threads of a process, for as long as one of its guards is open.
 
 The listener receives the log: it blocks in `wait`, so an entry arrives within microseconds. The speaker writes, the
 watchdog makes sure that both can and that the process ends with a verdict. Each of the first two has a client of its
@@ -16,19 +16,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import sigterm
 from countoff.core.liveness.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
-from countoff.core.state import State
 from countoff.core.store.channel import TRY_SECONDS, Channel
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads.link import Link
-from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
-from countoff.core.threads.watchdog import LOOK_SECONDS, Watchdog
+from countoff.core.threads.watchdog import LOOK_SECONDS
+
+if TYPE_CHECKING:
+    from countoff.core.threads.member import Member
 
 _log = logging.getLogger("countoff")
 _FINISHED_POLL_SECONDS = 0.02
@@ -41,28 +43,10 @@ _ALERT_LOOK_SECONDS = 0.01
 _lock = threading.Lock()
 _Key = tuple[int, int, str]  # process, because a forked one has no threads; rank, because tests have several; nonce
 _links: dict[_Key, Link] = {}
-_connections: weakref.WeakValueDictionary[_Key, Connection] = weakref.WeakValueDictionary()
+_running: weakref.WeakValueDictionary[_Key, ProcessThreads] = weakref.WeakValueDictionary()
 
 
-class Member(Protocol):
-    """What the threads need of a guard."""
-
-    number: int
-    state: State
-    session: Session
-    speaker: Speaker
-    watchdog: Watchdog
-
-    def conclude(self) -> None:
-        """Has the verdict printed, if there is one; a second call changes nothing."""
-        ...
-
-    def lose(self, error: Exception) -> None:
-        """Decides what it means that the store cannot be reached any more."""
-        ...
-
-
-class Connection:
+class ProcessThreads:
     """The threads of a process and their two clients of the store.
 
     Args:
@@ -193,7 +177,9 @@ class Connection:
             with self._lock:
                 self._over = True
             for member in self._all():
-                member.session.stop_comparing(f"there is no second connection to the job's store: {first_line(error)}")
+                member.participation.stop_comparing(
+                    f"there is no second connection to the job's store: {first_line(error)}"
+                )
             return
         try:
             while self._receive(channel):
@@ -355,14 +341,14 @@ class Connection:
 def standing_place(rank: int, store: Any) -> Place | None:
     """Where the guards of this process that are open meet the other ranks; None if there are none on this store."""
     with _lock:
-        for (pid, owner, _), connection in list(_connections.items()):
-            if (pid, owner) == (os.getpid(), rank) and connection.open and connection.store is store:
-                return connection.place
+        for (pid, owner, _), threads in list(_running.items()):
+            if (pid, owner) == (os.getpid(), rank) and threads.open and threads.store is store:
+                return threads.place
     return None
 
 
-def connect(member: Member, place: Place, store: Any) -> Connection:
-    """Lets a guard share the connection of this process at a place; opens one where there is none.
+def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
+    """Lets a guard share the threads of this process that meet the others at a place; makes them where there are none.
 
     Args:
         member: The guard.
@@ -372,15 +358,15 @@ def connect(member: Member, place: Place, store: Any) -> Connection:
     state = member.state
     key = os.getpid(), state.rank, place.nonce
     with _lock:
-        connection = _connections.get(key)
-        if connection is None or not connection.add(member):
-            for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_connections)]:
+        threads = _running.get(key)
+        if threads is None or not threads.add(member):
+            for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_running)]:
                 del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             link = _links.setdefault(key, Link(state.rank, state.ranks))
-            connection = _connections[key] = Connection(place, link, store, state.settings.lost_seconds)
-            connection.add(member)
-    return connection
+            threads = _running[key] = ProcessThreads(place, link, store, state.settings.lost_seconds)
+            threads.add(member)
+    return threads
 
 
 def _join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:

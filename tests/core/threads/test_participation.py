@@ -1,4 +1,4 @@
-"""One guard's part in the comparison: a rank stops comparing once, or ends without the store."""
+"""Whether a guard takes part: a rank stops comparing once, or ends without the store."""
 
 import threading
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 from countoff.core import Settings, Verdict
 from countoff.core.state import State
-from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.participation import Participation, first_line
 from countoff.core.threads.speaker import Speaker
 from tests.fake_store import FakeStore
 
@@ -15,36 +15,36 @@ LOST = Verdict("LostRank", "rank 0 is gone.", (0,))
 
 
 @pytest.fixture
-def session() -> Session:
-    return Session(State(1, 2, Settings(), {}))
+def participation() -> Participation:
+    return Participation(State(1, 2, Settings(), {}))
 
 
-def test_a_rank_stops_comparing_once(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_stops_comparing_once(participation: Participation, capsys: pytest.CaptureFixture[str]) -> None:
     """The first reason is kept and printed in one line; a later one changes nothing."""
-    session.stop_comparing("the store is gone")
-    session.stop_comparing("the store is gone again")
-    assert session.failure == "the store is gone"
+    participation.stop_comparing("the store is gone")
+    participation.stop_comparing("the store is gone again")
+    assert participation.failure == "the store is gone"
     line = "[rank 1] countoff: LateRank: the store is gone (this rank trains on without comparing)"
     assert capsys.readouterr().err.split("\n") == ["", line, ""]
 
 
-def test_a_rank_that_stopped_comparing_writes_nothing(session: Session) -> None:
+def test_a_rank_that_stopped_comparing_writes_nothing(participation: Participation) -> None:
     """What it still finds must not end the job of ranks that compare."""
     store = FakeStore()
-    speaker = Speaker(session.state)
-    session.stop_comparing("the store is gone")
-    session.state.propose(LOST)
-    speaker.carry_out(session.state.outbox.get_nowait(), store)
+    speaker = Speaker(participation.state)
+    participation.stop_comparing("the store is gone")
+    participation.state.propose(LOST)
+    speaker.carry_out(participation.state.outbox.get_nowait(), store)
     assert store.values == {}
 
 
-def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_threads_stop_comparing_once(participation: Participation, capsys: pytest.CaptureFixture[str]) -> None:
     """If several threads find the store lost at the same time, one line is printed."""
     barrier = threading.Barrier(4)
 
     def stop() -> None:
         barrier.wait(10)
-        session.stop_comparing("the store is gone")
+        participation.stop_comparing("the store is gone")
 
     threads = [threading.Thread(target=stop) for _ in range(4)]
     for thread in threads:
@@ -57,30 +57,32 @@ def test_many_threads_stop_comparing_once(session: Session, capsys: pytest.Captu
 def test_without_the_store_a_verdict_names_the_hosts_of_its_ranks_alone() -> None:
     """A scheduler must not leave out the hosts of ranks that are well."""
     hosts = {0: "node-0", 2: "node-1", 3: "node-1"}
-    session = Session(State(3, 4, Settings(), {}), hosts=lambda: hosts)
-    session.conclude_alone(replace(LOST, gone=True))
-    assert session.state.end is not None
-    told = session.state.end.to_dict()
+    participation = Participation(State(3, 4, Settings(), {}), hosts=lambda: hosts)
+    participation.conclude_alone(replace(LOST, gone=True))
+    assert participation.state.end is not None
+    told = participation.state.end.to_dict()
     assert (told["sentence"], told["hosts"]) == ("rank 0 on node-0 is gone.", {"0": "node-0"})
     assert told["leave_out"] == ["node-0"]
 
 
-def test_without_the_store_a_rank_prints_its_verdict(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_store_a_rank_prints_its_verdict(
+    participation: Participation, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A rank that has lost the store ends the fit with the verdict that it is given, and its remedy."""
-    session.conclude_alone(LOST)
-    assert session.state.end is not None
-    assert replace(session.state.end, remedy="") == LOST
-    assert session.state.end.remedy.startswith("read that rank's own output first")
-    assert session.state.printed.is_set()
+    participation.conclude_alone(LOST)
+    assert participation.state.end is not None
+    assert replace(participation.state.end, remedy="") == LOST
+    assert participation.state.end.remedy.startswith("read that rank's own output first")
+    assert participation.state.printed.is_set()
     assert capsys.readouterr().err.count("LostRank: rank 0 is gone.") == 1
 
 
-def test_without_the_store_an_own_proof_is_the_cause(session: Session) -> None:
+def test_without_the_store_an_own_proof_is_the_cause(participation: Participation) -> None:
     """What this rank has proved itself is the better cause."""
     proof = Verdict("UnevenBatches", "they differ.", (1, 0))
-    session.state.propose(proof)
-    session.conclude_alone(LOST)
-    assert session.state.end == proof
+    participation.state.propose(proof)
+    participation.conclude_alone(LOST)
+    assert participation.state.end == proof
 
 
 def test_first_line_of_an_error_is_short() -> None:
@@ -92,9 +94,9 @@ def test_first_line_of_an_error_is_short() -> None:
 
 def test_a_rank_that_keeps_even_does_not_train_on_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """Without the store nobody knows which batches may be started, so the fit ends here."""
-    session = Session(State(1, 2, Settings(uneven_train="stop"), {}))
-    session.stop_comparing("the store is gone")
-    assert session.state.end is not None
-    assert session.state.end.kind == "LostRank"
+    participation = Participation(State(1, 2, Settings(uneven_train="stop"), {}))
+    participation.stop_comparing("the store is gone")
+    assert participation.state.end is not None
+    assert participation.state.end.kind == "LostRank"
     assert "rank 1 has lost contact with the other ranks: the store is gone." in capsys.readouterr().err
-    assert session.failure == ""
+    assert participation.failure == ""

@@ -1,6 +1,6 @@
-"""The monitor: one guard's part in the connection of its process to the other ranks.
+"""One guard among those that share the threads of its process.
 
-It meets the other ranks, shares the connection while the guard is open, and decides what a lost store means for it.
+It meets the other ranks, is served by the threads while the guard is open, and decides what a lost store means for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import weakref
 
 from countoff.core.checks.lost import lost_host, lost_rank, lost_store
 from countoff.core.ending import shutdown
+from countoff.core.ending.at_exit import at_exit
 from countoff.core.ending.table import post_row, print_with_table
 from countoff.core.liveness.lifelines import Lifelines
 from countoff.core.liveness.processes import Process
@@ -19,8 +20,8 @@ from countoff.core.part import Part
 from countoff.core.state import State
 from countoff.core.store.channel import Channel, ChannelError, knock
 from countoff.core.store.rendezvous import choose_place, default_store, find_place, keep_publishing, publish, store_of
-from countoff.core.threads.connection import Connection, connect, standing_place
-from countoff.core.threads.session import Session, first_line
+from countoff.core.threads.participation import Participation, first_line
+from countoff.core.threads.process_threads import ProcessThreads, connect, standing_place
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import Watchdog
 from countoff.core.verdict import Verdict
@@ -31,10 +32,10 @@ _CLOSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 0.2
 BETTER_CAUSE_SECONDS = 0.5
 _RECENT_SECONDS = 5.0
-_started: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_started: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
-class Monitor:
+class Member:
     """Connects a guard's state to the other ranks, until it is closed.
 
     Args:
@@ -45,7 +46,7 @@ class Monitor:
     Attributes:
         state: This rank's state.
         number: Number of the guard.
-        session: Its part in the comparison.
+        participation: Whether it still takes part in the comparison.
         speaker: Its speaker.
         watchdog: Its watchdog.
     """
@@ -55,9 +56,9 @@ class Monitor:
         self._part = part
         self.number = number
         self.speaker = speaker = Speaker(state, number)
-        self.session = Session(state, hosts=lambda: speaker.link.heartbeats.hosts)
-        self.watchdog = Watchdog(self.session, self.speaker)
-        self.connection: Connection | None = None
+        self.participation = Participation(state, hosts=lambda: speaker.link.heartbeats.hosts)
+        self.watchdog = Watchdog(self.participation, self.speaker)
+        self.threads: ProcessThreads | None = None
         self._concluded = False
         self._all_met = threading.Event()  # or this rank is closing
         self._close_begun = threading.Lock()
@@ -68,7 +69,7 @@ class Monitor:
     @property
     def failure(self) -> str:
         """Why this rank has stopped comparing; empty while it compares."""
-        return self.session.failure
+        return self.participation.failure
 
     def start(self) -> None:
         """Starts to meet the other ranks, in the background.
@@ -79,10 +80,10 @@ class Monitor:
         for earlier in list(_started):
             if earlier.state.end is not None:
                 earlier.close(survived=True)
-            elif earlier.session.left:
-                earlier.session.close_left()
+            elif earlier.participation.left:
+                earlier.participation.close_left()
         _started.add(self)
-        self._unregister = shutdown.at_exit(self.close)
+        self._unregister = at_exit(self.close)
         self._meeting.start()
 
     def wait_for_roll_call(self, answered: threading.Event) -> None:
@@ -94,22 +95,22 @@ class Monitor:
         Args:
             answered: Set once the answer is there.
         """
-        session, ended = self.session, self.state.ended
+        participation, ended = self.participation, self.state.ended
         deadline = time.monotonic() + self.state.settings.deadline_seconds + 1.0
-        while not (answered.wait(0.02) or ended.is_set() or session.failure or time.monotonic() > deadline):
+        while not (answered.wait(0.02) or ended.is_set() or participation.failure or time.monotonic() > deadline):
             pass
         if self.state.complete:
             self._all_met.set()
             self._meeting.join(DRAIN_SECONDS)  # it has done its work, and is about to end
         link = self.speaker.link
-        decided = answered.is_set() or ended.is_set() or session.failure
+        decided = answered.is_set() or ended.is_set() or participation.failure
         if not (decided or (link.connected and link.prompt)):
-            session.stop_comparing("the job's store does not answer")
+            participation.stop_comparing("the job's store does not answer")
         elif not decided and self.state.settings.keeps_even:
-            session.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
+            participation.stop_comparing(f"rank {self.state.ranks[0]} has not answered")
 
     def close(self, *, survived: bool = False) -> None:
-        """Says goodbye and leaves the connection within a second or so, from any thread, any number of times.
+        """Says goodbye and leaves the threads within a second or so, from any thread, any number of times.
 
         Where ranks are kept even and the store is slow, it takes as long as the last entries, at most `lost_seconds`.
         It waits up to 6 s for a connection that is still being made.
@@ -149,18 +150,18 @@ class Monitor:
             shutdown.wait_until_printed(state)
         if connected and state.end is None:
             speaker.say_goodbye().wait(_GOODBYE_SECONDS)
-        self.session.closing.set()
+        self.participation.closing.set()
         self._all_met.set()
         self._meeting.join(DRAIN_SECONDS)
-        if self.connection is not None:
-            self.leave(self.connection)
+        if self.threads is not None:
+            self.leave(self.threads)
         self._unregister()
 
-    def leave(self, connection: Connection) -> None:
-        """Leaves a connection once this rank has told what it has to tell; part of `close`."""
+    def leave(self, threads: ProcessThreads) -> None:
+        """Leaves the threads once this rank has told what it has to tell; part of `close`."""
         state, speaker = self.state, self.speaker
-        reachable = connection.open  # if not, the speaker may be blocked in a call to a host that is gone
-        last = connection.remove(self)
+        reachable = threads.open  # if not, the speaker may be blocked in a call to a host that is gone
+        last = threads.remove(self)
         self.conclude()  # a verdict may have come while this rank said goodbye
         speaker.hand(None)
         if speaker.link.connected:
@@ -171,7 +172,7 @@ class Monitor:
         if state.end is not None:  # it came with the speaker's last jobs
             shutdown.print_verdict(state, state.end)
         if last:
-            connection.close()
+            threads.close()
 
     def _drain(self, seconds: float) -> None:
         """Waits until the speaker has done its last job, at most so long; longer where ranks are kept even.
@@ -188,7 +189,7 @@ class Monitor:
                 return
 
     def _meet(self) -> None:
-        state, given_up = self.state, self.session.closing.is_set
+        state, given_up = self.state, self.participation.closing.is_set
         try:
             store = default_store() if self._part is None else store_of(self._part.group)
             if store is None:
@@ -200,12 +201,12 @@ class Monitor:
                 deadline = time.monotonic() + state.settings.deadline_seconds
                 place = find_place(store, self.number, deadline=deadline, given_up=given_up)
             if not given_up():
-                self.connection = connect(self, place, store)
+                self.threads = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)
             return
         if state.leads:
-            with contextlib.suppress(Exception):  # the connection's own threads say what a lost store means
+            with contextlib.suppress(Exception):  # the threads themselves say what a lost store means
                 keep_publishing(store, self.number, place, self._need_not_answer)
 
     def _need_not_answer(self, seconds: float) -> bool:
@@ -214,43 +215,43 @@ class Monitor:
 
     def lose(self, error: Exception) -> None:
         """Decides what a lost store means: nothing (after the fit), no more comparing, or a lost rank."""
-        session, state = self.session, self.state
-        if session.closing.is_set() or state.end is not None or state.finished:
+        participation, state = self.participation, self.state
+        if participation.closing.is_set() or state.end is not None or state.finished:
             return
         if isinstance(error, (ChannelError, RecursionError)) or not isinstance(error, (RuntimeError, OSError)):
-            session.stop_comparing(
+            participation.stop_comparing(
                 f"the control channel holds something that countoff has not written: {error!r}"[:400]
             )
             return
-        if self.connection is None or not self.connection.reached:
-            session.stop_comparing(first_line(error))
+        if self.threads is None or not self.threads.reached:
+            participation.stop_comparing(first_line(error))
             return
-        place, lifelines = self.connection.place, self.connection.lifelines
+        place, lifelines = self.threads.place, self.threads.lifelines
         why = f"The job's store went with it: {first_line(error)}"
         deadline = time.monotonic() + BETTER_CAUSE_SECONDS
         found = knock(*self.speaker.link.store_address)
-        while time.monotonic() < deadline and not (session.closing.wait(0.02) or state.finished):
+        while time.monotonic() < deadline and not (participation.closing.wait(0.02) or state.finished):
             if found == "silent":
                 continue  # a neighbour that is gone was only the first to know
             # One that never came may have ended before.
             if state.complete and any(each.state() == "gone" for each in self._neighbours()):
                 return  # the watchdog names it once this rank needs it
-        if session.closing.is_set() or state.finished:
+        if participation.closing.is_set() or state.finished:
             return
         if state.end is not None:
             return
         if found == "open":  # a process that is killed does not close all its connections at once
             found = knock(*self.speaker.link.store_address)
         if found != "open" and self._part is not None and not state.settings.keeps_even:
-            session.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
+            participation.stop_comparing("the job's store has ended")  # perhaps with a rank that takes no part here
             return
         if found != "open":
-            session.conclude_alone(self._lost_store(lifelines, found, why))
+            participation.conclude_alone(self._lost_store(lifelines, found, why))
             return
         with contextlib.suppress(Exception):  # the store answers, but one of the two has misunderstood the other
-            channel = Channel(place.host, place.port, place.prefix, session.closing.is_set)
+            channel = Channel(place.host, place.port, place.prefix, participation.closing.is_set)
             announce_stopped(channel.at(f"{self.number}/"), state)
-        session.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
+        participation.stop_comparing(f"the connection to the job's store broke: {first_line(error)}")
 
     def _neighbours(self) -> list[Process]:
         return list(self.speaker.link.heartbeats.neighbours.values())

@@ -1,4 +1,4 @@
-"""The connection of a process without a store: what it reports when its guards close early."""
+"""The threads of a process without a store: what they report when its guards close early."""
 
 import errno
 import os
@@ -10,10 +10,10 @@ import pytest
 from countoff.core import Settings
 from countoff.core.state import State
 from countoff.core.store.rendezvous import Place
-from countoff.core.threads import connection as module
-from countoff.core.threads.connection import Connection
+from countoff.core.threads import process_threads as module
 from countoff.core.threads.link import Link
-from countoff.core.threads.monitor import Monitor
+from countoff.core.threads.member import Member
+from countoff.core.threads.process_threads import ProcessThreads
 from tests.fake_store import FakeStore
 
 PLACE = Place("127.0.0.1", 1, "0123456789ab")
@@ -32,65 +32,65 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     closing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A short healthy job prints nothing; a listener that cannot connect while its guard is open says so."""
-    connection, monitor = Connection(PLACE, Link(0, range(2)), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, 15.0), Member(State(0, 2, Settings(), {}), 0)
 
     def connect(*_: object) -> Any:
         if threading.current_thread().name == "countoff speaker":
             return _Store()
         if closing:
-            monitor.session.closing.set()
-            connection.closing.set()
+            member.participation.closing.set()
+            threads.closing.set()
         raise TimeoutError("no connection")
 
     monkeypatch.setattr(module, "Channel", connect)
-    connection.add(monitor)
-    connection.listener.join(30)
-    assert bool(monitor.failure) is not closing
-    assert connection.remove(monitor)
-    connection.close()
+    threads.add(member)
+    threads.listener.join(30)
+    assert bool(member.failure) is not closing
+    assert threads.remove(member)
+    threads.close()
     assert ("LateRank" in capsys.readouterr().err) is not closing
 
 
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next connection at the same place may have none, and its host's other ranks would rely on it."""
-    store, connection = _Store(), Connection(PLACE, Link(1, range(2)), None, 15.0)
-    monitor = Monitor(State(1, 2, Settings(), {}), 0)
+    """The next threads at the same place may have none, and its host's other ranks would rely on it."""
+    store, threads = _Store(), ProcessThreads(PLACE, Link(1, range(2)), None, 15.0)
+    member = Member(State(1, 2, Settings(), {}), 0)
     monkeypatch.setattr(module, "Channel", lambda *_: store)
-    monkeypatch.setattr(store, "wait", lambda _: connection.closing.wait(), raising=False)
-    connection.lifelines.tell(store, stands=True)
-    connection.add(monitor)
-    assert connection.connected.wait(30)
+    monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
+    threads.lifelines.tell(store, stands=True)
+    threads.add(member)
+    assert threads.connected.wait(30)
     assert store.get("lifeline/1")["stands"]
-    assert connection.remove(monitor)
-    connection.close()
-    connection.speaker.join(30)
+    assert threads.remove(member)
+    threads.close()
+    threads.speaker.join(30)
     assert not store.get("lifeline/1")["stands"]
 
 
 def test_a_broken_lifeline_does_not_end_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on to look after the guards, and the lifelines are closed: heartbeats decide then."""
-    connection, monitor = Connection(PLACE, Link(0, range(2)), None, 15.0), Monitor(State(0, 2, Settings(), {}), 0)
+    threads, member = ProcessThreads(PLACE, Link(0, range(2)), None, 15.0), Member(State(0, 2, Settings(), {}), 0)
     looks, failed = threading.Semaphore(0), threading.Event()
 
     def fail() -> None:
         failed.set()
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    monkeypatch.setattr(connection.lifelines, "poll", fail)
-    monkeypatch.setattr(monitor.watchdog, "look", lambda _: failed.is_set() and looks.release())
+    monkeypatch.setattr(threads.lifelines, "poll", fail)
+    monkeypatch.setattr(member.watchdog, "look", lambda _: failed.is_set() and looks.release())
     monkeypatch.setattr(module, "Channel", lambda *_: _Store())
-    monkeypatch.setattr(_Store, "wait", lambda *_: connection.closing.wait())
-    connection.add(monitor)
+    monkeypatch.setattr(_Store, "wait", lambda *_: threads.closing.wait())
+    threads.add(member)
     assert looks.acquire(timeout=30)
-    assert connection.lifelines.closed
-    assert connection.remove(monitor)
-    connection.close()
+    assert threads.lifelines.closed
+    assert threads.remove(member)
+    threads.close()
 
 
 def test_lifelines_whose_descriptors_are_closed_can_be_closed() -> None:
     """A user's code that closes all descriptors must not break the end of a fit."""
-    connection = Connection(PLACE, Link(0, range(2)), None, 15.0)
-    connection.lifelines.open(FakeStore())
-    for end in connection.lifelines.ends:
+    threads = ProcessThreads(PLACE, Link(0, range(2)), None, 15.0)
+    threads.lifelines.open(FakeStore())
+    for end in threads.lifelines.ends:
         os.close(end.fileno())
-    connection.lifelines.close()
+    threads.lifelines.close()

@@ -1,0 +1,36 @@
+"""Datasets and splits of them that must be the same on all ranks, and are not or are; on real ranks."""
+
+import re
+
+import pytest
+
+from integration_tests import dataset_jobs
+from integration_tests.jobs import verdict_lines
+
+JOBS = [("torch", 2), ("torch", 4), ("accelerate", 2), ("accelerate", 4), ("lightning", 2)]
+JOBS += [("transformers", 2), ("fabric", 2)]
+ROWS = re.compile(r"rows \d+, \d+, \d+, …")
+
+
+@pytest.mark.parametrize(("framework", "world_size"), [*JOBS, ("composer", 2)])
+def test_data_that_differs_is_named_once_and_the_same_data_is_not(run_ranks, framework, world_size):
+    pytest.importorskip("lightning" if framework == "fabric" else framework)
+    results = run_ranks(dataset_jobs.train, world_size, framework, deadline_seconds=240)
+    name = dataset_jobs.FRAMEWORKS[framework][1]
+    due = [case.expected(world_size).replace("{name}", name) for case in dataset_jobs.cases_of(framework, world_size)]
+    heads = [line for line in verdict_lines(results[0]) if line.startswith("countoff: ")]
+    if not name:  # the evaluation is known later, so that the train data of such a split has been named by itself
+        heads, streams = ([line for line in heads if ("StreamsDiffer" in line) == found] for found in (False, True))
+        assert len(streams) == sum("SplitLeak" in line for line in due)
+    assert [ROWS.sub("{rows}", line) for line in heads] == [line for line in due if line]
+    assert all(verdict_lines(result) == [] for result in results[1:])
+
+
+def test_lengths_that_differ_have_the_datasets_as_their_cause(run_ranks):
+    """A trainer of Lightning cannot begin, and the verdict names why: one message, not two."""
+    results = run_ranks(dataset_jobs.fit_uneven, 2, expect=None, deadline_seconds=120)
+    lines = verdict_lines(results[0])
+    assert [line for line in lines if line.startswith("countoff: ")] == [
+        "countoff: PlanMismatch: before the first batch, batches_per_epoch is 4 on rank 0, 3 on rank 1."
+    ]
+    assert any("why: The train dataset has 32 rows on rank 0, 24 rows on rank 1." in line for line in lines)

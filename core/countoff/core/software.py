@@ -1,0 +1,277 @@
+"""What this process runs: libraries that compute or talk, variables that change how they do it, the user's own modules.
+
+All of it is read, and nothing of it is run: no module is imported, no attribute of a user's module is asked for, and
+CUDA is not initialised. Files are read within bounds, and each is read once in a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["VARIABLES", "Variable", "content_of", "libraries", "meaning", "own_files", "processors", "text_of"]
+
+
+class Variable(NamedTuple):
+    """A variable of the environment that ranks must have alike.
+
+    Attributes:
+        name: Its name.
+        default: What it stands for where it is not set; empty where that is no certain value.
+        own_default: Whether launchers set it where the user has not: then nothing is known where it is not set.
+    """
+
+    name: str
+    default: str = ""
+    own_default: bool = False
+
+
+VARIABLES: dict[str, tuple[Variable, ...]] = {
+    "how NCCL carries out a collective: all ranks of one must do it alike": (
+        Variable("NCCL_ALGO"),
+        Variable("NCCL_PROTO"),
+        Variable("NCCL_BUFFSIZE"),
+        Variable("NCCL_LL_BUFFSIZE"),
+        Variable("NCCL_LL128_BUFFSIZE"),
+        Variable("NCCL_NTHREADS"),
+        Variable("NCCL_LL128_NTHREADS"),
+        Variable("NCCL_THREAD_THRESHOLDS"),
+        Variable("NCCL_MIN_NCHANNELS"),
+        Variable("NCCL_MAX_NCHANNELS"),
+        Variable("NCCL_MIN_CTAS"),
+        Variable("NCCL_MAX_CTAS"),
+        Variable("NCCL_MIN_P2P_NCHANNELS"),
+        Variable("NCCL_MAX_P2P_NCHANNELS"),
+        Variable("NCCL_NCHANNELS_PER_NET_PEER"),
+        Variable("NCCL_P2P_NET_CHUNKSIZE", "131072"),
+        Variable("NCCL_COLLNET_ENABLE"),
+        Variable("NCCL_NVLS_ENABLE"),
+        Variable("NCCL_MNNVL_ENABLE"),
+        Variable("NCCL_RUNTIME_CONNECT", "1"),
+        Variable("NCCL_TUNER_PLUGIN"),
+    ),
+    "by what ranks talk: both ends of a connection must use the same": (
+        Variable("NCCL_NET"),
+        Variable("NCCL_NET_PLUGIN"),
+        Variable("NCCL_IB_DISABLE", "0"),
+        Variable("NCCL_IB_QPS_PER_CONNECTION", "1"),
+        Variable("NCCL_IB_SPLIT_DATA_ON_QPS"),
+        Variable("NCCL_SOCKET_FAMILY"),
+        Variable("NCCL_OOB_NET_ENABLE", "0"),
+        Variable("FI_PROVIDER"),
+        Variable("GLOO_DEVICE_TRANSPORT"),
+        Variable("TORCH_GLOO_LAZY_INIT", "0"),
+    ),
+    "when a rank launches its work, and how it waits and fails: a rank that does it alone holds up the others": (
+        Variable("TORCH_NCCL_BLOCKING_WAIT", "0"),
+        Variable("TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        Variable("TORCH_NCCL_USE_COMM_NONBLOCKING"),
+        Variable("TORCH_NCCL_RANKS_PER_ROOT"),
+        Variable("NCCL_COMM_BLOCKING"),
+        Variable("NCCL_LAUNCH_MODE"),
+        Variable("CUDA_DEVICE_MAX_CONNECTIONS"),
+    ),
+    "how numbers are computed: the same batch gives other numbers": (
+        Variable("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "0"),
+        Variable("NVIDIA_TF32_OVERRIDE"),
+        Variable("CUBLAS_WORKSPACE_CONFIG"),
+        Variable("CUBLASLT_WORKSPACE_SIZE"),
+        Variable("TORCH_BLAS_PREFER_CUBLASLT"),
+        Variable("TORCH_BLAS_PREFER_HIPBLASLT"),
+        Variable("TORCH_LINALG_PREFER_CUSOLVER"),
+        Variable("TORCH_CUDNN_V8_API_DISABLED"),
+        Variable("TORCH_CUDNN_USE_HEURISTIC_MODE_B"),
+        Variable("TORCH_COMPILE_DISABLE", "0"),
+        Variable("TORCHDYNAMO_DISABLE", "0"),
+        Variable("TORCHINDUCTOR_MAX_AUTOTUNE", "0"),
+        Variable("ATEN_CPU_CAPABILITY"),
+        Variable("MKL_CBWR"),
+        Variable("ONEDNN_DEFAULT_FPMATH_MODE"),
+        Variable("DNNL_DEFAULT_FPMATH_MODE"),
+    ),
+    "threads that compute, between hosts with as many CPUs and ranks: sums in another order, and another speed": (
+        Variable("OMP_NUM_THREADS", own_default=True),
+        Variable("MKL_NUM_THREADS", own_default=True),
+    ),
+}
+"""The variables that are compared, by the reason why; docs/how-it-works.md has them too, and what is left out."""
+_WORDS = {
+    "true": "1",
+    "yes": "1",
+    "on": "1",
+    "y": "1",
+    "t": "1",
+    "false": "0",
+    "no": "0",
+    "off": "0",
+    "n": "0",
+    "f": "0",
+}
+_PLUGIN = re.compile(r"/(libnccl-(net|tuner)[^/\n]*?)(?: \(deleted\))?$", re.MULTILINE)
+_DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
+_VERSION = re.compile(r"\b\d+\.\d+(\.\d+)*\b")
+_INSTALLED = f"-packages{os.sep}"
+"""The end of ``site-packages`` and ``dist-packages``."""
+_LIBRARY = f"{os.path.dirname(os.__file__)}{os.sep}"
+_NOT_OWN = {"countoff", "sitecustomize", "usercustomize", "__mp_main__"}
+_MADE = re.compile(
+    rb"@generated|do not edit|auto-?(matically )?generated|(file|code) (is |was )?generated|^# *generated by",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MADE_NAMES = ("_version.py", "_pb2.py", "_pb2_grpc.py")
+_HEAD_BYTES, _MOST_BYTES, _MOST_MAPS = 512, 1 << 20, 1 << 24
+_known: dict[str, bytes] = {}
+"""Digests of files by path, as they were when they were read first; empty for a file that is not compared."""
+_reading = threading.Lock()
+
+
+def libraries() -> dict[str, str]:
+    """Returns the versions of what this process has loaded to compute and to talk, by name, as far as they are known.
+
+    The driver and cuDNN are told where CUDA is in use already.
+
+    Example:
+        >>> sorted(set(libraries()) - {"torch", "NCCL", "CUDA", "ROCm", "cuDNN", "driver", "net", "tuner"})
+        []
+    """
+    found: dict[str, str] = {}
+    torch = sys.modules.get("torch")  # not imported for this
+    if torch is not None:
+        with contextlib.suppress(Exception):
+            found |= _of_torch(torch)
+    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
+        names = _PLUGIN.findall(maps.read(_MOST_MAPS).decode(errors="replace"))
+        for kind in ("net", "tuner"):
+            if loaded := sorted({name for name, each in names if each == kind}):
+                found[kind] = " and ".join(loaded)
+    return found
+
+
+def text_of(variable: Variable) -> str | None:
+    """Returns the value of a variable; empty where it is not set, None where nothing is known of it.
+
+    A path is a host's own, so a value with one is not known.
+    """
+    value = os.environ.get(variable.name, "").strip()
+    return None if "/" in value or (not value and variable.own_default) else value
+
+
+def meaning(variable: Variable, text: str) -> str:
+    """Returns what a value stands for: two values with one meaning are the same.
+
+    >>> flag = Variable("NCCL_IB_DISABLE", "0")
+    >>> meaning(flag, "") == meaning(flag, "False") == meaning(flag, "0")
+    True
+    """
+    value = (text or variable.default).lower()
+    return _WORDS.get(value, value)
+
+
+def processors() -> str:
+    """The number of CPUs and of ranks of this host, on which numbers of threads may depend; as text."""
+    return f"{os.cpu_count()}/{os.environ.get('LOCAL_WORLD_SIZE', '')}"
+
+
+def own_files() -> dict[str, str]:
+    """Returns the source files of the user's own imported modules: paths by name, the main script first.
+
+    A name does not depend on where the file lies: that of the main script, and for a module ``package/module.py``.
+    """
+    if getattr(sys, "frozen", False):
+        return {}
+    found: dict[str, str] = {}
+    for module, path in _sources():
+        name = os.path.basename(path) if module == "__main__" else _name_of(module, path)
+        if path not in found.values():
+            found.setdefault(name, path)
+    return found
+
+
+def content_of(path: str, began: float) -> bytes:
+    """Returns a digest of a source file; empty if it is not compared.
+
+    Not compared are files that a program has made, large ones, and those that have changed since this process began:
+    of these, nobody knows which content was imported. Ends of lines do not count.
+
+    Args:
+        path: The file.
+        began: When this process began, in seconds since the epoch.
+    """
+    with _reading:
+        if path not in _known:
+            _known[path] = b""
+            with contextlib.suppress(OSError):
+                _known[path] = _digest(path, began)
+        return _known[path]
+
+
+def _of_torch(torch: Any) -> dict[str, str]:
+    asked: dict[str, Callable[[], Any]] = {
+        "torch": lambda: torch.__version__,
+        "CUDA": lambda: torch.version.cuda,
+        "ROCm": lambda: torch.version.hip,
+        "NCCL": lambda: ".".join(map(str, torch.cuda.nccl.version())),
+    }
+    if torch.cuda.is_initialized():
+        # `torch.backends.cudnn.version()` raises once, where it finds a wrong one: that belongs to the user.
+        asked["cuDNN"] = lambda: _version_of_cudnn(torch._C._cudnn.getRuntimeVersion())
+        asked["driver"] = _driver
+    found: dict[str, str] = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(Exception):  # this build of torch does not have it
+            if value := ask():
+                found[name] = str(value)
+    return found
+
+
+def _version_of_cudnn(number: int) -> str:
+    """A version as cuDNN writes it in one number: 90501 or, up to cuDNN 8, 8902.
+
+    >>> _version_of_cudnn(90501), _version_of_cudnn(8902)
+    ('9.5.1', '8.9.2')
+    """
+    large = 10_000 if number >= 90_000 else 1_000
+    return f"{number // large}.{number % large // 100}.{number % 100}"
+
+
+def _driver() -> str:
+    for path in _DRIVER:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            if (version := _VERSION.search(file.readline(1024))) is not None:
+                return version[0]
+    return ""
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    """The names and files of the user's own modules, the main one first."""
+    main, modules = sys.modules.get("__main__"), sys.modules.copy()
+    for name, module in [("__main__", main), *modules.items()]:
+        if not issubclass(type(module), ModuleType):
+            continue
+        path = object.__getattribute__(module, "__dict__").get("__file__")  # a lazy module would load at this
+        if type(path) is not str or _INSTALLED in path or path.startswith(_LIBRARY) or not path.endswith(".py"):
+            continue
+        if name.partition(".")[0] not in _NOT_OWN:
+            yield name, path
+
+
+def _name_of(module: str, path: str) -> str:
+    return module.replace(".", "/") + ("/__init__.py" if path.endswith("__init__.py") else ".py")
+
+
+def _digest(path: str, began: float) -> bytes:
+    about = os.stat(path)
+    if path.endswith(_MADE_NAMES) or about.st_size > _MOST_BYTES or about.st_mtime >= began:
+        return b""
+    with open(path, "rb") as file:
+        content = file.read(_MOST_BYTES)
+    if _MADE.search(content[:_HEAD_BYTES]):
+        return b""
+    return blake2b(content.replace(b"\r\n", b"\n"), digest_size=16).digest()

@@ -1,0 +1,107 @@
+"""Jobs whose hosts do not run the same: another variable, another library, another copy of the code."""
+
+import ctypes
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from countoff.torch import attach
+from integration_tests import devices, loops
+from integration_tests.jobs import own_rank, share_loader
+
+
+@dataclass(frozen=True)
+class Case:
+    """How the last host differs from the others.
+
+    Attributes:
+        variables: What is set there.
+        common: What is set on all hosts; ``{}`` stands for the rank.
+        code: The content of its own `helper.py`; empty: that of the others.
+        plugin: The name of the net plugin that it loads; empty: that of the others.
+        off: Whether hosts may differ.
+    """
+
+    variables: tuple[tuple[str, str], ...] = ()
+    common: tuple[tuple[str, str], ...] = ()
+    code: str = ""
+    plugin: str = ""
+    off: bool = False
+
+
+def train_each(cases: Sequence[Case], framework: str = "plain") -> list[dict[str, str]]:
+    """Trains once for each case in one process, and returns the warnings of each."""
+    devices.join()
+    return [_train(case, f"case{number}", framework) for number, case in enumerate(cases)]
+
+
+def _train(case: Case, name: str, framework: str) -> dict[str, str]:
+    odd = own_rank() >= int(os.environ["WORLD_SIZE"]) - int(os.environ["LOCAL_WORLD_SIZE"])
+    set_here = dict(case.common) | (dict(case.variables) if odd else {})
+    os.environ.update({key: value.format(own_rank()) for key, value in set_here.items()})
+    imported = _import_helper(name, case.code if odd and case.code else "x = 1\n")
+    if case.plugin:
+        _load_plugin(f"{name}-{case.plugin}" if odd else f"{name}-usual")
+    try:
+        return _fit(framework, {"HostsDiffer": "off"} if case.off else {})
+    finally:
+        for key in set_here:
+            os.environ.pop(key, None)
+        for module in imported:
+            del sys.modules[module]
+
+
+def _import_helper(case: str, code: str) -> list[str]:
+    """Imports a module of the user's own, from another directory on each rank, and one more on rank 0."""
+    directory = Path(f"rank{own_rank()}", case)
+    directory.mkdir(parents=True)
+    names = [f"helper_{case}", *([f"logger_{case}"] if own_rank() == 0 else [])]
+    for name in names:
+        (directory / f"{name}.py").write_text(code)
+        os.utime(directory / f"{name}.py", (1e9, 1e9))  # as a copy that was there before the process began
+    sys.path.insert(0, str(directory.resolve()))
+    for name in names:
+        importlib.import_module(name)
+    sys.path.pop(0)
+    return names
+
+
+def _load_plugin(name: str) -> None:
+    """Loads a library as NCCL loads its net plugin; it can do nothing."""
+    source = next(Path(torch.__file__).parent.glob("lib/libshm.so"))
+    path = Path(f"rank{own_rank()}", f"libnccl-net-{name}.so").resolve()
+    shutil.copy(source, path)
+    ctypes.CDLL(str(path))
+
+
+def _fit(framework: str, levels: dict[str, Any]) -> dict[str, str]:
+    if framework == "accelerate":
+        return _fit_accelerate(levels)
+    model, optimizer = loops.model_and_optimizer()
+    loader = share_loader(3)
+    with attach(train=loader, optimizer=optimizer, levels=levels) as handle:
+        for batch in loader:
+            loops.train_on(model, optimizer, batch)
+    return {each.kind: each.sentence for each in handle.guard.notices}
+
+
+def _fit_accelerate(levels: dict[str, Any]) -> dict[str, str]:
+    from countoff import accelerate
+    from integration_tests import accelerate_jobs
+
+    job = accelerate_jobs.Loop(samples=32)
+    accelerator = job.accelerator()
+    loader = job.train_loader(accelerator.num_processes)
+    model, optimizer, train = accelerator.prepare(*accelerate_jobs.model_and_optimizer(), loader)
+    handle = accelerate.attach(accelerator, train=train, levels=levels)
+    for batch in train:
+        accelerate_jobs.forward_and_back(accelerator, model, optimizer, batch)
+    handle.detach()
+    return {each.kind: each.sentence for each in handle.guard.notices}

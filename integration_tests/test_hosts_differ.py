@@ -1,0 +1,106 @@
+"""Hosts that do not run the same, on namespaces of this machine: what is said, and what hosts may have of their own."""
+
+from pathlib import Path
+
+from integration_tests.host_jobs import Case, train_each
+from integration_tests.jobs import verdict_lines
+
+OWN = (
+    ("NCCL_SOCKET_IFNAME", "eth{}"),
+    ("NCCL_IB_HCA", "mlx5_{}"),
+    ("NCCL_DEBUG", "INFO"),
+    ("NCCL_DEBUG_FILE", "/tmp/nccl.{}"),
+    ("NCCL_NET_PLUGIN", "/opt/{}/libnccl-net.so"),
+    ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/tmp/dump.{}"),
+    ("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor{}"),
+    ("TORCHELASTIC_ERROR_FILE", "/tmp/error{}"),
+    ("CUDA_VISIBLE_DEVICES", "{}"),
+)
+"""What each rank or host has of its own, by rank."""
+HEALTHY = Case(common=OWN, variables=(("NCCL_IB_DISABLE", "0"), ("NCCL_DEBUG", "TRACE")))
+VARIABLE = Case(common=(*OWN, ("NCCL_ALGO", "Tree")), variables=(("NCCL_ALGO", "Ring"), ("NCCL_PROTO", "LL")))
+CODE = Case(common=OWN, code="x = 2\n")
+
+
+def test_a_host_that_runs_something_else_is_named(run_hosts):
+    """Of three hosts of two ranks; ranks import other modules, from other places."""
+    cases = [
+        HEALTHY,
+        VARIABLE,
+        CODE,
+        Case(variables=(("NCCL_ALGO", "Ring"),), code="x = 3\n"),
+        Case(variables=(("NCCL_ALGO", "Ring"),), code="x = 4\n", off=True),
+        Case(plugin="own"),
+    ]
+    results = run_hosts(train_each, cases, hosts=3, per_host=2)
+    values = (
+        'NCCL_ALGO is "Ring" on node-2, and is "Tree" on the other hosts. '
+        'NCCL_PROTO is "LL" on node-2, and is not set on the other hosts.'
+    )
+    assert results[0].value == [
+        {},
+        {"HostsDiffer": values},
+        {"HostsDiffer": "helper_case2.py differs on node-2."},
+        {
+            "HostsDiffer": 'NCCL_ALGO is "Ring" on node-2, and is not set on the other hosts. '
+            "helper_case3.py differs on node-2."
+        },
+        {},
+        {
+            "HostsDiffer": "node-2 loads the NCCL net plugin libnccl-net-case5-own.so, "
+            "the other hosts libnccl-net-case5-usual.so."
+        },
+    ]
+    assert sum("HostsDiffer:" in line for line in verdict_lines(results[0])) == 4
+
+
+def test_it_is_the_same_under_a_framework(run_hosts):
+    """No adapter has a line for it."""
+    results = run_hosts(train_each, [HEALTHY, CODE, HEALTHY], "accelerate", hosts=2, per_host=1)
+    sentence = "helper_case1.py differs between node-0 and node-1."
+    assert results[0].value == [{}, {"HostsDiffer": sentence}, {}]
+    assert [line for line in verdict_lines(results[0]) if line.startswith("countoff:")] == [
+        f"countoff: HostsDiffer: {sentence}"
+    ]
+
+
+def test_ranks_of_one_host_are_named_by_number(run_ranks):
+    results = run_ranks(train_each, 3, [Case(variables=(("NCCL_ALGO", "Ring"),))], env={"LOCAL_WORLD_SIZE": "1"})
+    sentence = 'NCCL_ALGO is "Ring" on rank 2, and is not set on the other ranks.'
+    assert results[0].value == [{"HostsDiffer": sentence}]
+
+
+START = """
+import os, socket, sys
+copy = os.path.join(os.path.dirname(__file__), socket.gethostname(), "train.py")
+os.execv(sys.executable, [sys.executable, copy])
+"""
+"""Each host starts its own copy of the script, as from a disk of its own."""
+TRAIN = """
+import os, socket
+if socket.gethostname() == "node-2":
+    os.environ["NCCL_ALGO"] = "Ring"
+from integration_tests import devices, loops
+from integration_tests.jobs import share_loader
+from countoff.torch import attach
+
+devices.join()
+model, optimizer = loops.model_and_optimizer()
+loader = share_loader(3)
+attach(train=loader, optimizer=optimizer)
+for batch in loader:
+    loops.train_on(model, optimizer, batch)
+"""
+
+
+def test_another_script_on_one_host_is_named(run_torchrun_on_hosts, tmp_path):
+    """The whole message, as docs/verdicts.md shows it."""
+    for number in range(3):
+        (tmp_path / f"node-{number}").mkdir()
+        (tmp_path / f"node-{number}" / "train.py").write_text(TRAIN + "# edited\n" * (number == 2))
+    runs = run_torchrun_on_hosts(START, hosts=3, per_host=1)
+    assert [run.exit_code for run in runs] == [0, 0, 0], runs
+    page = (Path(__file__).parents[1] / "docs" / "verdicts.md").read_text()
+    shown = page[page.index("[rank 0] countoff: HostsDiffer:") :].partition("```")[0]
+    printed = "\n".join(run.output for run in runs)
+    assert all(line in printed for line in shown.splitlines()), printed

@@ -1,0 +1,191 @@
+"""Does a rank evaluate with what another rank trains on, because each has split the data in its own way? `SplitLeak`.
+
+Compared once: when the fit has begun, or where the loaders of evaluations are made later, with the first one. All ranks
+know the same `SAMPLED` places of the dataset that they split, and each tells in one bit per place whether it trains on
+that row, and in another one whether it evaluates with it. A row of both kinds, on different ranks, proves the leak.
+That there is none proves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from countoff.core.checks.check import Check, FitStart, Others
+from countoff.core.protocol.records import Records, parse_count
+from countoff.core.verdict import Cause, Verdict, VerdictKind
+from countoff.core.words import clip
+
+__all__ = ["FACTOR", "SAMPLED", "SPLIT_LEAK", "SplitCheck", "SplitSample", "judge_splits", "width_of"]
+
+SPLIT_LEAK = VerdictKind(
+    "SplitLeak",
+    "ranks train one model and have split the data in different ways: a rank evaluates with rows on which another one "
+    "trains",
+    causes={
+        "": Cause(
+            "All ranks train one model, so it is evaluated with rows that it was trained on. The results look better "
+            "than they are.",
+            "split the data in the same way on every rank: with a fixed seed, such as "
+            "random_split(…, generator=torch.Generator().manual_seed(7)) or train_test_split(seed=7), or once, with "
+            "indices that are saved. Where it is meant: levels={'SplitLeak': 'off'}.",
+        )
+    },
+)
+SAMPLED = 2048
+"""Rows of the dataset that are compared, at most: two bits for each in a record of 1 KiB."""
+FACTOR = 0x9E3779B97F4A7C15
+"""Row `i` has the place `i * FACTOR` modulo the power of two from the number of rows on: as if at random."""
+_DIGEST = 16
+_NAMED = 3
+_WIDEST = 52
+
+
+class SplitSample(NamedTuple):
+    """How one rank has split a dataset, as far as the sampled rows tell it.
+
+    Attributes:
+        of: A digest of what is known of that dataset.
+        width: Bits of the number of a row; see `width_of`.
+        train: The sampled rows on which this rank trains: bit `n` stands for the row at place `n`.
+        evaluated: Those with which it evaluates, likewise.
+    """
+
+    of: str
+    width: int
+    train: int
+    evaluated: int
+
+    @classmethod
+    def of_places(cls, of: str, width: int, train: Iterable[int], evaluated: Iterable[int]) -> SplitSample:
+        """Returns the sample with these places, each below `SAMPLED`."""
+        return cls(of, width, _bits(train), _bits(evaluated))
+
+    def to_json(self) -> dict[str, Any]:
+        """What is told of it, as JSON types."""
+        return {
+            "of": self.of[:_DIGEST],
+            "width": self.width,
+            "train": _text_of(self.train),
+            "evaluated": _text_of(self.evaluated),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> SplitSample:
+        """Reads what another rank has told; that may be anything.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is something else.
+        """
+        width = parse_count(record["width"], _WIDEST + 1)
+        return cls(
+            clip(str(record["of"]), _DIGEST + 2), width, _parse_bits(record["train"]), _parse_bits(record["evaluated"])
+        )
+
+
+class SplitCheck(Check):
+    """Compares how the ranks have split their data once the roll call is over.
+
+    Attributes:
+        found: Whether the ranks are known to have split it in different ways. Known on the first rank alone.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self._others: Others | None = None
+        self._split: SplitSample | None = None
+
+    def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
+        self._others, self._split, self.found = others, start.split, False
+
+    def counted_off(self) -> None:  # noqa: D102
+        split, self._split = self._split, None
+        if self._others is not None:
+            self._others.report("splits", {} if split is None else split.to_json(), self._judge)
+
+    def evaluates(self, split: SplitSample) -> None:
+        """Compares a split that is known with the fit's first evaluation only. To be called once in a fit.
+
+        Args:
+            split: How this rank has split the data.
+        """
+        if self._others is not None:
+            self._others.report("splits/evaluated", split.to_json(), self._judge, owed=False)  # a rank may not evaluate
+
+    def _judge(self, records: Records) -> list[Verdict]:
+        found = judge_splits({rank: SplitSample.from_json(record) for rank, record in records.items() if record})
+        self.found = found is not None
+        return [] if found is None else [found]
+
+
+def judge_splits(samples: Mapping[int, SplitSample]) -> Verdict | None:
+    """Returns a `SplitLeak` if a rank evaluates with a row on which another rank trains, and none with its own.
+
+    Args:
+        samples: What each rank has told, by rank.
+
+    Example:
+        >>> one = SplitSample.of_places("", 4, train=[0, 1, 2], evaluated=[3])
+        >>> other = SplitSample.of_places("", 4, train=[0, 1, 3], evaluated=[2])
+        >>> judge_splits({0: one, 1: other}).sentence
+        'row 7 validates on rank 0 and trains on rank 1: the ranks have split the data in different ways.'
+        >>> judge_splits({0: one, 1: one}) is None
+        True
+    """
+    if len({(each.of, each.width) for each in samples.values()}) != 1:
+        return None
+    if any(each.train & each.evaluated for each in samples.values()):
+        return None  # a part of the train data is evaluated on purpose
+    trained = 0
+    for each in samples.values():
+        trained |= each.train
+    rank = next((rank for rank, each in sorted(samples.items()) if each.evaluated & trained), None)
+    if rank is None:
+        return None
+    evaluated = samples[rank].evaluated
+    other = next(other for other, each in sorted(samples.items()) if each.train & evaluated)
+    rows = _rows(samples[other].train & evaluated, samples[rank].width)
+    several = len(rows) > 1
+    named = ", ".join(map(str, rows[:_NAMED])) + (", …" if len(rows) > _NAMED else "")
+    verbs = ("validate", "train") if several else ("validates", "trains")
+    sentence = (
+        f"row{'s' if several else ''} {named} {verbs[0]} on rank {rank} and {verbs[1]} on rank {other}: the ranks have "
+        "split the data in different ways."
+    )
+    return SPLIT_LEAK.found(sentence, (rank, other), standing="differ")
+
+
+def width_of(rows: int) -> int:
+    """Returns the bits of the number of a row, in a dataset of that many rows.
+
+    Args:
+        rows: At least 1.
+
+    >>> width_of(1), width_of(8), width_of(9)
+    (1, 3, 4)
+    """
+    return max(1, (rows - 1).bit_length())
+
+
+def _rows(bits: int, width: int) -> Sequence[int]:
+    """The rows at the places of the bits, ascending."""
+    inverse = pow(FACTOR, -1, 1 << width)
+    return sorted(place * inverse % (1 << width) for place in range(SAMPLED) if bits >> place & 1)
+
+
+def _bits(places: Iterable[int]) -> int:
+    bits = 0
+    for place in places:
+        bits |= 1 << place
+    return bits
+
+
+def _text_of(bits: int) -> str:
+    return base64.b64encode(bits.to_bytes(SAMPLED // 8, "little")).decode()
+
+
+def _parse_bits(value: object) -> int:
+    if not isinstance(value, str) or len(value) > SAMPLED // 4:
+        raise ValueError(f"expected the bits of {SAMPLED} rows, got {value!r:.40}")
+    return int.from_bytes(base64.b64decode(value, validate=True)[: SAMPLED // 8], "little")

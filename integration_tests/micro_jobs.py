@@ -58,10 +58,10 @@ class Micro:
     def wait_for_warning(self, guard: Any, epoch: int, batch: int) -> None:
         """Waits in batch 2 of train epoch 1, from 1, until this rank has received a warning, where one is due."""
         if guard is not None and (epoch, batch) == (1, 2) and (self.extra or self.aside == "preview"):
-            _wait_for_notice(guard)
+            wait_for_notice(guard)
 
 
-def _wait_for_notice(guard: Any) -> None:
+def wait_for_notice(guard: Any) -> None:
     """Waits until this rank has received a warning, at most 20 s."""
     deadline = time.monotonic() + 20
     while not guard.notices and time.monotonic() < deadline:
@@ -355,8 +355,8 @@ def found_at_two_ticks() -> list[str]:
     guard = Guard(Settings(tick_batches=2), rank=own_rank(), world_size=2)
     guard.fit_start(FitPlan())
     guard.train_start(0)
-    monitor: Any = guard.monitor
-    speaker = monitor.speaker
+    member: Any = guard.member
+    speaker = member.speaker
 
     def train(batches: Sequence[int]) -> None:
         for batch in batches:
@@ -383,11 +383,11 @@ def found_at_two_ticks() -> list[str]:
         train(range(1, 11))
         claimed = threading.Event()
         speaker.hand(lambda _: claimed.set())
-        speaker.hand(lambda _: _wait_for_notice(guard))
+        speaker.hand(lambda _: wait_for_notice(guard))
         busy.set()
         assert claimed.wait(20)
         dist.barrier()
-    _wait_for_notice(guard)
+    wait_for_notice(guard)
     said = [notice.sentence for notice in guard.notices]
     dist.barrier()
     guard.train_end("exhausted")

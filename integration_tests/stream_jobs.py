@@ -3,6 +3,7 @@
 Every sample has a number, so each job also returns which samples its rank has read in the first epoch.
 """
 
+import itertools
 import os
 import random
 import warnings
@@ -54,6 +55,40 @@ class Stream(IterableDataset[Any]):
             if self.noise:
                 found["values"] += torch.randn(8)
             yield found
+
+
+class Numbered(IterableDataset[Any]):
+    """The samples by a dataset that is told its rank, and seeds a generator by it."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = own_rank(), ranks()
+
+    def __iter__(self) -> Iterator[Any]:
+        rng = random.Random(self.rank)
+        for number in range(SAMPLES):
+            assert rng.random() < 1
+            yield sample(number)
+
+
+class Sliced(IterableDataset[Any]):
+    """A share of each rank, by the numbers that it is told."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(sample, self._numbers())
+
+    def _numbers(self) -> Iterator[int]:
+        return itertools.islice(range(SAMPLES), self.rank, None, self.world_size)
+
+
+class Asking(IterableDataset[Any]):
+    """A share of each rank, by what torch tells."""
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = range(torch.distributed.get_rank(), SAMPLES, torch.distributed.get_world_size())
+        return (sample(number) for number in numbers)
 
 
 class Flipped(Stream):
@@ -313,6 +348,12 @@ CASES: dict[str, Case] = {
         says="a rank's loader has 6 batches of 4.",
         options={"dataset_size": SAMPLES},
     ),
+    "the numbers of each rank, dispatched": Case(
+        _stream(lambda: Sliced(own_rank(), ranks())), **TWICE, says="(self.rank) and the number of ranks (self.world"
+    ),
+    "what torch tells each rank, dispatched": Case(
+        _stream(Asking), **TWICE, says="own number (get_rank()) and the number of ranks"
+    ),
     "a rank-aware __iter__": Case(
         _stream(lambda: Stream(aware=True)), APART, **TWICE, says="have none of their first 12 samples in common"
     ),
@@ -385,6 +426,7 @@ CASES: dict[str, Case] = {
     "batches that are not even": Case(lambda: map_loader(), {"even_batches": False}),
     "a rank-aware __iter__, dispatched": Case(_stream(lambda: Stream(aware=True))),
     "a stream": Case(_stream(Stream), APART),
+    "a stream that knows its rank, dispatched": Case(_stream(Numbered)),
     "a stream that repeats itself": Case(_stream(lambda: Stream(repeats=True)), APART),
     "a stream with random transforms": Case(_stream(lambda: Stream(noise=True)), APART, seeded=False),
     "a stream whose samples are flipped at random": Case(_stream(Flipped), APART, seeded=False),
@@ -538,6 +580,10 @@ GIVEN: dict[str, dict[str, Given]] = {
         "a stream of 4 shards, split, dispatched": Given(
             lambda: split(hub_stream(4)), **TWICE, says="Accelerate reads rank 0's", args={"max_steps": 6}
         ),
+        "the numbers of each rank, dispatched": Given(
+            lambda: Sliced(own_rank(), ranks()), **TWICE, says="number (self.rank)", args={"max_steps": 6}
+        ),
+        "a stream that knows its rank, dispatched": Given(Numbered, args={"max_steps": 12}),
         "a stream of 4 shards, split": Given(
             lambda: split(hub_stream(4)),
             **TWICE,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["count_forward_passes"]
+__all__ = ["Hook", "count_forward_passes"]
 
 
 def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> Callable[[], None]:
@@ -36,8 +36,8 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"attach(model=…) takes a module or a list of modules, got a {type(module).__name__}")
             try:
-                stack.callback(module.register_forward_pre_hook(_Hook(passes, passes.begin)).remove)
-                stack.callback(module.register_forward_hook(_Hook(passes, passes.end), always_call=True).remove)
+                stack.callback(module.register_forward_pre_hook(Hook(passes, passes.begin)).remove)
+                stack.callback(module.register_forward_hook(Hook(passes, passes.end), always_call=True).remove)
             except (RuntimeError, NotImplementedError) as error:  # a module of TorchScript
                 raise TypeError(f"attach(model=…) cannot observe a {type(module).__name__}: {error}") from None
         return stack.pop_all().close
@@ -66,10 +66,25 @@ class _Passes:
             self._count()
 
 
-class _Hook:
-    """A hook of a module."""
+class _Observes(Protocol):
+    """What observes passes.
 
-    def __init__(self, passes: _Passes, call: Callable[..., None]) -> None:
+    Attributes:
+        compiled: Whether compiled code has run a hook, or may have.
+    """
+
+    compiled: bool
+
+
+class Hook:
+    """A hook of a module.
+
+    Args:
+        passes: What observes the passes of the module.
+        call: What the hook does.
+    """
+
+    def __init__(self, passes: _Observes, call: Callable[..., None]) -> None:
         self._passes = passes
         self._call = call
 

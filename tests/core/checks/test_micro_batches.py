@@ -113,6 +113,38 @@ def test_a_verdict_names_the_first_batch_that_differs_and_both_counts() -> None:
     assert "averages gradients of different amounts" in verdict.why
 
 
+def passes(*counts: int) -> MicroBatchLog:
+    """Steps of a sharded model after every batch, each with so many forward passes."""
+    log, span = MicroBatchLog(sharded=True), SpanCounters(EPOCH)
+    log.begin(span)
+    for count in counts:
+        span.started += 1
+        span.passes += count
+        span.micro_batches += 1
+        log.step(span)
+    return log
+
+
+def test_forward_passes_of_a_sharded_model_are_compared_in_place_of_micro_batches() -> None:
+    theirs, mine = passes(4, 4, 5).take(), passes(4, 4, 3).take()
+    told = json.loads(json.dumps(theirs.to_json()))
+    found = compare_micro_batches(mine, "at batch 3", 3)(told, (0, 1))
+    assert found is not None
+    assert found.sentence == "in batch 3 of train epoch 0, rank 0 ran 5 forward passes of the sharded model, rank 1 3."
+    assert (found.subject, found.harmful) == ("forward passes", False)
+    assert "it is a collective" in found.why
+    later = dataclasses.replace(mine, since=9)
+    found = compare_micro_batches(later, "at batch 3", 3)(told, (0, 1))
+    assert found is not None
+    assert found.sentence.endswith("but of different numbers of forward passes of the sharded model.")
+
+
+def test_forward_passes_are_not_compared_with_micro_batches() -> None:
+    """Ranks of different versions, or of which one has not run the sharded model yet."""
+    assert not passes(4).take().differ(opened(3)[0].take())
+    assert not MicroCounts.from_json(opened(3)[0].take().to_json()).differ(passes(4).take())
+
+
 def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
     """The hash of micro-batches differs for good once it has differed, and must hide no verdict."""
     theirs = {"rank": 0, "steps": 1, "step_hash": 5, **opened(4)[0].take().to_json()}
@@ -149,8 +181,7 @@ def test_a_verdict_without_the_batch_is_still_true(theirs: MicroCounts) -> None:
 
 def test_the_counts_of_any_steps_fit_into_a_record() -> None:
     """Whatever ranks run, a tick and a mark fit into their records; the last steps are left out first."""
-    log, _ = opened(*(random.Random(step).randrange(10**9) for step in range(1000)))
-    taken = log.take()
+    taken = passes(*(random.Random(step).randrange(10**9) for step in range(1000))).take()
     assert len(taken.counts) == 512
     rates = [-1.2345678901234567e-300] * 8
     tick = {"rank": 99_999, "steps": 10**9, "step_hash": 2**48 - 1, "rates": rates, **taken.to_json()}
@@ -161,7 +192,7 @@ def test_the_counts_of_any_steps_fit_into_a_record() -> None:
     told = MicroCounts.from_json(json.loads(json.dumps(taken.to_json())))
     assert 0 < len(told.counts) < 512
     assert told.counts == taken.counts[: len(told.counts)]
-    other = MicroCounts(1, 0, (10**9,), ((10**9, 10**9 + 1),), name)
+    other = MicroCounts(1, 0, (10**9,), ((10**9, 10**9 + 1),), name, sharded=True)
     verdict = compare_micro_batches(other, f"at batch {10**9} of {name}", 10**9)(tick, (99_999, 99_998))
     assert verdict is not None
     encode(verdict_entry("end", verdict))

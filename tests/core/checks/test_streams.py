@@ -44,6 +44,11 @@ def judge(facts: list[dict[str, Any]], ways: int = 2) -> str:
     return "" if found is None else found.kind
 
 
+def named(rank: str, ranks: str) -> dict[str, Any]:
+    """The facts of a stream that rank 0 reads for all, by code that reads these numbers."""
+    return {"first_only": True, "rank_names": rank, "ranks_names": ranks}
+
+
 PROVED = {
     "all streams are different": (begins(0, 100), "DoubleSharded"),
     "streams overlap": (begins(0, 4), "StreamsDiffer"),
@@ -76,6 +81,18 @@ PROVED = {
     "the only share": ([{"shares": 1, "said_by": "x"}] * 2, ""),
     "rank 0 reads for all": ([{"first_only": True, **each} for each in begins(0, 100)], ""),
     "rank 0 reads its share for all": ([{"first_only": True, "shares": 2}, {"first_only": True}], "DoubleSharded"),
+    "rank 0 reads for all, by code with both numbers": (
+        [named("self.rank", "self.world")] * 2,
+        "DoubleSharded",
+    ),
+    "of several numbers, some are equal by chance": (
+        [named("self.epoch self.rank", "self.world"), named("self.rank", "self.size self.world")],
+        "DoubleSharded",
+    ),
+    "another number on each rank is the rank": ([named("self.epoch", "world"), named("self.seed", "world")], ""),
+    "code with the rank alone, as for a seed": ([named("self.rank", "")] * 2, ""),
+    "code with the number of ranks alone": ([named("", "world")] * 2, ""),
+    "code with both, read on every rank": ([{**named("rank", "world"), "first_only": False}] * 2, ""),
     "half of the samples are equal at the same place": (
         [{"prints": digests(*range(1, 13))}, {"prints": digests(*(n if n % 2 else 50 + n for n in range(1, 13)))}],
         "",
@@ -91,6 +108,18 @@ PROVED = {
     "rows that say nothing": ([{"contents": "-" * 8, "length": 9}] * 2, ""),
     "rows in another order": ([{"contents": digests(n), "length": 9, "whole": 9} for n in (1, 2)], "StreamsDiffer"),
 }
+
+
+def test_code_that_may_take_a_share_is_told_with_what_it_reads() -> None:
+    facts = StreamFacts("Accelerate", 2, **named("self.rank", "self.world_size"))
+    found = judge_streams("train epoch 0", {0: facts, 1: facts})
+    assert found is not None
+    assert found.sentence == (
+        "the train data's __iter__ reads each rank's own number (self.rank) and the number of ranks (self.world_size), "
+        "and Accelerate reads rank 0's stream for all ranks: if that is rank 0's share, about 1/2 of the data is read."
+    )
+    assert found.subject == "own number"
+    assert judge_streams("train epoch 0", {0: facts}) is None  # nobody knows what the number is on the other rank
 
 
 @pytest.mark.parametrize("name", PROVED)
@@ -146,17 +175,23 @@ def test_facts_survive_a_record() -> None:
     assert parse_stream(WORST.to_json()) == WORST
 
 
-def test_the_longest_record_fits_into_the_store() -> None:
+NAMED = StreamFacts("d" * 40, 10**5, True, rank_names=" ".join(["n" * 30] * 3), ranks_names=" ".join(["n" * 30] * 3))
+"""What is told of the code of a dataset that only rank 0 reads."""
+
+
+@pytest.mark.parametrize("longest", [WORST, NAMED])
+def test_the_longest_record_fits_into_the_store(longest: StreamFacts) -> None:
     """With as many fingerprints as can be asked for, and facts that are as long as they can be."""
     others = KeptRecords()
     data = DataIdentity(State(0, 2, Settings(fingerprint_batches=32), {}))
     data.fit_started(FitStart(FitPlan(dp_rank=99_999, dp_degree=100_000), {}), others)
     data.span_opened(SpanCounters("train epoch 0", evaluation=False, opened=0, compared=True), 0)
     for number in range(32):
-        data.read(torch.arange(64) * number, stream=lambda: WORST)
+        data.read(torch.arange(64) * number, stream=lambda: longest)
     (record,) = others.reported
     assert len(record["prints"]) == 32
-    assert record["stream"] == WORST.to_json()
+    assert record["stream"] == longest.to_json()
+    assert parse_stream(record["stream"]) == longest
     assert len(encode(record)) <= RECORD_BYTES
 
 
@@ -170,15 +205,16 @@ def test_the_longest_sentence_fits_into_the_store() -> None:
     assert len(encode(verdict_to_json(declared))) <= RECORD_BYTES
 
 
+@pytest.mark.parametrize("longest", [WORST, NAMED])
 @pytest.mark.parametrize("place", range(len(StreamFacts._fields)))
 @pytest.mark.parametrize("value", [None, -1, "x" * 200, [], {}, 1.5, True, float("nan")])
-def test_a_broken_record_is_none(place: int, value: Any) -> None:
+def test_a_broken_record_is_none(place: int, value: Any, longest: StreamFacts) -> None:
     """What another program has written is either facts or nothing, and judging it does not raise."""
-    record = WORST.to_json()
-    record[place] = value
+    record = longest.to_json()
+    record[min(place, len(record) - 1)] = value
     found = parse_stream(record)
     if found is not None:
-        judge_streams("train epoch 0", {0: found, 1: WORST})
+        judge_streams("train epoch 0", {0: found, 1: longest})
     assert parse_stream(None) is None
     assert parse_stream(record[1:]) is None
 

@@ -1,4 +1,7 @@
-"""Do ranks run equally many micro-batches for each optimizer step? A `StepMismatch` that may be legitimate."""
+"""Do ranks run equally many micro-batches for each optimizer step? A `StepMismatch` that may be legitimate.
+
+Of a model that all ranks hold in shards, its forward passes are compared instead, also those without a backward pass.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.check import Check, TickPart
-from countoff.core.checks.steps import MICRO_BATCHES, STEP_MISMATCH
+from countoff.core.checks.steps import FORWARD_PASSES, MICRO_BATCHES, STEP_MISMATCH
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import MicroCounts
 from countoff.core.protocol.rule import Divergence
@@ -74,7 +77,7 @@ def _mismatch(
 ) -> Verdict:
     sentence = _sentence_of(theirs, mine, ranks, where=where, steps=steps)
     more = {**more, "standing": "differ", "harmful": False}
-    return STEP_MISMATCH.found(sentence, ranks, subject=MICRO_BATCHES, **more)
+    return STEP_MISMATCH.found(sentence, ranks, subject=FORWARD_PASSES if mine.sharded else MICRO_BATCHES, **more)
 
 
 def batches_of(first: int, last: int) -> str:
@@ -97,8 +100,10 @@ def _sentence_of(theirs: MicroCounts, mine: MicroCounts, ranks: tuple[int, int],
     if found is None:
         applied = count_of(steps, "optimizer step")
         both = f"ranks {min(ranks)} and {max(ranks)}"
-        return f"{where}, {both} had applied {applied}, but of different numbers of {MICRO_BATCHES}."
+        counted = f"{FORWARD_PASSES} of the sharded model" if mine.sharded else MICRO_BATCHES
+        return f"{where}, {both} had applied {applied}, but of different numbers of {counted}."
     *counts, (first, last) = found
     batches = batches_of(first, last)
     (more, many), (fewer, few) = sorted(zip(ranks, counts, strict=True), key=lambda side: -side[1])
-    return f"in {batches} of {mine.span}, rank {more} ran {count_of(many, 'micro-batch')}, rank {fewer} {few}."
+    ran = f"{count_of(many, 'forward pass')} of the sharded model" if mine.sharded else count_of(many, "micro-batch")
+    return f"in {batches} of {mine.span}, rank {more} ran {ran}, rank {fewer} {few}."

@@ -24,18 +24,39 @@ from countoff.core.data.unobserved import unobserved
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
-__all__ = ["ELEMENTS", "LENGTHS", "FirstElements", "StreamFacts", "column_digest", "judge_streams", "parse_stream"]
+__all__ = [
+    "ELEMENTS",
+    "LENGTHS",
+    "NAME",
+    "NAMES",
+    "FirstElements",
+    "StreamFacts",
+    "column_digest",
+    "judge_streams",
+    "parse_stream",
+]
 
 ELEMENTS = 12
 """Elements at the start of a stream that are compared."""
 LENGTHS = "lengths"
 """Subject of a `StreamsDiffer` where the ranks' streams are not even equally long."""
+NAME, NAMES = 30, 3
+"""Characters of the name of a number that a dataset reads, longer ones are left out; and names in a record."""
+OWN_NUMBER = "own number"
+"""Subject of a `DoubleSharded` where the dataset's code only may take a share."""
 DIGEST = 8
 """Hexadecimal digits of each digest in a record."""
 DOUBLE_SHARDED = VerdictKind(
     "DoubleSharded",
     "data that is already one rank's share is sharded again, so most of it is never read",
-    causes={"": Cause("What a rank leaves out of its share, no other rank has: it is never read.")},
+    causes={
+        "": Cause("What a rank leaves out of its share, no other rank has: it is never read."),
+        OWN_NUMBER: Cause(
+            "Only rank 0 reads, so there is nothing to compare. What the code does with these numbers is not known.",
+            "if __iter__ takes a share by these numbers, leave that out: yield all of the data on every rank, and the "
+            "framework gives each rank its part. If they only make a seed, a log line or a file name, ignore this.",
+        ),
+    },
 )
 STREAMS_DIFFER = VerdictKind(
     "StreamsDiffer",
@@ -68,6 +89,9 @@ class StreamFacts(NamedTuple):
             where it or its iterator has a random generator of its own, and nobody knows for what.
         sampler: Whether the elements are indices, not samples.
         begin: Place of the first row in the table in memory that the rows of the dataset are a part of.
+        rank_names: What the code of the dataset's `__iter__` reads that is this rank's number, as it is written there,
+            with spaces between.
+        ranks_names: What it reads that is the number of ranks, likewise.
     """
 
     dealer: str
@@ -85,18 +109,21 @@ class StreamFacts(NamedTuple):
     order: str = ""
     sampler: bool = False
     begin: int | None = None
+    rank_names: str = ""
+    ranks_names: str = ""
 
     def to_json(self) -> list[Any]:
-        """These facts as JSON types, for a record."""
-        return list(self)
+        """These facts as JSON types, for a record; without the last two where these are empty."""
+        return list(self if self.rank_names or self.ranks_names else self[:-2])
 
 
 _TEXTS = {"dealer": 40, "said_by": 40, "drawn": DIGEST, "seed": DIGEST, "order": 8}
+_TEXTS |= {"rank_names": NAMES * (NAME + 1), "ranks_names": NAMES * (NAME + 1)}
 
 
 def parse_stream(value: object) -> StreamFacts | None:
     """Returns the facts in a record of another rank; None if there are none, or if they are not what a rank writes."""
-    if not isinstance(value, list) or len(value) != len(StreamFacts._fields):
+    if not isinstance(value, list) or len(StreamFacts._fields) - len(value) not in (0, 2):
         return None
     facts = StreamFacts(*value)
     digests = {"prints": ELEMENTS, "parts": _PARTS, "contents": _PARTS}
@@ -238,7 +265,7 @@ def judge_streams(span: str, records: Mapping[int, StreamFacts]) -> Verdict | No
     if (parts := _parts_of_one_table(list(records.values()))) > 1:
         return _declared(span, first._replace(shares=parts, said_by="consecutive rows of one Dataset"))
     if first.first_only:
-        return _other_contents(span, records)
+        return _other_contents(span, records) or _own_numbers(records)
     return _other_seeds(span, records) or _other_contents(span, records) or _other_elements(span, records)
 
 
@@ -253,6 +280,23 @@ def _declared(span: str, facts: StreamFacts) -> Verdict:
         f"({facts.said_by}), and {how}. In {span}, about 1/{facts.shares} of the data is read."
     )
     return DOUBLE_SHARDED.found(sentence, why=_OTHERS_SHARES if facts.first_only else None)
+
+
+def _own_numbers(records: Mapping[int, StreamFacts]) -> Verdict | None:
+    """Whether the dataset's code reads the number of each rank, and how many there are: it may take a share by them."""
+    everything = list(records.values())
+    dealer, ways = everything[0].dealer, everything[0].ways
+    rank, count = (
+        sorted(set.intersection(*(set(getattr(facts, name).split()) for facts in everything)))
+        for name in ("rank_names", "ranks_names")
+    )
+    if len(everything) < ways or not (rank and count):
+        return None
+    sentence = (
+        f"the train data's __iter__ reads each rank's own number ({rank[0]}) and the number of ranks ({count[0]}), and "
+        f"{dealer} reads rank 0's stream for all ranks: if that is rank 0's share, about 1/{ways} of the data is read."
+    )
+    return DOUBLE_SHARDED.found(sentence, subject=OWN_NUMBER)
 
 
 def _parts_of_one_table(everything: Sequence[StreamFacts]) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from countoff.core.liveness import collectives
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
@@ -111,6 +112,10 @@ _pairs: list[Any] = []
 """A group of the first two of more ranks: all ranks make it."""
 
 
+NAMED = ("metric_left_out_once", "barrier_too_many")
+"""Programs of which there is something to say."""
+
+
 def train(programs: Sequence[str], options: dict[str, Any] | None = None) -> list[dict[str, str]]:
     """Trains with one program after the other on the same ranks; returns what was warned of in each."""
     devices.join()
@@ -129,10 +134,45 @@ def train(programs: Sequence[str], options: dict[str, Any] | None = None) -> lis
             train_on(model.module if name == "barrier_too_many" else model, optimizer, batch)
             getattr(program, name)(number)
         program.join()
+        while name in NAMED and options is None and own_rank() == 0 and not handle.guard.notices:
+            time.sleep(0.01)  # a busy machine may take longer to answer than the job to end
         dist.barrier()
         handle.detach()
         found.append({each.kind: each.sentence for each in handle.guard.notices})
     return found
+
+
+def train_until_warned(name: str) -> dict[str, Any]:
+    """As `train`, but ends once the first rank has the warning; returns it, and how often torch's recorder was read."""
+    devices.join()
+    group = dist.new_group()
+    if dist.get_world_size() > 2:
+        _pairs.append(dist.new_group([0, 1]))
+    program, reads = Program(group), _count_reads()
+    model, optimizer = model_and_optimizer()
+    loader = even_loader(BATCHES * _SAMPLES_PER_BATCH * dist.get_world_size())
+    handle = attach(train=loader, optimizer=optimizer, tick_batches=TICK, fingerprint_batches=0)
+    for number, batch in enumerate(loader, 1):
+        train_on(model.module if name == "barrier_too_many" else model, optimizer, batch)
+        getattr(program, name)(number)
+        while number == BATCHES and name in NAMED and own_rank() == 0 and not handle.guard.notices:
+            time.sleep(0.01)
+    dist.barrier()
+    handle.detach()
+    return {"warned": {each.kind: each.sentence for each in handle.guard.notices}, "reads": len(reads)}
+
+
+def _count_reads() -> list[bool]:
+    """A list that grows with each read of torch's recorder."""
+    reads: list[bool] = []
+    read = getattr(collectives, "_dump_with_lines")  # noqa: B009  (private)
+
+    def counting() -> Any:
+        reads.append(True)
+        return read()
+
+    setattr(collectives, "_dump_with_lines", counting)  # noqa: B010
+    return reads
 
 
 def train_locally() -> dict[str, str]:

@@ -3,7 +3,10 @@
 import itertools
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,9 @@ from countoff.core.checks.collectives import (
     Interval,
     Issued,
     Question,
+    Recorded,
     Trail,
+    first_unpaired,
     judge_collectives,
     numbers_of,
 )
@@ -249,10 +254,20 @@ class Rank:
         self.others, self.made = KeptRecords(), 0
         self.others.groups = {"a": group(2)}
         settings = Settings.resolve(levels=levels)
-        self.check = CollectiveCheck(State(0, 2, settings, {}))
+        self.state = State(0, 2, settings, {})
+        self.check = CollectiveCheck(self.state)
         self.check.fit_started(None, self.others)  # pyright: ignore[reportArgumentType]
         self.span = SpanCounters("train epoch 0", opened=1)
         self.check.span_opening(self.span)
+
+    def hear(self, entry: Mapping[str, Any]) -> None:
+        """The log has an entry."""
+        self.state.readers["collectives"](json.loads(record_text(entry)))()
+
+    def found(self) -> list[str]:
+        """The sentences of what was found by now."""
+        actions = [self.state.outbox.get_nowait() for _ in range(self.state.outbox.qsize())]
+        return [action.entry["verdict"]["sentence"] for action in actions]  # pyright: ignore[reportAttributeAccessIssue]
 
     def tick(self, issued: int) -> Mapping[str, object] | None:
         """What this rank writes at its next tick, with so many collectives issued by then."""
@@ -293,3 +308,153 @@ def test_a_record_of_another_version_ends_nothing(theirs: Mapping[str, object]) 
 def test_nothing_is_read_where_the_level_is_off() -> None:
     rank = Rank(CollectivesDiffer="off")
     assert [rank.tick(number) for number in (70, 134)] == [None, None]
+
+
+GRADIENTS, METRIC = "all_reduce of [650] at train.py:80", "all_reduce of [650] at metrics.py:12"
+
+
+def recorded_by(*ranks: Sequence[str], first: int = 64) -> dict[int, Recorded]:
+    return {rank: Recorded(first, tuple(names)) for rank, names in enumerate(ranks)}
+
+
+def test_the_first_collectives_that_do_not_pair_are_quoted() -> None:
+    program = [GRADIENTS, METRIC] * 8
+    left_out = [*program[:5], *program[6:]]
+    said = f"From there on, rank 2 issued {GRADIENTS} where ranks 0, 1 issued {METRIC}."
+    assert first_unpaired({0: 65, 1: 65, 2: 64}, recorded_by(program, program, left_out)) == said
+    alone = [*program[:4], "barrier at log.py:3", *program[4:]]
+    said = f"From there on, rank 0 issued barrier at log.py:3 where ranks 1, 2 issued {GRADIENTS}."
+    assert first_unpaired({0: 66, 1: 65, 2: 65}, recorded_by(alone, program, program)) == said
+
+
+def test_only_what_the_rank_that_began_last_has_recorded_too_is_compared() -> None:
+    program = [GRADIENTS, METRIC] * 8
+    told = recorded_by(program, [*program[:5], *program[6:]])
+    later = {**told, 1: Recorded(67, told[1].names[3:])}
+    assert first_unpaired({0: 65, 1: 64}, later) == first_unpaired({0: 65, 1: 64}, told) != ""
+
+
+@pytest.mark.parametrize("cut", range(17))
+def test_a_record_that_ends_early_says_the_same_or_nothing(cut: int) -> None:
+    program = [GRADIENTS, METRIC] * 8
+    left_out = [*program[:5], *program[6:]]
+    whole = first_unpaired({0: 65, 1: 64}, recorded_by(program, left_out))
+    assert first_unpaired({0: 65, 1: 64}, recorded_by(program[:cut], left_out)) == (whole if cut >= 10 else "")
+
+
+def test_records_that_another_difference_explains_say_nothing() -> None:
+    """Each rank has lines of its own in the programs that are left out here; none of that is a fault."""
+    program, numbers = [GRADIENTS, METRIC] * 8, {0: 65, 1: 64}
+    own_line = [name.replace("metrics.py:12", "metrics.py:14") for name in program]
+    for other in (program, own_line, own_line[1:], [*program[:5], *own_line[6:]]):
+        assert first_unpaired(numbers, recorded_by(program, other)) == "", other
+    assert first_unpaired({0: 65, 1: 64, 2: 63}, recorded_by(program, program[1:], program[2:])) == ""
+    assert first_unpaired({0: 65, 1: 65, 2: 64}, recorded_by(program, own_line, program[1:])) == ""
+    assert first_unpaired(numbers, recorded_by(program)) == ""
+
+
+def test_what_is_recorded_fits_into_a_record() -> None:
+    for names in (["ä" * 300 + str(line) for line in range(200)], [GRADIENTS] * 5_000, [str(n) for n in range(99)]):
+        recorded = Recorded(2**52, tuple(names))
+        text = record_text(recorded.to_json())
+        read = Recorded.from_json(json.loads(text))
+        assert len(text) <= RECORD_BYTES
+        assert read.first == 2**52
+        assert len(read.names) > 8
+        assert all(name[:3] == own[:3] for name, own in zip(read.names, names, strict=False))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"order": "01"}, {"first": -1}, {"names": 5}, {"order": 5}, {"order": "?"}], ids=str
+)
+def test_a_record_of_another_form_is_refused(wrong: dict[str, object]) -> None:
+    whole = {"first": 3, "names": ["barrier"], "order": "00"}
+    assert Recorded.from_json(whole) == Recorded(3, ("barrier", "barrier"))
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Recorded.from_json({**whole, **wrong} if wrong else {})
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 5), (4, 5), (8, 9), (16, 17), (100, 17)])
+def test_so_many_ticks_follow_a_loss_that_is_found(before: int, after: int) -> None:
+    """As docs/limits.md says: as many as came before it and one more, but 5 at least and 17 at most."""
+
+    def is_asked(following: int) -> bool:
+        trail = Trail()
+        ticks = [True] * before + [False] + [True] * following
+        return any(trail.is_suspect(Interval(1, tick), same) for tick, same in enumerate(ticks))
+
+    assert is_asked(after)
+    assert not is_asked(after - 1)
+
+
+class Speaker:
+    """Keeps what a check asks and tells, and what it waits for."""
+
+    def __init__(self) -> None:
+        self.entries: list[Mapping[str, Any]] = []
+        self.told: dict[str, Any] = {}
+        self.waiting: dict[str, tuple[float, Callable[[Mapping[int, Any], list[int]], None]]] = {}
+
+    def hand(self, job: Callable[[Any], None]) -> None:
+        job(SimpleNamespace(set=self.told.__setitem__))
+
+    def append(self, entry: Mapping[str, Any], is_written: Callable[[], bool]) -> Callable[[Any], None]:
+        return lambda _: None if is_written() else self.entries.append(entry)
+
+    def gather(self, name: str, ranks: Sequence[int], deadline: float, done: Any) -> None:
+        self.waiting[name.partition("/")[0]] = deadline, done
+
+
+def proved_by(recorded: Recorded | None) -> tuple[Rank, Speaker]:
+    """A rank that has proved that it issued one collective more than the other one, and what it has recorded."""
+    rank, speaker = Rank(), Speaker()
+    rank.others.speaker = speaker
+    rank.others.recorded = lambda group, begin: recorded
+    for tick in range(12):
+        rank.others.groups = {"a": group(2)._replace(number=64 * tick + (tick >= 4))}
+        rank.span.started += 64
+        part = rank.check.tick(rank.span)
+        if part is not None:
+            part.compare({"issued": {"a": 64}, "issued_since": [1, 64 * tick]}, (1, 0))
+    rank.hear(speaker.entries[0])
+    own = speaker.told["collectives/a/1.320/0"]
+    other = {"numbers": [[*each[:2], 64] for each in own["numbers"]]}
+    speaker.waiting["collectives"][1]({0: own, 1: other}, [])
+    return rank, speaker
+
+
+MORE = Recorded(9, tuple([GRADIENTS, METRIC] * 8))
+FEWER = Recorded(9, (GRADIENTS, METRIC, GRADIENTS, *[GRADIENTS, METRIC] * 6))
+FOUND = "between batches 256 and 320 of train epoch 0, ranks issued different numbers of collectives in the group of \
+all ranks: 65 on rank 0, 64 on rank 1."
+
+
+def test_a_finding_does_not_wait_where_this_rank_has_recorded_nothing() -> None:
+    rank, speaker = proved_by(None)
+    assert (rank.found(), list(speaker.waiting), len(speaker.entries)) == ([FOUND], ["collectives"], 1)
+
+
+def test_a_finding_has_what_both_ranks_have_recorded() -> None:
+    rank, speaker = proved_by(MORE)
+    deadline, done = speaker.waiting["recorded"]
+    assert time.monotonic() < deadline <= time.monotonic() + 5
+    rank.hear(speaker.entries[1])
+    assert Recorded.from_json(speaker.told["recorded/a/1.320/0"]) == MORE
+    assert rank.found() == []
+    done({0: MORE.to_json(), 1: FEWER.to_json()}, [])
+    assert rank.found() == [f"{FOUND} From there on, rank 0 issued {METRIC} where rank 1 issued {GRADIENTS}."]
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"first": "x"}, {"first": 9, "names": 4, "order": "0"}, [], 3])
+def test_a_rank_that_has_recorded_nothing_or_does_not_answer_costs_its_sentence_alone(answer: Any) -> None:
+    rank, speaker = proved_by(MORE)
+    missing = [1] if answer is None else []
+    speaker.waiting["recorded"][1]({0: MORE.to_json(), **({} if missing else {1: answer})}, missing)
+    assert rank.found() == [FOUND]
+
+
+def test_a_fit_that_ends_meanwhile_has_its_finding_once() -> None:
+    rank, speaker = proved_by(MORE)
+    rank.check.settle()
+    speaker.waiting["recorded"][1]({0: MORE.to_json(), 1: FEWER.to_json()}, [])
+    assert rank.found() == [FOUND]

@@ -9,13 +9,20 @@ a collective before a batch and another one after it, a thread may issue its own
 counts too. So ranks compare how many collectives they issue from one tick to the next. A finding is a number that
 differs in one such interval, after some in which it did not, and in none of as many after it. Only then all ranks of
 the group are asked, by an entry of the log. A healthy job exchanges nothing but a few bytes more at a tick.
+
+Once a difference is proved, ranks whose torch records gloo's collectives tell them from the interval in doubt on, in a
+second record each. If these show the first one that does not pair, the warning quotes it. It waits for no longer than
+`_RECORDED_SECONDS`, and not at all where the rank that asks has no such record itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart, Others, TickPart
@@ -23,12 +30,22 @@ from countoff.core.checks.plan import each_on
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import count_of, names_of, ranks_by
+from countoff.core.words import clip, count_of, names_of, ranks_by
 
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["COLLECTIVES_DIFFER", "CollectiveCheck", "Interval", "Issued", "Question", "Trail", "judge_collectives"]
+__all__ = [
+    "COLLECTIVES_DIFFER",
+    "CollectiveCheck",
+    "Interval",
+    "Issued",
+    "Question",
+    "Recorded",
+    "Trail",
+    "first_unpaired",
+    "judge_collectives",
+]
 
 COLLECTIVES_DIFFER = VerdictKind(
     "CollectivesDiffer",
@@ -53,6 +70,14 @@ _KEPT = 24
 """Intervals that a rank keeps, and tells where it is asked: in some 400 of the 1,024 bytes of a record."""
 _MOST_GROUPS = 4
 _UNANSWERED = 8
+_RECORDED_SECONDS = 5.0
+"""So long a proved finding waits for what the other ranks have recorded."""
+_RECORDED_BYTES = 900
+"""What a rank tells of its recorded collectives takes so many of the 1,024 bytes of a record."""
+_NAMES = "0123456789abcdefghijklmnopqrstuvwxyz"
+_NAME_LENGTH = 80
+_SURE = 4
+"""Collectives after the first that does not pair which must show the same shift."""
 
 
 class Issued(NamedTuple):
@@ -86,6 +111,41 @@ class Interval(NamedTuple):
     batch: int
 
 
+class Recorded(NamedTuple):
+    """Collectives of one rank in one process group that torch has recorded, one after the other.
+
+    Attributes:
+        first: Number of the first one, among those that pair with one another: equal numbers meet.
+        names: Each in words, with its line of code.
+    """
+
+    first: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Recorded:
+        """Reads the record of another rank.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is no such record.
+        """
+        names = {each: clip(str(name), _NAME_LENGTH) for each, name in zip(_NAMES, record["names"], strict=False)}
+        return cls(parse_count(record["first"]), tuple(names[each] for each in record["order"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """As many of them as a record has room for, as JSON types."""
+        names: dict[str, str] = {}
+        order, room = "", _RECORDED_BYTES
+        for name in (clip(each, _NAME_LENGTH) for each in self.names):
+            if name not in names:
+                room -= len(json.dumps(name)) + 1
+            room -= 1
+            if room < 0 or (name not in names and len(names) == len(_NAMES)):
+                break
+            order += names.setdefault(name, _NAMES[len(names) : len(names) + 1])
+        return {"first": self.first, "names": list(names), "order": order}
+
+
 class Question(NamedTuple):
     """A question to all ranks of a group, as an entry of the log: what did you issue in each of your intervals?
 
@@ -94,12 +154,14 @@ class Question(NamedTuple):
         interval: The one that is in doubt.
         last: The last one that the rank knows which asks: the others answer once they know it too.
         rank: The rank that asks.
+        proved: Whether the difference is proved, and the question is what is recorded from that interval on.
     """
 
     group: str
     interval: Interval
     last: Interval
     rank: int
+    proved: bool = False
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any], ranks: Sequence[int]) -> Question:
@@ -112,17 +174,19 @@ class Question(NamedTuple):
         if not (isinstance(group, str) and len(group) <= 64):
             raise ValueError(f"expected a short text, got {group!r:.80}")
         interval, last = (Interval(*map(parse_count, entry[key])) for key in ("interval", "last"))
-        return cls(group, interval, last, parse_rank(entry["rank"], ranks))
+        return cls(group, interval, last, parse_rank(entry["rank"], ranks), entry.get("proved") is True)
 
     def to_json(self) -> dict[str, Any]:
         """The log's entry; `from_json` is its inverse."""
         told = {"group": self.group, "interval": list(self.interval), "last": list(self.last), "rank": self.rank}
-        return {"type": "collectives", **told}
+        return {"type": "collectives", **told, **({"proved": True} if self.proved else {})}
 
     @property
     def name(self) -> str:
         """Under what the answers lie in the store."""
-        return f"collectives/{self.group}/{self.interval.opened}.{self.interval.batch}"
+        return (
+            f"{'recorded' if self.proved else 'collectives'}/{self.group}/{self.interval.opened}.{self.interval.batch}"
+        )
 
 
 class Trail:
@@ -130,6 +194,7 @@ class Trail:
 
     Attributes:
         numbers: The rank's own numbers in the last intervals, oldest first.
+        begins: How many collectives this rank had issued before each of these intervals.
         mixed: Those of these intervals in which an epoch began or an evaluation was: ranks may begin them at other
             places of their programs.
         doubted: The one interval in which another rank had another number; None while there is none.
@@ -138,19 +203,20 @@ class Trail:
 
     def __init__(self) -> None:
         self.numbers: dict[Interval, int] = {}
+        self.begins: dict[Interval, int] = {}
         self.mixed: set[Interval] = set()
         self.doubted: Interval | None = None
         self.place = ""
         self._same_before = self._same_after = 0
         self._given_up = False
 
-    def keep(self, interval: Interval, number: int, *, mixed: bool = False) -> None:
+    def keep(self, interval: Interval, number: int, *, begin: int = 0, mixed: bool = False) -> None:
         """Keeps this rank's own number."""
-        self.numbers[interval] = number
+        self.numbers[interval], self.begins[interval] = number, begin
         if mixed:
             self.mixed.add(interval)
         for old in list(self.numbers)[:-_KEPT]:
-            del self.numbers[old]
+            del self.numbers[old], self.begins[old]
             self.mixed.discard(old)
 
     def is_suspect(self, interval: Interval, same: bool, place: str = "") -> bool:
@@ -198,6 +264,7 @@ class CollectiveCheck(Check):
         self._trails: dict[str, Trail] = {}
         self._asked: set[str] = set()
         self._unanswered: list[Question] = []
+        self._found: Verdict | None = None
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         if others is not None and self._state.settings.levels.get(COLLECTIVES_DIFFER.name) != "off":
@@ -234,7 +301,7 @@ class CollectiveCheck(Check):
             self._trails = {key: self._trails.get(key) or Trail() for key in numbers}
             for key, number in numbers.items():
                 trail = self._trails[key]
-                trail.keep(interval, number, mixed=mixed)
+                trail.keep(interval, number, begin=last[key].number, mixed=mixed)
                 if key in theirs and trail.is_suspect(interval, theirs[key] == number, place):
                     self._ask(key, trail, interval)
             waiting, self._unanswered = self._unanswered, []
@@ -260,7 +327,10 @@ class CollectiveCheck(Check):
         question = Question.from_json(entry, self._state.ranks)
 
         def answer_once() -> None:
-            if question.group not in self._asked and self._others is not None:
+            if question.proved:
+                if self._others is not None:
+                    self._others.speaker.hand(lambda _: self._tell_recorded(question))
+            elif question.group not in self._asked and self._others is not None:
                 self._asked.add(question.group)
                 self._others.speaker.hand(lambda _: self._answer(question))
 
@@ -288,10 +358,45 @@ class CollectiveCheck(Check):
         others.speaker.gather(question.name, issued.ranks, deadline, gathered)
 
     def _decide(self, question: Question, place: str, issued: Issued, records: Records) -> None:
+        """Finds what is proved, with what is recorded if this rank has it. Runs on the speaker thread."""
         answers = {rank: numbers_of(record) for rank, record in records.items()}
-        found = judge_collectives(place, question.interval, answers, issued)
-        if found is not None:
+        found, others = judge_collectives(place, question.interval, answers, issued), self._others
+        if found is None or others is None:
+            return
+        if self._recorded(question) is None:
             self._state.find(found)
+            return
+        self._found, asked = found, question._replace(proved=True)
+        numbers = {rank: numbers[question.interval] for rank, numbers in answers.items()}
+
+        def gathered(records: Records, missing: list[int]) -> None:
+            sentence = ""
+            if not missing:
+                with contextlib.suppress(KeyError, TypeError, ValueError):  # a rank without a recorder tells nothing
+                    told = {rank: Recorded.from_json(record) for rank, record in records.items()}
+                    sentence = first_unpaired(numbers, told)
+            self._state.find(replace(found, sentence=f"{found.sentence} {sentence}".rstrip()))
+
+        others.speaker.hand(others.speaker.append(asked.to_json(), lambda: False))
+        others.speaker.gather(asked.name, issued.ranks, time.monotonic() + _RECORDED_SECONDS, gathered)
+
+    def _recorded(self, question: Question) -> Recorded | None:
+        trail, others = self._trails.get(question.group), self._others
+        begin = None if trail is None else trail.begins.get(question.interval)
+        return None if begin is None or others is None else others.recorded(question.group, begin)
+
+    def _tell_recorded(self, question: Question) -> None:
+        """Tells what this rank has recorded, once a difference is proved. Runs on the speaker thread."""
+        others, issued = self._others, self._groups.get(question.group)
+        if others is None or issued is None:  # of a group to which this rank does not belong
+            return
+        recorded = self._recorded(question)
+        told = {} if recorded is None else recorded.to_json()
+        others.speaker.hand(lambda channel: channel.set(f"{question.name}/{self._state.rank}", told))
+
+    def settle(self) -> None:  # noqa: D102
+        if self._found is not None:  # what is recorded may come too late now; a warning is given once
+            self._state.find(self._found)
 
 
 def numbers_of(record: Mapping[str, Any]) -> dict[Interval, int]:
@@ -350,6 +455,43 @@ all ranks.'
         sentence = f"{who} than {names_of(others)} {issued.group}"
         named, standing = sorted(rank for _, ranks in few for rank in ranks), "out of step"
     return COLLECTIVES_DIFFER.found(f"{place}, {sentence}.", named, standing=standing)
+
+
+def first_unpaired(numbers: Mapping[int, int], recorded: Mapping[int, Recorded]) -> str:
+    """Returns a sentence about the first collectives that do not pair; empty if the records do not show them.
+
+    They show them where all ranks have recorded the same up to there, and from there on the ranks that have issued
+    fewer have recorded what the others have after as many collectives as they have issued more.
+
+    Args:
+        numbers: How many each rank of the group has issued in the interval in doubt.
+        recorded: What each has recorded from there on.
+
+    Example:
+        >>> gradients, metric = "all_reduce of [650] at train.py:8", "barrier at train.py:9"
+        >>> all_of_them = Recorded(64, (gradients, metric) * 5)
+        >>> left_out = Recorded(64, (gradients, metric, gradients, *(gradients, metric) * 3))
+        >>> first_unpaired({0: 65, 1: 65, 2: 64}, {0: all_of_them, 1: all_of_them, 2: left_out})
+        'From there on, rank 2 issued all_reduce of [650] at train.py:8 where ranks 0, 1 issued barrier at train.py:9.'
+    """
+    sides = ranks_by(numbers)
+    if len(sides) != 2 or set(recorded) != set(numbers):
+        return ""
+    first = max(each.first for each in recorded.values())
+    rows = {rank: each.names[first - each.first :] for rank, each in recorded.items()}
+    length = min(map(len, rows.values()))
+    rows = {rank: names[:length] for rank, names in rows.items()}
+    if any(len({rows[rank] for rank in ranks}) > 1 for _, ranks in sides):
+        return ""
+    (few, fewer), (many, more) = sorted((number, rows[ranks[0]]) for number, ranks in sides)
+    shift = many - few
+    at = next((place for place, pair in enumerate(zip(fewer, more, strict=True)) if len(set(pair)) > 1), length)
+    rest = more[at + shift :]
+    if len(rest) < _SURE or fewer[at : at + len(rest)] != rest:
+        return ""
+    (_, odd), (_, others) = sides
+    told = [f"{names_of(ranks)} issued {rows[ranks[0]][at]}" for ranks in (odd, others)]
+    return f"From there on, {told[0]} where {told[1]}."
 
 
 def _compared(number: int, most: int) -> str:

@@ -19,7 +19,8 @@ with needs("Lightning Fabric", facade="countoff.fabric", install="'countoff[ligh
     from countoff._adapter.fit import Fit
     from countoff._adapter.leaving import LeftFit
     from countoff._adapter.torch_facts import on_optimizer_step, versions
-    from countoff._fabric.loaders import FabricLoaders, watch_fabric
+    from countoff._fabric.loaders import FabricLoaders
+    from countoff._fabric.setup import watch_fabric
 from countoff._adapter.options import Options, cannot_make_even
 from countoff._fabric.words import WORDS
 from countoff.core import FitPlan, Guard

@@ -45,10 +45,13 @@ _log = logging.getLogger("countoff")
 
 class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the options' text is the class's
     __doc__ = Options.__doc__
-    _of_the_fit = ("_loop", "_exported", "_trainer_state")
+    _of_the_fit = ("_loop", "_exported", "_trainer_state", "_planned", "_control", "_stopping")
     _loop: ObservedLoop | None = None
     _exported: Any = None
     _trainer_state: Any = None
+    _planned = 0
+    _control: Any = None
+    _stopping = False
     # Of every instance: a process trains one model.
     _active: ClassVar[weakref.WeakSet[ObservedLoop]] = weakref.WeakSet()
 
@@ -86,6 +89,15 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             if process.is_main_process:
                 _log.warning("countoff counts nothing in this training: %s", error)
             return
+        loop.train_loader, loop.trainer_ends, self._planned = lambda: loader, True, state.max_steps
+        began = loop.passes.began
+
+        def begin_epoch(epoch: int) -> None:
+            self._stopping = self._control is not None and self._control.should_training_stop
+            if began is not None:
+                began(epoch)
+
+        loop.passes.began = begin_epoch
         self._loop = loop
         self._active.add(loop)
         loop.begin(
@@ -93,11 +105,16 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             versions("accelerate", "transformers"),
             not_distributed(process),
             total_warning(args, process.num_processes),
+            loaders={None: loader},
         )
         self._trainer_state = state
         if record is not None:
             restore(loop.guard, record, args, state, sized=facts.reported_batches is not None)
         self._log_progress(state)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        """Keeps what tells whether a callback has asked the Trainer to stop, for when the epoch's pass begins."""
+        self._control = control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
         """Closes the epoch's span: the Trainer stops iterating its loader before the loader is exhausted."""
@@ -108,9 +125,11 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
                 self._log_progress(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Adds how much the evaluation has read to the Trainer's own history."""
+        """Adds how much the evaluation has read to the Trainer's own history; compares how the data was split."""
         if (loop := self._training) is None or loop.evaluations is None:
             return
+        if loop.train_loader is not None:
+            loop.fit.evaluates(loop.train_loader(), of_trainer.get("eval_dataloader"))
         found = named_evaluation(loop.evaluations.metrics, of_trainer.get("metrics") or {})
         if found and state.is_world_process_zero:
             state.log_history.append({**found, "step": state.global_step})
@@ -119,8 +138,18 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
         """Ends the fit."""
         if self._loop is not None:
             self._active.discard(self._loop)
-            self._trainer_state = None
+            self._trainer_state = self._control = None
+            if self._ended_by_itself(control) and state.max_steps == self._planned:
+                self._loop.fit.run_ended(steps=state.global_step, planned=state.max_steps)
             self._loop.end()
+
+    def _ended_by_itself(self, control: Any) -> bool:
+        """Whether no callback has ended the training: the Trainer does so where an epoch has given no batch at all."""
+        if self._loop is None or not control.should_training_stop:
+            return True
+        last = self._loop.fit.short.last
+        empty = last is not None and not last.given and last.epoch == self._loop.passes.epoch - 1
+        return empty and not self._stopping
 
     @property
     def _training(self) -> ObservedLoop | None:

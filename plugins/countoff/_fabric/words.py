@@ -59,9 +59,12 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
+        "DatasetsDiffer": "the map-style train dataset",
+        "SplitLeak": "the first evaluation under `no_grad`",
         "PeersDiffer": "with a mesh",
         "ResumeMismatch": "with `state_dict()` in the checkpoint",
         "WeightsDiffer": "with `weights_every=`",
+        "ShortRun": "with `watch_schedule(epochs=)`",
         "WrongHorizon": "with `watch_schedule()`",
     },
     cannot={

@@ -73,6 +73,19 @@ def train_facts(trainer: Any) -> LoaderFacts:
     return loader_facts(loader, **known)
 
 
+def loaders_of(trainer: Any) -> dict[str | None, Any]:
+    """Returns the loaders of a fit, by the evaluation's name; None for the train loader."""
+    validation = getattr(trainer, "val_dataloaders", None)
+    loaders: dict[str | None, Any] = {None: trainer.train_dataloader}
+    if isinstance(validation, Sequence):
+        several = len(validation) > 1
+        named = [
+            (f"dataloader_idx_{index}" if several else "validation", each) for index, each in enumerate(validation)
+        ]
+        return loaders | dict(named)
+    return loaders | {"validation": validation}
+
+
 def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule]:
     """Yields the schedules of the schedulers that Lightning steps by itself, as far as their pace is known.
 
@@ -83,14 +96,41 @@ def schedules(trainer: Any, run: RunLength) -> Iterator[Schedule]:
         trainer: The Trainer.
         run: What is known of the run.
     """
-    accumulates_anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
     module = trainer.lightning_module
     steps_by_itself = not type(module).lr_scheduler_step.__module__.startswith(("lightning.", "pytorch_lightning."))
-    if accumulates_anew or steps_by_itself or not module.automatic_optimization:
+    if steps_by_itself or not _accumulates_alike(trainer):
         return
     for config in trainer.lr_scheduler_configs:
         if not config.reduce_on_plateau and (pace := _pace(config, run)) != 0:
             yield Schedule.of(config.scheduler, pace)
+
+
+def _accumulates_alike(trainer: Any) -> bool:
+    """Returns whether each optimizer step has as many batches as the Trainer says."""
+    anew = any(type(each).__name__ == "GradientAccumulationScheduler" for each in trainer.callbacks)
+    return trainer.lightning_module.automatic_optimization and not anew
+
+
+def run_of(trainer: Any) -> tuple[Any, ...] | None:
+    """Returns what determines the steps of a run; None if that is not all. A callback may change it while it goes on.
+
+    Args:
+        trainer: Lightning's Trainer, in a fit.
+    """
+    if not _accumulates_alike(trainer):
+        return None
+    return trainer.max_epochs, trainer.max_steps, trainer.accumulate_grad_batches, trainer.num_training_batches
+
+
+def ended_by_epochs(trainer: Any) -> bool:
+    """Returns whether a fit ends because it has had its `max_epochs`, and nothing else asks it to stop."""
+    epochs, done = trainer.max_epochs, trainer.fit_loop.epoch_progress.current.processed
+    return not trainer.should_stop and epochs is not None and 0 <= epochs <= done
+
+
+def begun_batches(trainer: Any) -> int:
+    """Returns the batches of the train epoch that were begun, with those before a checkpoint."""
+    return trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
 def _pace(config: Any, run: RunLength) -> Fraction | None:

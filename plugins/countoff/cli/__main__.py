@@ -24,6 +24,10 @@ Add it to your job, here one of Lightning's:
     from countoff.lightning import Countoff
     trainer = Trainer(callbacks=[Countoff()])
 
+Or leave the code as it is, and put this in front of the command that starts the job:
+
+    countoff run -- torchrun --nproc-per-node 8 train.py
+
 See it work with real ranks on this machine:
 
     countoff demo --ranks 4
@@ -138,6 +142,25 @@ In a pipe it prints lines: one for each row, with tabs between columns; lines wi
 Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
 gives the reason; 130 after Ctrl-C.
 """
+_RUN = """\
+Runs a command that starts a job, with countoff in every Python process below it. The code stays as it is.
+
+    countoff run -- torchrun --nproc-per-node 8 train.py --lr 3e-4
+    countoff run --uneven-train stop -- accelerate launch train.py
+    countoff run --report -- composer -n 8 train.py
+    countoff run --dry-run -- torchrun --nproc-per-node 8 train.py
+
+countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
+without one. A callback or attach() in the code wins. A program in which nothing could be counted says so at its end.
+With several hosts, put it in front of the launcher on each, or put -m countoff.run in front of the script:
+
+    srun python -m countoff.run train.py
+
+Each option below is the setting of that name; docs/settings.md says what it means. Variables such as
+COUNTOFF_UNEVEN_TRAIN work too.
+Exit code: that of the command, or 128 and the signal's number if a signal ended it; 2 if an option is bad, 126 or 127
+if the command cannot be run, with one line that gives the reason.
+"""
 _COMPLETION = """\
 Prints a script with which your shell completes the commands, flags, files and names of countoff.
 
@@ -167,6 +190,25 @@ Prints the version of countoff.
 
     countoff version
 """
+_SETTINGS = (
+    ("on-divergence", "EFFECT", "raise or warn, where ranks are proven to be out of step"),
+    ("levels", "KIND=LEVEL,…", "raise, warn or off, by kind of verdict: Stalled=raise,SameOrder=off"),
+    ("totals", "HOW", "log the true totals, or fix: also set the framework's own where they are proven"),
+    ("uneven-train", "HOW", "raise, stop each epoch with the shortest rank, or repeat batches on short ranks"),
+    ("uneven-eval", "HOW", "warn, raise, allow, or stop each evaluation with the shortest rank"),
+    ("lookahead", "N", "batches that a rank fetches ahead, where ranks take the same number"),
+    ("eval-ranks", "RANKS", "the ranks that evaluate, if not all do: 0,2,4"),
+    ("stall-seconds", "SECONDS", "without progress of any rank, before a stall is reported"),
+    ("lost-seconds", "SECONDS", "without any answer of a host, before its ranks are lost"),
+    ("grace-seconds", "SECONDS", "from a verdict to the end of a process that is blocked"),
+    ("deadline-seconds", "SECONDS", "that the start of a fit waits for the other ranks"),
+    ("tick-batches", "N", "batches between two comparisons of steps and learning rates"),
+    ("fingerprint-batches", "N", "batches at the start of each epoch whose data is compared; 0: none"),
+    ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),
+    ("verdict-file", "FILE", "where the verdict that ends the job is written, for a scheduler"),
+    ("trace-dir", "DIR", "where each rank writes what it did, for countoff report and top"),
+)
+"""The settings as flags of `countoff run`: name, metavar, meaning."""
 _WIDEST = 120
 """Longer lines are hard to read."""
 
@@ -209,7 +251,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "countoff") -
         arguments: What follows the program's name; None: as it was called.
         program: How the command line was called, for its usage lines.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    given = list(sys.argv[1:] if arguments is None else arguments)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]  # "×" in a C locale
     try:
@@ -228,9 +270,12 @@ def _call(given: Sequence[str], program: str) -> None:
     if command is not None and command not in commands:
         hint = nearest(command, commands) or f"; {program} --help lists all commands"
         _refuse(f"there is no command {command!r}{hint}", code=2)
-    chosen, unknown = parser.parse_known_args(given)
+    job = given.index("--") if command == "run" and "--" in given else len(given)
+    chosen, unknown = parser.parse_known_args(given[:job])
     if unknown:
-        _refuse_unknown(unknown, chosen.parser)
+        behind = "; the command stands behind --" if command == "run" and not unknown[0].startswith("-") else ""
+        _refuse_unknown(unknown, chosen.parser, behind)
+    chosen.command = given[job + 1 :]
     if chosen.version:
         version(chosen)
     elif chosen.run is None:
@@ -295,6 +340,27 @@ def completion(chosen: argparse.Namespace) -> None:
     print(completion.script(_parser("countoff")[0], chosen.shell))
 
 
+def run(chosen: argparse.Namespace) -> None:
+    """Runs a command with the hooks in it."""
+    from countoff._run import command
+
+    if not chosen.command:
+        _refuse("run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py", code=2)
+    try:
+        variables = command.variables(chosen)
+        if chosen.dry_run:
+            command.describe(chosen.command, variables)
+            return
+        directory = command.trace_directory(variables) if chosen.report else ""
+        code = command.run(chosen.command, variables)
+    except command.CommandError as error:
+        _refuse(str(error), code=error.code)
+    if directory:
+        with contextlib.suppress(SystemExit):  # the exit code is the job's
+            main(["report", directory])
+    sys.exit(code)
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -338,6 +404,7 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _explain_arguments(_command(add, "explain", description=_EXPLAIN, help="print what a message means", run=explain))
     _report_arguments(_command(add, "report", description=_REPORT, help="draw what each rank did", run=report))
     _top_arguments(_command(add, "top", description=_TOP, help="watch a job while it runs", run=top))
+    _run_arguments(_command(add, "run", description=_RUN, help="run a job with countoff in it", run=run))
     _demo_arguments(_command(add, "demo", description=_DEMO, help="see it work, with real ranks", run=demo))
     _completion_arguments(
         _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
@@ -459,6 +526,16 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what --once shows as JSON, and end")
 
 
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [options] -- COMMAND…"
+    parser.set_defaults(known=["--dry-run", "--report", *(f"--{name}" for name, _, _ in _SETTINGS)])
+    parser.add_argument("--dry-run", action="store_true", help="print what would be hooked, and run nothing")
+    parser.add_argument("--report", action="store_true", help="write a trace, and draw it when the command has ended")
+    settings = parser.add_argument_group("settings")
+    for name, metavar, text in _SETTINGS:
+        settings.add_argument(f"--{name}", metavar=metavar, help=text)
+
+
 def _completion_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", metavar="SHELL", help="bash, zsh, fish or tcsh")
 
@@ -485,10 +562,10 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
+def _refuse_unknown(arguments: Sequence[str], parser: argparse.ArgumentParser, behind: str) -> NoReturn:
     first = next((one.partition("=")[0] for one in arguments if one.startswith("-")), arguments[0])
-    known = [*re.findall(r"--[\w-]+", parser.format_usage()), "--help"]
-    hint = nearest(first, known) or f"; see {parser.prog} --help"
+    known = [*(parser.get_default("known") or re.findall(r"--[\w-]+", parser.format_usage())), "--help"]
+    hint = behind or nearest(first, known) or f"; see {parser.prog} --help"
     _refuse(f"there is no argument {first}{hint}", code=2)
 
 

@@ -1,0 +1,110 @@
+"""Programs that do not mention countoff, under real launchers, with countoff in front of them."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from integration_tests.harness import NAME_LOOKUPS, python_path
+
+PROGRAM = str(Path(__file__).with_name("unchanged.py"))
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+COMPOSER = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
+RUN, MODULE = [sys.executable, "-m", "countoff", "run"], ["-m", "countoff.run"]
+SHORT = "rank 1 ran out of data after 5 batches of train epoch 0; rank 0 has batch 6."
+NOT_COMPARED = "countoff: nothing was compared"
+
+
+def start(command: Sequence[str], directory: Path, **more: str) -> tuple[int, str]:
+    """Runs a command; returns its exit code and all that it and its ranks have printed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
+    fixed = {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **NAME_LOOKUPS}
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env={**inherited, **fixed, **more},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=180,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("framework", "command"),
+    [
+        ("lightning", [*TORCHRUN, *MODULE, PROGRAM]),
+        ("fabric", [*RUN, "--report", "--trace-dir", "trace", "--", *TORCHRUN, PROGRAM]),
+    ],
+)
+def test_a_short_rank_is_named_in_a_program_as_it_is(framework, command, tmp_path):
+    """The first fit is healthy and silent; in the next one a rank is short."""
+    code, output = start([*command, framework, str(tmp_path)], tmp_path)
+    assert code != 0, output
+    healthy, _, uneven = output.partition("rank 0 weighs ")
+    assert "countoff: " not in healthy, output
+    for rank in (0, 1):
+        assert f"[rank {rank}] countoff: UnevenBatches: {SHORT}" in uneven, output
+    assert NOT_COMPARED not in output
+    if "--report" in command:
+        assert SHORT.partition(";")[0] in (tmp_path / "trace.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("framework", "command", "ended"),
+    [
+        ("transformers", [*RUN, "--uneven-train", "stop", "--", *TORCHRUN, PROGRAM], "stopped"),
+        ("composer", [*COMPOSER, *MODULE, PROGRAM], "ended"),
+    ],
+)
+def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tmp_path):
+    """Where a setting says so, as in Composer always, all ranks end with the shortest one, and the loss is said."""
+    pytest.importorskip(framework)
+    code, output = start([*command, framework, str(tmp_path)], tmp_path)
+    assert code == 0, output
+    healthy, _, uneven = output.partition("rank 0 weighs ")
+    assert "countoff: " not in healthy, output
+    assert f"[rank 0] countoff: Truncated: train epoch 0 {ended} on every rank after 5 batches" in uneven, output
+    assert len(set(re.findall(r"rank \d weighs (\w{16})", output))) == 2, output
+
+
+def test_a_loop_of_its_own_hears_at_its_end_that_nothing_was_counted(tmp_path):
+    """It trains to the same bits as without, and rank 0 says once what to add."""
+    without = start([*TORCHRUN, PROGRAM, "torch", str(tmp_path)], tmp_path)
+    code, output = start([*RUN, "--", *TORCHRUN, PROGRAM, "torch", str(tmp_path)], tmp_path)
+    assert (code, without[0]) == (0, 0), output
+    weighs = re.compile(r"rank \d weighs [0-9a-f]{16}")
+    assert sorted(weighs.findall(output)) == sorted(weighs.findall(without[1]))
+    (line,) = [line for line in output.splitlines() if "countoff" in line]
+    assert line.startswith("countoff: nothing was counted: no Trainer of Lightning, Composer or transformers"), output
+    assert "attach(train=loader)" in line
+
+
+SPAWNS = """
+import sys, torch.distributed, torch.multiprocessing
+
+def train(rank):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=rank, world_size=2)
+    torch.distributed.barrier()
+    if "raise" in sys.argv:
+        raise ValueError("torn shard")
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("way", ["ends", "raise"])
+def test_ranks_of_multiprocessing_hear_it_too(way, tmp_path):
+    """Such a rank skips what a program has registered for its end. One that has failed hears nothing more."""
+    (tmp_path / "train.py").write_text(SPAWNS)
+    code, output = start([sys.executable, *MODULE, "train.py", str(tmp_path), way], tmp_path)
+    assert (code, output.count("countoff: nothing was counted")) == ((0, 1) if way == "ends" else (1, 0)), output

@@ -1,0 +1,55 @@
+"""Tells the launcher of each rank; says at the end of a program what to add to it, if nothing was counted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from typing import Any
+
+from countoff._run.environment import REPORT
+from countoff.core.ending.at_exit import at_exit, exception_at_exit
+
+__all__ = ["hook"]
+
+_NOTHING_COUNTED = (
+    "countoff: nothing was counted: no Trainer of Lightning, Composer or transformers and no Fabric has trained here. "
+    "In a loop of your own, add these lines after init_process_group: from countoff.torch import attach; "
+    "attach(train=loader). With Accelerate, after prepare(): from countoff.accelerate import attach; "
+    "attach(accelerator, train=loader)."
+)
+
+
+def hook(module: Any) -> None:
+    """Waits for the first process group.
+
+    Args:
+        module: ``torch.distributed.distributed_c10d``.
+    """
+    own = module.init_process_group
+
+    @functools.wraps(own)
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        result = own(*arguments, **options)
+        _joined(module.get_rank(), module.get_world_size())
+        return result
+
+    module.init_process_group = init_process_group
+
+
+@functools.cache
+def _joined(rank: int, world_size: int) -> None:
+    if report := os.environ.get(REPORT):
+        with contextlib.suppress(OSError):  # another rank has made it, or it is of another host
+            os.close(os.open(report, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+    if world_size > 1 and rank == 0:
+        at_exit(_say_if_nothing_was_counted)
+
+
+@functools.cache
+def _say_if_nothing_was_counted() -> None:
+    guard = sys.modules.get("countoff.core.guard")
+    failed = getattr(sys, "last_value", None) is not None or exception_at_exit() is not None
+    if not failed and (guard is None or not guard.any_fit_began()):
+        print(_NOTHING_COUNTED, file=sys.stderr, flush=True)

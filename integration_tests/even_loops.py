@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from countoff._adapter import even_loaders
 from countoff.core.store.channel import Channel
-from countoff.core.threads.connection import Connection
+from countoff.core.threads.process_threads import ProcessThreads
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.harness import tell
@@ -339,18 +339,18 @@ def paced(lookaheads: Sequence[int]) -> list[int]:
 def without_listener(lengths: Sequence[int]) -> int:
     """Batches that this rank takes if the listener of rank 0 cannot connect before the loop has ended."""
     dist.init_process_group("gloo")
-    ended, connect = threading.Event(), Connection._connect
+    ended, connect = threading.Event(), ProcessThreads._connect
 
-    def late(self: Connection) -> Channel:
+    def late(self: ProcessThreads) -> Channel:
         if own_rank() == 0 and threading.current_thread() is self.listener:
             ended.wait()
         return connect(self)
 
-    Connection._connect = late
+    ProcessThreads._connect = late
     try:
         with attach(uneven_train="stop") as handle:
             taken = len(list(handle.counted(range(lengths[own_rank()]))))
             ended.set()
     finally:
-        Connection._connect = connect
+        ProcessThreads._connect = connect
     return taken

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,6 +99,7 @@ class State:
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         readers: What reads an entry of the log that a check has written, by its type. It returns what the entry does,
             and raises KeyError, TypeError or ValueError if it is none.
+        late_entries: Indices of the entries of the log about an even span that this rank had closed before they came.
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
         began: When this state was made, by `time.monotonic()`.
@@ -136,6 +138,7 @@ class State:
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
     readers: dict[str, Callable[[Mapping[str, Any]], Callable[[], None]]] = field(default_factory=dict[str, Any])
+    late_entries: deque[int] = field(default_factory=lambda: deque[int](maxlen=_EARLY_SPANS))
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
     began: float = field(default_factory=time.monotonic)
@@ -341,6 +344,7 @@ class State:
         """This rank's loader has ended for the first time in a span that has credits."""
         with self.lock:
             self._act(credits, credits.ended(time.monotonic()))
+            self._tell_credits()
 
     def announcement(self, counters: SpanCounters) -> dict[str, Any]:
         """The log's entry that announces with which batch this rank will close a span."""
@@ -446,6 +450,7 @@ class State:
             if mark.reason == "exited" and mark.rank != self.rank:
                 self.absences[mark.rank] = absence_by_exit(mark.rank)
         self._consider(self.log.receive_mark(index, mark, self.spans))
+        self._tell_credits()
 
     def _receive_credits(self, opened: int, entry: Mapping[str, Any], index: int) -> None:
         span = next((span for span in self.spans if span.opened == opened), None)
@@ -453,6 +458,15 @@ class State:
             self._act(span.credits, span.credits.receive(entry, index, time.monotonic()))
         elif span is not None or self.log.next <= opened < self.log.next + _EARLY_SPANS:
             self._early.setdefault(opened, []).append((index, entry))
+        else:
+            self.late_entries.append(index)
+
+    def _tell_credits(self) -> None:
+        """Tells the credits of the innermost span which batch of it another rank has started, by its next mark."""
+        span, mark = self.spans[-1] if self.spans else None, self.log.first_ahead()
+        if span is None or span.credits is None or mark is None or mark.kind not in ("train_end", "eval_start"):
+            return
+        self._act(span.credits, span.credits.others_started(mark.at - span.resumed_at))
 
     def _act(self, credits: Credits, actions: list[Action]) -> None:
         for action in actions:
@@ -574,9 +588,11 @@ class State:
             return entry["rank"] in self.absences or (entry["rank"] == self.rank and not self.failure)
         if entry["type"] == "return":
             return not self._is_absent
-        if entry["type"] in ("ends", "more"):
+        if entry["type"] in ("ends", "more", "stop"):
             found = next((span.credits for span in self.spans if span.opened == entry["opened"]), None)
-            return found is not None and found.is_written(entry)
+            if found is None:  # closed here: that mark tells other ranks what a common end would
+                return entry["type"] == "stop"
+            return found.is_written(entry)
         return entry["type"] == "notice" and self._is_known(entry["verdict"]["kind"], entry["verdict"]["subject"])
 
     def _is_known(self, kind: str, subject: str) -> bool:

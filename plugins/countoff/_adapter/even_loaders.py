@@ -27,7 +27,8 @@ from torch.utils.data.distributed import DistributedSampler
 from countoff._adapter.class_swap import own_class, swap_class
 from countoff._adapter.loader_observer import samples_in
 from countoff._adapter.torch_facts import iterates_as_torch
-from countoff.core import Guard
+from countoff.core import Guard, Settings
+from countoff.core.totals import Totals
 
 __all__ = [
     "STATE_METHODS",
@@ -38,6 +39,7 @@ __all__ = [
     "finished",
     "forget_state",
     "keeps_length",
+    "proven_length",
     "saves_state",
 ]
 
@@ -65,6 +67,15 @@ def keeps_length(loader: Any) -> bool:
     """
     fixed = isinstance(getattr(loader, "sampler", None), DistributedSampler) and iterates_as_torch(loader)
     return fixed and not saves_state(loader)
+
+
+def proven_length(loader: Any, totals: Totals, settings: Settings) -> int | None:
+    """Returns the batches per epoch that a fit's plan proves of its train loader; None if it proves none.
+
+    Where it tells how many batches every epoch has, it must hold for every pass.
+    """
+    holds = settings.uneven_train == "raise" or keeps_length(loader)
+    return totals.plan.batches_per_epoch if holds else None
 
 
 def fetches_ahead(loader: Any) -> bool:

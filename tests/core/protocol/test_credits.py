@@ -54,7 +54,7 @@ def assert_nothing_left(ranks: list[Rank]) -> None:
     assert left == []
 
 
-@examples(300)
+@examples(100)
 @given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
 def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, seed):
     """Nobody waits for ever, no verdict is given, and a short rank, only, repeats its batches in order."""
@@ -77,6 +77,48 @@ def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, s
     """With `repeat`, a loader is begun again only where another rank is known to have more."""
     ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single), seed)
     assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
+
+
+@st.composite
+def proven_lengths(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """The batches that each rank is proven to have, and those that its loader gives in each epoch: no more, often less.
+
+    Often all ranks have as many, and often all of them give as many.
+    """
+    ranks = draw(world_sizes)
+    most = draw(st.sampled_from([1, 2, 4, 9, 17]))
+    proven = draw(st.just([most] * ranks) | st.lists(st.integers(1, most), min_size=ranks, max_size=ranks))
+    equal = st.integers(1, min(proven)).map(lambda each: [each] * ranks)
+    some = st.tuples(*(st.just(each) | st.integers(1, each) for each in proven)).map(list)
+    return proven, draw(st.lists(equal | some | st.just(proven), min_size=1, max_size=3))
+
+
+@examples(100)
+@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
+def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, seed):
+    """Loaders that give as many on all ranks repeat nothing. Else all go on to the most of any rank, or to the proven.
+
+    Nobody waits for ever, no verdict is given, and nothing is left in the store.
+    """
+    proven, epochs = lengths
+    evaluations = {evaluates_after: (2,)} if 0 < evaluates_after <= min(map(min, epochs)) else {}
+    programs = [
+        Program(tuple(Epoch(batches[rank], evaluations=evaluations) for batches in epochs), plan=FitPlan(), proven=own)
+        for rank, own in enumerate(proven)
+    ]
+    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat"), seed)
+    assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * len(ranks)
+    for number, each in enumerate(epochs):
+        total = len(ranks[0].taken[number])
+        assert total == max(each) or (total == max(proven) and min(each) < max(each))
+        for rank, own in zip(ranks, each, strict=True):
+            assert rank.taken[number] == [batch % own for batch in range(total)]
+            assert (number in rank.begun_again) == (own < total)
+    assert_nothing_left(ranks)
+    if synced:  # else a rank may end a pass before another one tells anything of it, and never hear of that
+        store = ranks[0].store
+        log = [store.get(key) for key in store.values if key.startswith("log/")]
+        assert [entry for entry in log if entry["type"] in ("ends", "stop")] == []
 
 
 @examples(100)

@@ -10,8 +10,10 @@ from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from countoff._adapter.class_swap import swap_class
-from countoff._adapter.even_loaders import fetches_ahead, keeps_length
+from countoff._adapter.even_loaders import fetches_ahead, keeps_length, proven_length
 from countoff._adapter.torch_facts import loader_facts
+from countoff.core import Settings
+from countoff.core.totals import Totals
 
 SAMPLES = list(range(8))
 
@@ -101,3 +103,12 @@ def test_a_pass_of_the_users_own_proves_no_length() -> None:
     assert loader_facts(own).samples_per_rank is not None
     assert keeps_length(own)
     give_back()
+
+
+def test_a_plan_proves_a_length_of_all_passes() -> None:
+    """Where it tells how many batches every epoch has, a loader that follows a data set that grows proves none."""
+    fixed, grows = DataLoader(SAMPLES, batch_size=2, sampler=shard()), DataLoader(SAMPLES, batch_size=2)  # pyright: ignore
+    for loader, batches, tells in ((fixed, 2, 2), (grows, 4, None)):
+        totals = Totals(loader_facts(loader), dp_degree=1, framework="len(loader)")
+        assert proven_length(loader, totals, Settings()) == batches
+        assert proven_length(loader, totals, Settings(uneven_train="stop")) == tells

@@ -14,6 +14,12 @@ have one of that number, so no collective ever lacks a rank.
   loader has ended, unless the log has one that is at least as large. A rank whose loader delivers more than the largest
   number that was announced appends that it has more. Only a rank that is so known to be shorter than another one begins
   its loader again, and gives credit beyond its own number. Loaders of one length are never begun again.
+- Where the lengths of all loaders are proven, there are no credits. With ``stop``, every rank ends after the smallest
+  length. With ``repeat``, a rank starts whatever its own loader delivers, since no common end is less than that. It
+  ends after the largest length without waiting. A loader may end before that: it is shorter than another one, or its
+  loop has left out a batch that cannot be read. Then its rank announces its number and adds 1 to a counter, and waits.
+  A rank that has more than an announced number appends the largest length as the common end. If none has more, all
+  ranks add 1, and the common end is the largest number that was announced.
 
 A rank fetches at most `lookahead` batches more than it has started, and gives credit for at most two blocks that are
 not granted yet. A rank that ends has fewer batches than any other rank can fetch while it waits, so each of those finds
@@ -60,6 +66,7 @@ class Credits:
         total: Batches that every rank takes in all; None while that is not known.
         own_end: Batches after which this rank's loader ended for the first time; None if it has not.
         lookahead: Batches that the rank holds before it starts them; it grows where the store is slow.
+        is_short: Whether this rank's loader has ended before the largest of the proven lengths.
     """
 
     def __init__(
@@ -73,6 +80,7 @@ class Credits:
         self.total: int | None = None
         self.own_end: int | None = None
         self.lookahead = lookahead if ahead else 1
+        self.is_short = False
         self._ahead = ahead
         self._rank = rank
         self._empty: int | None = None  # a rank that has no batch to repeat
@@ -92,20 +100,32 @@ class Credits:
         self._most = 0  # batches that some rank has of its own, at least
         self._last_end = -1  # the largest number after which a loader has ended
         self._told = -1  # the largest such number of which this rank has told that it has more
+        # Where ranks repeat, and their lengths are proven:
+        self._longest: int | None = None  # the largest length; None where they are not proven
+        self._shortest: int | None = None  # the smallest number after which a loader has ended, by the log
+        self._stopped = False  # whether the log has the common end
+        self._has_told = False  # whether this rank has told that the common end is the largest length
 
     @classmethod
     def known(cls, opened: int, policy: Literal["stop", "repeat"], total: int, rank: int) -> Credits:
-        """Returns the credits of a span whose common end is known before it begins: nothing is fetched ahead.
+        """Returns the credits of a span for which the lengths of all loaders are proven: nothing is fetched ahead.
+
+        With ``stop``, the common end is known. With ``repeat``, it is if some loader has as many batches as is proven.
 
         Args:
             opened: Index of the mark that opened the span.
             policy: Whether the span ends with the shortest rank or with the longest.
-            total: Batches that every rank takes.
+            total: Batches of the shortest or of the longest loader.
             rank: This rank.
         """
-        credits = cls(opened, policy, 1, rank)
-        credits.lookahead = 0
-        credits.granted = credits.total = total
+        credits = cls(opened, policy, 1, rank, ahead=False)
+        credits._borders = []
+        credits.granted = total
+        if policy == "stop" or not total:
+            credits.lookahead = 0
+            credits.total = total
+        else:
+            credits._longest = total
         return credits
 
     # Events of the training thread.
@@ -117,6 +137,8 @@ class Credits:
             now: The time, in seconds of any clock.
         """
         self.ready += 1
+        if self.ready == self._longest and self.own_end is None and self.total is None:
+            self.total = self._longest  # no rank has more
         return self._due(now)
 
     def ended(self, now: float) -> list[Action]:
@@ -129,6 +151,8 @@ class Credits:
         if self.total is not None:
             return []
         if self.policy == "repeat":
+            if self._longest is not None:
+                self.granted, self.is_short = end, True
             entry = {"type": "stop", "opened": self.opened}
             return [self._ends_entry(end), AddOne(self.opened, self._key("ended"), entry, batches=end)]
         if self._lowest is not None and self._lowest <= end:
@@ -160,13 +184,25 @@ class Credits:
                 self._most = max(self._most, at)
                 if entry["type"] == "ends":
                     self._last_end = max(self._last_end, at)
+                    self._shortest = at if self._shortest is None else min(at, self._shortest)
                     self._empty = parse_count(entry["rank"]) if at == 0 else self._empty
             elif entry["type"] == "ends":
                 self._ends.add(at)
                 self._lowest = at if self._lowest is None else min(at, self._lowest)
-            elif self.total is None:
-                self.total = self.granted = at
+            else:
+                self._stopped = True
+                if self.total is None:
+                    self.total = self.granted = at
         return self._due(now)
+
+    def others_started(self, batch: int) -> list[Action]:
+        """Another rank is known to have started a batch: the next mark in the log tells that, after which it may go.
+
+        Args:
+            batch: Its number in this span, from 1.
+        """
+        has_more = self.own_end is not None and self.own_end < batch
+        return self._tell_longest() if has_more and self.total is None else []
 
     def added(self, seconds: float) -> None:
         """This rank has added 1 to a counter.
@@ -199,7 +235,9 @@ class Credits:
         return batch <= delivered or (batch <= self.ready and min(self._ends, default=self.ready + 1) <= self.ready)
 
     def is_written(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the log is known to hold what an entry of this rank is to tell: an end, or that it has more."""
+        """Whether the log is known to hold what an entry of this rank is to tell: its end, the common one, or more."""
+        if entry["type"] == "stop":
+            return self._stopped
         if self.total is not None:
             return True
         if entry["type"] == "more":
@@ -209,6 +247,8 @@ class Credits:
             return any(heard <= end for heard in self._ends)
         if end == 0:  # told to all, though another rank has more: it has nothing to repeat
             return self._empty is not None
+        if self._longest is not None:
+            return self._shortest is not None and self._shortest <= end
         return self._most > end or self._last_end >= end
 
     def left_keys(self, ranks: Sequence[int]) -> list[str]:
@@ -220,9 +260,17 @@ class Credits:
         # Another rank may have heard of two grants more, and have given credit for two blocks beyond those.
         names = [str(self._block + ahead) for ahead in range(2 * len(self._borders))]
         names += [f"end/{end}" for end in sorted(self._ends)]
-        if self.policy == "repeat" and self.total is None:
-            names += ["ended", *(f"ended/{rank}" for rank in ranks)]
-        return [self._key(name) for name in names]
+        keys = [self._key(name) for name in names]
+        unknown = self.policy == "repeat" and self.total is None and self._longest is None
+        return keys + self.end_keys(ranks) if unknown else keys
+
+    def end_keys(self, ranks: Sequence[int]) -> list[str]:
+        """The keys under which ranks report their numbers of batches where they repeat, and that of the counter.
+
+        Args:
+            ranks: These ranks.
+        """
+        return [self._key("ended"), *(self._key(f"ended/{rank}") for rank in ranks)]
 
     def left_entries(self) -> list[int]:
         """Indices of the entries about this span that are left in the log once it is over on all ranks."""
@@ -239,6 +287,10 @@ class Credits:
 
     def _due(self, now: float) -> list[Action]:
         """The counters to which this rank has to add 1, now that it has fetched, heard or been told something."""
+        if self._longest is not None:
+            own = self.ready if self.own_end is None else self.own_end
+            has_more = self._shortest is not None and self._shortest < own
+            return self._tell_longest() if has_more and (self.own_end is None or self.total is not None) else []
         actions: list[Action] = []
         if self.total is not None:
             return actions
@@ -257,6 +309,13 @@ class Credits:
             self._told = self._last_end
             actions.append(WriteEntry({"type": "more", "opened": self.opened, "at": self.ready}))
         return actions
+
+    def _tell_longest(self) -> list[Action]:
+        """Tells that the common end is the largest length, where some rank has more batches than another one."""
+        if self._longest is None or self._stopped or self._has_told:
+            return []
+        self._has_told = True
+        return [WriteEntry({"type": "stop", "opened": self.opened, "at": self._longest})]
 
     def _credit(self, now: float) -> AddOne:
         number, self._credited = self._credited, self._credited + 1

@@ -378,6 +378,7 @@ def test_a_minute_of_a_long_fit_takes_less_than_a_kibibyte(tmp_path: Path) -> No
     recorder = Recorder(state, 12, str(tmp_path), lambda: [0.1])
     recorder.span = SpanCounters("train epoch 7", started=1_000_000, loader_seconds=12345.678)
     recorder.fit_started(BEGINS, None)
+    recorder.writer.flush(30)
     now = time.monotonic() + 10.0  # later than any look of the writer
     lines = [line for second in range(240) for line in recorder.look(now + second / 4)]
     recorder.closed()
@@ -444,8 +445,9 @@ def test_a_tick_is_of_the_span_that_the_lines_before_it_are_in(turns: Turns) -> 
     recorder.closed()
 
 
-@pytest.mark.usefixtures("turns")
-def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 0's store would get 20 questions a second from each rank."""
     compared: list[tuple[int, float]] = []
     now = 1000.0
@@ -461,6 +463,7 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: 
             recorder.fit_started(BEGINS, KeptRecords(speaker=speaker))
             recorder.counted_off()
             recorders.append(recorder)
+    turns.turn()
     for _ in range(4 * 59):
         for recorder in recorders:
             recorder.look(now)
@@ -472,12 +475,15 @@ def test_one_rank_of_each_host_compares_clocks_and_not_all_at_once(monkeypatch: 
         recorder.closed()
 
 
-def test_nothing_comes_before_the_begin_of_a_fit(tmp_path: Path) -> None:
-    recorder = Recorder(state_of(), 0, str(tmp_path))
+def test_nothing_comes_before_the_begin_of_a_fit(turns: Turns) -> None:
+    """A fit may begin while the writer, which has found no line of it, goes on to look at it."""
+    recorder = Recorder(state_of(), 0, "runs")
     recorder.span = SpanCounters("train epoch 0")
     assert recorder.look(time.monotonic() + 100.0) == []
     recorder.fit_started(BEGINS, None)
-    assert [line["k"] for line in recorder.look(time.monotonic() + 200.0)] == ["tick"]
+    assert recorder.look(time.monotonic() + 200.0) == []
+    assert kinds(turns.turn()) == ["begin"]
+    assert [line["k"] for line in recorder.look(time.monotonic() + 300.0)] == ["tick"]
     recorder.closed()
 
 

@@ -358,7 +358,7 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
 
 def test_q_leaves_and_the_terminal_is_as_before(tmp_path: Path) -> None:
     running(tmp_path)
-    with Terminal(["top", *FAST, str(tmp_path)]) as terminal:
+    with Terminal(["top", *FAST, str(tmp_path)], columns=300) as terminal:
         terminal.read_until("q leaves")
         lines = [line.split() for line in terminal.screen.splitlines()]
         assert lines[0][:4] == [f"{tmp_path}:", "Lightning,", "4", "ranks"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
+from countoff.core.ending.at_exit import at_exit
 from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
@@ -93,7 +94,7 @@ class Recorder(Listener):
         self._stacks: Records = {}
         self._flight_record: incident.FlightRecord | None = None
         self.pauses = Pauses()
-        self._cancel: Callable[[], None] | None = shutdown.at_exit(self.closed)
+        self._cancel: Callable[[], None] | None = at_exit(self.closed)
         # Last: its thread may look at this recorder before it returns.
         self.writer = writer.join(self, directory, state.rank, self._warn)
 
@@ -103,7 +104,7 @@ class Recorder(Listener):
         state, plan = self._state, start.plan
         self._others = others
         self._versions = {**verdict_file.versions(), **start.versions}
-        self._put(
+        line = self.line(
             "begin",
             v=VERSION,
             rank=state.rank,
@@ -118,7 +119,13 @@ class Recorder(Listener):
             settings=changed(state.settings),
             plan={name: value for name, value in plan.to_json().items() if value is not None},
         )
-        self._begun = True
+
+        def begin() -> list[Line]:
+            self._begun = True  # on the writer's thread: no line of its own comes before this one
+            return [line]
+
+        if self._is_own:
+            self.writer.put(begin)
 
     def counted_off(self) -> None:
         """Lets the trace tell, once a minute, how far this host's clock is ahead of rank 0's, if that is another host.

@@ -26,6 +26,7 @@ PARTS = {
     "trace": ("cost", "trace_cost", "tables"),
     "gpu": ("cost", "gpu_cost", "tables"),
     "report": ("cost", "report_cost", "tables"),
+    "start": ("cost", "start_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
     "scale": ("scale", "scale", "tables"),
@@ -48,6 +49,7 @@ parts:
     trace         a batch and an epoch's ends with a trace (trace_dir) and without, and the size of a trace
     gpu           a small transformer on a GPU: a plain loop, Lightning, and fingerprints; needs a GPU
     report        `countoff report` of traces of 8, 256 and 4,096 ranks
+    start         how much later a program starts with `countoff run` in front of it
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
   scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:

@@ -48,8 +48,17 @@ _STEP_BATCHES = {1: 128, 5: 96, 50: 16}
 _STEP_ROUNDS = {1: 5, 5: 8, 50: 3}
 _WIDTH = 64
 _UNEVEN_BY = 5
+_WORKERS = 2
+"""Of a loader that fetches ahead."""
 _WARM_UP_STEPS = 256
-_SETTINGS = (2, 0, SLEEPS), (4, 0, SLEEPS), (2, 2, SLEEPS), (4, 2, SLEEPS), (2, 0, COMPUTES), (1, 0, SLEEPS)
+_SETTINGS = (
+    (2, 0, SLEEPS),
+    (4, 0, SLEEPS),
+    (2, _WORKERS, SLEEPS),
+    (4, _WORKERS, SLEEPS),
+    (2, 0, COMPUTES),
+    (1, 0, SLEEPS),
+)
 
 
 @dataclass
@@ -376,34 +385,43 @@ def goal(step_ms: float, mode: str, found: Mapping[str, Passes]) -> str:
 
 
 def look_aheads(quick: bool) -> Table:
-    """Returns the cost of several look-aheads, on two ranks. Each has its own process group, with its own `raise`."""
+    """Returns the cost of several look-aheads, on two ranks. Each has its own process group, with its own `raise`.
+
+    The loaders have workers: no batch of any other loader is fetched ahead.
+    """
     rows: list[dict[str, Any]] = []
     batches, rounds = (16, 2) if quick else (_STEP_BATCHES[_GOAL_MS], _STEP_ROUNDS[_GOAL_MS])
     for lookahead in LOOKAHEADS[:1] if quick else LOOKAHEADS:
         progress(f"even: look-ahead {lookahead}")
-        found = on_ranks(measure, 2, Case((OFF, STOP, REPEAT), _GOAL_MS, batches, rounds, lookahead=lookahead))[0]
+        case = Case((OFF, STOP, REPEAT), _GOAL_MS, batches, rounds, _WORKERS, lookahead=lookahead)
+        found = on_ranks(measure, 2, case)[0]
         of_policies = [row for row in rows_of(_GOAL_MS, found, credits=True) if row["mode"] in _POLICY]
         rows += [{"lookahead": lookahead} | row for row in of_policies]
-    return Table(f"Even passes: look-aheads at {_GOAL_MS} ms, 2 ranks, a batch sleeps", rows)
+    return Table(
+        f"Even passes: look-aheads at {_GOAL_MS} ms, 2 ranks, loader workers: {_WORKERS}, a batch sleeps", rows
+    )
 
 
 def slow_stores(quick: bool) -> Table:
     """Returns what a store costs whose answers are all late by the same time, on two ranks."""
     rows: list[dict[str, Any]] = []
-    for delay in (DELAYS_MS[0], DELAYS_MS[2]) if quick else DELAYS_MS:
-        progress(f"even: a store that answers {delay:g} ms late")
-        case = Case((OFF, STOP), _GOAL_MS, 32 if quick else _STEP_BATCHES[_GOAL_MS], 1 if quick else 3)
+    for workers, delay in itertools.product((0, _WORKERS), (DELAYS_MS[0], DELAYS_MS[2]) if quick else DELAYS_MS):
+        progress(f"even: {workers} workers, a store that answers {delay:g} ms late")
+        case = Case((OFF, STOP), _GOAL_MS, 32 if quick else _STEP_BATCHES[_GOAL_MS], 1 if quick else 3, workers)
         with slow_store() as store:
             store.delay_seconds = delay / 1e3
             found = on_ranks(measure, 2, case, env={"MASTER_PORT": str(store.port)})[0]
         passes = found[STOP]
-        row: dict[str, Any] = {"each answer late by, ms": delay}
+        row: dict[str, Any] = {"loader workers": workers, "each answer late by, ms": delay}
         row |= {"÷ off": text_of_ratios(ratios(found, STOP, OFF))}
         row |= {"waits": f"{quartiles(passes.waits)[1]:g}, most {max(passes.waits)}"}
         row |= {"waited ms": quartiles(passes.waited)[1] * 1e3}
-        rows.append(row | {"batches of a block at the end": f"{quartiles(passes.lookahead)[1] / 2:g}"})
+        rows.append(row | {"batches of a block at the end": f"{max(1.0, quartiles(passes.lookahead)[1] / 2):g}"})
     return Table(
         f"Even passes: a store that answers late, `stop`, {_GOAL_MS} ms, 2 ranks, `lookahead=4`",
         rows,
-        [f"A block begins with 2 batches, which take {2 * _GOAL_MS} ms; it may grow to 16."],
+        [
+            f"With workers, a block begins with 2 batches, which take {2 * _GOAL_MS} ms, and may grow to 16. "
+            "Without them, it has one batch."
+        ],
     )

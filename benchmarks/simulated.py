@@ -162,8 +162,8 @@ def counting_channel(port: int) -> tuple[Channel, CountingStore]:
 
 
 @dataclass
-class ThreadlessMonitor:
-    """What a guard needs of its monitor, without threads."""
+class ThreadlessMember:
+    """What a guard needs of `Member`, without threads."""
 
     speaker: Speaker
     failure: str = ""
@@ -224,7 +224,7 @@ class SimulatedRank:
         """Tells the guard's checks that the fit begins, with a plan as Lightning's adapter makes it."""
         versions = {"python": "3.11.7", "torch": "2.13.0", "countoff": "0.5.0", "lightning": "2.6.6"}
         start = FitStart(plan, versions)
-        self.begun = self.guard.meet(ThreadlessMonitor(self.speaker), start), start
+        self.begun = self.guard.meet(ThreadlessMember(self.speaker), start), start
         return self.begun
 
     def count_off(self) -> None:

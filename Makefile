@@ -3,8 +3,8 @@
 PYTHON ?= python3
 FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 UV_FLAGS := $(FIND_LINKS)
-# Where Python may write no bytecode, each rank of each test would compile all of torch again.
-UV_FLAGS += $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
+# Where Python may write no bytecode, each rank of each test compiles all that it imports: a fifth of their time.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_FLAGS ?=
 # Processes that run the integration tests beside one another. Ranks wait more than they compute: 3 suit two cores.
 WORKERS ?= 3
@@ -35,7 +35,7 @@ help: ## list the targets
 demo: .venv-demo/.installed ## a job with uneven ranks: without countoff, then with it, then fixed, then with uneven_train="stop"
 	@.venv-demo/bin/countoff demo
 
-unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, about a minute
+unit: .venv/.installed ## tests of one process, with the examples in docstrings; no ranks, a few minutes
 	$(call unit,.venv)
 
 unit-latest: .venv-latest/.installed ## the same on the newest torch
@@ -124,10 +124,10 @@ clean: ## remove the environments, caches and build products
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
-unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" $(2) $(PYTEST_FLAGS)
+unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" -n 2 --dist worksteal $(2) $(PYTEST_FLAGS)
 gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
-# Unit tests that wait for torch's own time-outs, for a minute or so.
-alone = $(call pytest,$(1)) tests -m alone $(2) $(PYTEST_FLAGS)
+# Unit tests that wait for torch's own time-outs. They wait more than they compute, so they wait beside one another.
+alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 

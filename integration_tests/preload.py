@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 
 from integration_tests.rank import end_with_parent
 
@@ -34,6 +35,9 @@ for name in (
         continue
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(name)
+
+if (environment := sys.modules.get("composer.utils.collect_env")) is not None:
+    environment.get_cpu_model()  # else each process with a Trainer starts a program for it: 1 s of a core
 
 for number, handler in handlers.items():
     signal.signal(number, handler)

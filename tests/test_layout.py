@@ -14,7 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"packages", "waiting", "whole_file", "words"},
+    {"flag", "packages", "software", "waiting", "whole_file", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},
@@ -48,12 +48,14 @@ OWNERS = {
 """The private package of each framework, and the public modules that may import it."""
 
 TOOLS = {
-    "cli": {"plan", "report", "demo"},
+    "cli": {"plan", "report", "demo", "_run"},
     "plan": {"_accelerate", "_terminal"},  # how Accelerate shards, as pure arithmetic
     "report": {"_terminal"},
     "_terminal": set[str](),
     "demo": {"report", "lightning"},
     "__main__": {"cli"},
+    "run": {"_run"},
+    "_run": {"_adapter", "transformers", "composer"},
     "_entry_points": {"lightning", "pytorch_lightning", "fabric"},
 }
 """What is no adapter, and what it may import besides the core."""
@@ -218,6 +220,19 @@ def test_unit_tests_need_nothing_of_the_integration_tests() -> None:
         tree = ast.parse(path.read_text("utf-8"))
         names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not [name for name in names if name.startswith("integration_tests")], path
+
+
+def test_tests_that_run_alone_are_where_they_are_looked_for() -> None:
+    """`make` collects one directory for them: to collect all takes longer than most of them run."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    found = re.search(r"^alone = \$\(call pytest,\$\(1\)\) (\S+) -m alone", makefile, re.MULTILINE)
+    assert found is not None
+    own = Path(__file__).resolve()
+    marked = [
+        path for path in (ROOT / "tests").rglob("*.py") if path != own and "mark.alone" in path.read_text("utf-8")
+    ]
+    assert marked
+    assert all(path.is_relative_to(ROOT / found[1]) for path in marked), marked
 
 
 def private_names(path: Path) -> set[str]:

@@ -15,7 +15,7 @@ from torch._C import _distributed_c10d
 
 from countoff.core import FitPlan, Guard, Settings
 from countoff.core.store.channel import Channel
-from countoff.core.threads.connection import Connection
+from countoff.core.threads.process_threads import ProcessThreads
 from countoff.torch import attach
 from integration_tests.harness import RankResult, Watch, tell
 from integration_tests.jobs import Job, assert_named, fit, own_rank, share_loader, verdict_lines
@@ -251,20 +251,20 @@ def test_a_guard_closed_while_it_connects_leaves_no_thread_and_no_descriptor(run
 
 
 def leftovers_of_a_slow_connection() -> tuple[int, int]:
-    connect = Connection._connect
+    connect = ProcessThreads._connect
 
-    def late(self: Connection) -> Channel:
+    def late(self: ProcessThreads) -> Channel:
         channel = connect(self)
         if threading.current_thread() is self.listener:
             self.closing.wait()
             time.sleep(0.5)  # a name server that is slow
         return channel
 
-    Connection._connect = late
+    ProcessThreads._connect = late
     try:
         return leftovers()
     finally:
-        Connection._connect = connect
+        ProcessThreads._connect = connect
 
 
 def leftovers() -> tuple[int, int]:

@@ -168,7 +168,7 @@ def exits_hard(place: str) -> None:
 
 
 def wait_until_gone(handle: Any, rank: int) -> None:
-    process = handle.guard.monitor.speaker.link.heartbeats.neighbours[rank]
+    process = handle.guard.member.speaker.link.heartbeats.neighbours[rank]
     while process.state() != "gone":
         time.sleep(0.01)
 

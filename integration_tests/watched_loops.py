@@ -26,12 +26,15 @@ class Unsized:
 
 
 def prefetches(batches: list[int], collectives: bool) -> None:
-    """A thread reads the attached loader into a queue; the main thread trains, and waits for the queue."""
+    """A thread reads the attached loader into a queue; the main thread trains, and waits for the queue.
+
+    It ends by a verdict alone: without collectives, a rank could end all its epochs before a slow one has begun.
+    """
     devices.join()
     model, optimizer = model_and_optimizer()
     loader = Unsized(share_loader(batches[own_rank()]))
     attach(train=loader, optimizer=optimizer)
-    for _ in range(3):
+    while True:
         waiting: queue.Queue[Any] = queue.Queue(2)
 
         def read(waiting: queue.Queue[Any] = waiting) -> None:

@@ -1,9 +1,10 @@
 """The other ranks, for a check that is tested by itself."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from countoff.core.checks.collectives import Issued
+from countoff.core.checks.collectives import Issued, Recorded
 from countoff.core.protocol.records import Records
 from countoff.core.verdict import Verdict
 
@@ -23,6 +24,7 @@ class KeptRecords:
 
     def __init__(self, standing: Mapping[str, Any] | None = None, speaker: Any = None) -> None:
         self.speaker = speaker
+        self.began = time.time()
         self.groups: Mapping[str, Issued] = {}
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
@@ -30,6 +32,10 @@ class KeptRecords:
 
     def issued(self) -> Mapping[str, Issued]:
         return self.groups
+
+    def recorded(self, group: str, begin: int) -> Recorded | None:
+        del group, begin
+        return None
 
     def compare(
         self, key: str, record: Callable[[], Mapping[str, Any]], judge: Callable[[Mapping[str, Any]], Verdict | None]

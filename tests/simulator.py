@@ -14,7 +14,7 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.length import WRONG_LENGTH
 from countoff.core.ending.table import publish_table, with_table
 from countoff.core.threads.even_pass import EvenPass
-from countoff.core.threads.monitor import Monitor
+from countoff.core.threads.member import Member
 from tests.fake_store import FakeStore
 
 WAITS = "waits"
@@ -66,6 +66,7 @@ class Program:
         impatient: Whether it does not wait for the result of the roll call, as after its deadline.
         warns: Numbers of the batches, counted through all epochs, at which it warns.
         prefetches: Whether its loaders fetch ahead by themselves, where ranks are made even.
+        proven: Batches that its loaders are proven to have, where ranks are made even; None: that is not proven.
         reader: A seed for how far a thread that reads the loader is ahead of the steps, which another thread applies;
             None: one thread does both.
         ends: Number of the batch, counted through all spans, before which it raises or exits (`sys.exit`), and
@@ -82,6 +83,7 @@ class Program:
     impatient: bool = False
     warns: frozenset[int] = frozenset()
     prefetches: bool = True
+    proven: int | None = None
     reader: int | None = None
     ends: tuple[int, Literal["raise", "exit"]] | None = None
 
@@ -125,6 +127,7 @@ class Rank:
             eval_ranks=job.eval_ranks,
             tick_batches=job.tick_batches,
             deadline_seconds=1e6,
+            levels={"HostsDiffer": "off"},  # read on a thread of its own
         )
         object.__setattr__(chosen, "on_divergence", "warn")  # raising waits for the printed table
         self._settings = chosen
@@ -132,8 +135,8 @@ class Rank:
         self.guard = Guard(chosen, rank=rank, world_size=len(job.programs), learning_rates=lambda: rates)
         self.state = self.guard.state
         self.state.printed.set()  # a failure waits for the printed table
-        self.monitor = Monitor(self.state, 0)  # never started: no thread, no connection
-        self.speaker = self.monitor.speaker
+        self.member = Member(self.state, 0)  # never started: no thread, no connection
+        self.speaker = self.member.speaker
         self.speaker.link.busy_since = 1.0  # the store is slow: marks do not wait for it
         self.store = store
         self.taken: list[list[int]] = []
@@ -254,7 +257,8 @@ class Rank:
             self.begun_again.append(len(self.taken) - 1)
             return iter(loader)
 
-        even, number = self.guard.even(iter(loader), again, prefetches=self.program.prefetches), epoch.position
+        proven, prefetches = self.program.proven is not None, self.program.prefetches
+        even, number = self.guard.even(iter(loader), again, prefetches=prefetches, proven=proven), epoch.position
         assert isinstance(even, EvenPass)
         self.taken.append([])
         while number != epoch.leaves:
@@ -271,12 +275,16 @@ class Rank:
             if number in epoch.steps:
                 self.guard.step()
                 yield "step"
+            if number in epoch.evaluations:
+                yield from self._evaluate(epoch.evaluations[number])
         self.guard.train_end("exhausted" if number != epoch.leaves else "stopped")
         yield "train_end"
 
     def _count_off(self) -> Iterator[str]:
-        guard, start = self.guard, FitStart(self.program.plan, {"torch": "2"})
-        answered = guard.meet(self.monitor, start).count_off(start)
+        guard, proven = self.guard, self.program.proven
+        start = FitStart(self.program.plan, {"torch": "2"}, own_batches=proven)
+        guard._own_batches = proven
+        answered = guard.meet(self.member, start).count_off(start)
         yield "counted off"
         while not (answered.is_set() or self.program.impatient):
             yield WAITS

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from countoff._torchtitan.config import wrong_horizons
-from countoff.core import LoaderFacts, Settings, Verdict
-from countoff.core.checks import collectives, judge, late, model, resume, weights
+from countoff.core import LoaderFacts, Settings, Verdict, software
+from countoff.core.checks import collectives, datasets, hosts, judge, late, model, resume, short, splits, weights
 from countoff.core.checks import data as identity
 from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
@@ -26,7 +26,7 @@ from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, ru
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
 from countoff.core.checks.lost import DIED, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
-from countoff.core.checks.plan import judge_even_settings, judge_plans
+from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.settings import judge_tick_batches
 from countoff.core.checks.stalled import ENDED, judge_stall
@@ -51,6 +51,7 @@ from tests.fake_store import FakeStore
 EPOCH = "train epoch 0"
 ALL = tuple(WORDS)
 _COUNT_MICRO_BATCHES = ["torch", "accelerate", "transformers", "lightning", "fabric"]
+_COUNT_PASSES = ["torch", "accelerate", "transformers", "torchtitan", "lingua"]
 _FRAMEWORKS = {"lightning": "Lightning", "composer": "Composer", "transformers": "the Trainer"}
 
 
@@ -192,6 +193,15 @@ def plans() -> Iterator[Situation]:
     rows = [row(rank, None, 0, "between spans") for rank in range(3)]
     one = judge_plans({0: {"batch_size": 8}, 1: {"batch_size": 4}, 2: {"batch_size": 8}})
     yield Situation("PlanMismatch", "batch_size differs, on 3 ranks", lambda _: one, rows, ["torch"])
+    plans = [FitPlan(batches_per_epoch=12 - (rank == 2)).to_json() for rank in range(3)]
+    reports = {rank: {"plan": each, "rows": 96 - 8 * (rank == 2)} for rank, each in enumerate(plans)}
+    yield Situation(
+        "PlanMismatch",
+        "the ranks' datasets have different lengths",
+        lambda _: next(PlanCheck().compare_reports(reports, complete=True, refused=False)),
+        rows,
+        ["lightning", "composer", "transformers"],
+    )
 
 
 def steps() -> Iterator[Situation]:
@@ -213,6 +223,11 @@ def steps() -> Iterator[Situation]:
     extra = compare_micro_batches(mine, f"at {where}", 32)(of_rank_0, (0, 1))
     title = "a rank has run an extra micro-batch, found at a tick"
     yield Situation("StepMismatch", title, lambda _: extra, adapters=_COUNT_MICRO_BATCHES)
+    alone = compare_micro_batches(replace(mine, sharded=True), f"at {where}", 32)(
+        MicroCounts(7, 30, (4, 4), sharded=True).to_json(), (0, 1)
+    )
+    title = "a rank has run a forward pass of a sharded model alone, found at a tick"
+    yield Situation("StepMismatch", title, lambda _: alone, adapters=_COUNT_PASSES)
     both = [0.00031711500169576796] * 2, [0.0003] * 2
     rates = rate_mismatch(f"at {where}", "tick/1/64", (0, 1), *both)
     able = [adapter for adapter in ALL if "LearningRateMismatch" in WORDS[adapter].kinds]
@@ -321,6 +336,13 @@ def stalls() -> Iterator[Situation]:
         for rank in range(2)
     }
     yield Situation("Stalled", "a rank is in an extra micro-batch", lambda _: judge_stall(extra, 180))
+    passes = {
+        rank: record(rank, 12, "in a collective", "train.py:33 in main", 9)
+        | {"steps": 11, "passes": ["train epoch 0", [11, 11, 5], [12, 12, 5 + rank]]}
+        for rank in range(2)
+    }
+    title = "a rank has run a forward pass of a sharded model alone"
+    yield Situation("Stalled", title, lambda _: judge_stall(passes, 180), adapters=_COUNT_PASSES)
     under_nccl = {
         rank: record(rank, 5, "in its code" if rank == 2 else "waiting for NCCL", place, 9)
         for rank, place in enumerate(["train.py:33 in main", "train.py:33 in main", "report.py:8 in upload"])
@@ -506,6 +528,31 @@ def models() -> Iterator[Situation]:
         )
 
 
+def held() -> Iterator[Situation]:
+    """Datasets that samplers deal out, and that are not the same on all ranks."""
+    able = [adapter for adapter in ALL if "DatasetsDiffer" in WORDS[adapter].kinds]
+    whole = datasets.HeldDataset("", rows=90000, columns=["text", "label"])
+    cases = {
+        "a host has an old file": whole._replace(rows=90112),
+        "a rank has other columns": whole._replace(columns=["text", "labels"]),
+    }
+    for title, odd in cases.items():
+        records = {rank: {"held": [(odd if rank == 2 else whole).to_json()]} for rank in range(4)}
+        yield Situation(
+            "DatasetsDiffer", title, lambda _, records=records: datasets.judge_datasets(records), adapters=able
+        )
+
+
+def leaks() -> Iterator[Situation]:
+    """Splits of one dataset, with a seed of each rank."""
+    able = [adapter for adapter in ALL if "SplitLeak" in WORDS[adapter].kinds]
+    samples = {
+        rank: splits.SplitSample.of_places("", 11, set(range(2048)) - evaluated, evaluated)
+        for rank, evaluated in enumerate([{6, 8, 85}, {7, 9, 11}])
+    }
+    yield Situation("SplitLeak", "a random split without a seed", lambda _: splits.judge_splits(samples), adapters=able)
+
+
 def issued() -> Iterator[Situation]:
     """Collectives that not all ranks have issued."""
     ticks = [collectives.Interval(1, 64 * tick) for tick in range(2, 12)]
@@ -535,6 +582,7 @@ def dealt() -> Iterator[Situation]:
     """Streams that a framework deals out, in the words of that framework."""
     dealers = {"accelerate": "Accelerate", "transformers": "Accelerate", "lightning": _WRAPPER, "fabric": _WRAPPER}
     share = {"shares": 2, "said_by": "split_dataset_by_node"}
+    by_numbers = {"first_only": True, "rank_names": "self.rank", "ranks_names": "self.world_size"}
 
     def digests(*numbers: int) -> str:
         return "".join(f"{number:08x}" for number in numbers)
@@ -554,6 +602,7 @@ def dealt() -> Iterator[Situation]:
     cases: list[tuple[str, str, list[dict[str, Any]], list[str]]] = [
         ("DoubleSharded", "a share by split_dataset_by_node", [share, share], prepared),
         ("DoubleSharded", "a share, read by rank 0 for all", [{**share, "first_only": True}] * 2, prepared),
+        ("DoubleSharded", "code that reads the rank, and rank 0 reads for all", [by_numbers] * 2, prepared),
         ("DoubleSharded", "a rank in the dataset", begins, prepared),
         ("DoubleSharded", "a rank in the sampler", indices, wrapped),
         (
@@ -625,6 +674,20 @@ def resumes() -> Iterator[Situation]:
     }
     for title, verdict in found.items():
         yield Situation("ResumeMismatch", title, lambda _, verdict=verdict: verdict, adapters=able)
+
+
+def shorts() -> Iterator[Situation]:
+    """Runs that end by themselves too early."""
+    able = [adapter for adapter in ALL if "ShortRun" in WORDS[adapter].kinds]
+    ends = {
+        "a loader that was restored at its end": short.EpochEnd(1, 0, 40, resumed=True, restored=True),
+        "a dataset that is read only once": short.EpochEnd(1, 0, 40),
+    }
+    for title, end in ends.items():
+        epochs = short.ShortEpochs()
+        epochs.add(end)
+        found = short.judge_run(epochs, steps=40, planned=80)
+        yield Situation("ShortRun", title, lambda _, found=found: found, adapters=able)
 
 
 def schedules() -> Iterator[Situation]:
@@ -733,9 +796,40 @@ def others() -> Iterator[Situation]:
     yield Situation("UnseenLoader", "the loop goes on with another loader", later, adapters=watched)
     versions = judge_versions({0: {"torch": "2.7.0"}, 1: {"torch": "2.8.0"}, 2: {"torch": "2.7.0"}})
     yield Situation("VersionMismatch", "another torch on one host", lambda _: versions)
+    yield from hosts_differ()
     ticks = judge_tick_batches({0: 64, 1: 32, 2: 64})
     yield Situation("SettingsMismatch", "an environment variable on one host", lambda _: ticks)
     yield Situation("LateRank", "a rank does not come to the roll call", missing)
+
+
+def hosts_differ() -> Iterator[Situation]:
+    """Hosts that do not run the same, of three with one rank each."""
+
+    def told(patch: pytest.MonkeyPatch, rank: int, variables: Mapping[str, str], **facts: Any) -> dict[str, Any]:
+        for group in software.VARIABLES.values():
+            for each in group:
+                patch.delenv(each.name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.setattr(software, "libraries", lambda: {"torch": "2.7.0", "NCCL": facts.get("nccl", "2.27.3")})
+        patch.setattr(software, "content_of", lambda path, began: path.encode())
+        return {**hosts.record_of({"train.py": facts.get("train", "usual")}, 0.0), "name": f"node-{rank}"}
+
+    def judged(variables: Mapping[str, str], facts: Mapping[str, str]) -> Verdict:
+        with pytest.MonkeyPatch.context() as patch:
+            records = {rank: told(patch, rank, {}) for rank in range(2)}
+            records[2] = told(patch, 2, variables, **facts)
+        return next(hosts.judge_hosts(records, ["train.py"]))
+
+    ring, other = {"NCCL_ALGO": "Ring"}, {"train": "other"}
+    cases: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+        "a host has another variable and another script": (ring, other),
+        "a host has another NCCL": ({}, {"nccl": "2.26.2"}),
+        "a host has another variable": (ring, {}),
+        "a host has another script": ({}, other),
+    }
+    for title, case in cases.items():
+        yield Situation("HostsDiffer", title, lambda _, case=case: judged(*case))
 
 
 def without_loaders() -> Iterator[Situation]:
@@ -778,7 +872,10 @@ SITUATIONS: Sequence[Situation] = [
     *evens(),
     *data(),
     *resumes(),
+    *shorts(),
     *models(),
+    *held(),
+    *leaks(),
     *issued(),
     *schedules(),
     *processes(),

@@ -27,7 +27,7 @@ ADAPTERS = {
     "torchtitan": "pip install torchtitan",
     "transformers": "pip install 'countoff[transformers]'",
 }
-TOOLS = {"cli", "demo", "plan", "report"}
+TOOLS = {"cli", "demo", "plan", "report", "run"}
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 PAGE = "countoff/cli/verdicts.md"
 """Where the wheel has docs/verdicts.md, which `countoff explain` prints."""
@@ -140,6 +140,12 @@ def test_the_wheel_explains_verdicts_and_knows_its_version(installed: Installed)
     assert explained.stdout.startswith("LostRank\n\nA rank raised an exception")
     version = installed.run("python", "-c", "import countoff.core; print(countoff.core.__version__)")
     assert f"countoff {version.stdout}" == installed.run("countoff", "version").stdout
+
+
+def test_the_wheel_places_its_hooks(installed: Installed) -> None:
+    shown = "import sys; print(*(type(each).__module__ for each in sys.meta_path))"
+    hooked = installed.run("python", "-m", "countoff.run", "-m", "timeit", "-n1", "-r1", shown)
+    assert "countoff._run.hooks" in hooked.stdout.split(), hooked.stderr
 
 
 def test_an_editable_install_explains_verdicts_too(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def train(behavior: RankBehavior) -> None:
         model, optimizer, *(loader for loader in loaders if loader is not None)
     )
     evaluation = evals[0] if evals else None
-    with attach(accelerator, train=loader, eval=evaluation, **behavior.options):
+    behavior.before_fit(model)
+    epochs = behavior.epochs if behavior.fault == "F31" else None
+    with attach(accelerator, train=loader, eval=evaluation, epochs=epochs, **behavior.options):
         if behavior.fault == "F11":
             resume_elsewhere(accelerator, behavior, loader, model, optimizer)
         for epoch in range(behavior.epochs):

@@ -45,6 +45,7 @@ def train(behavior: RankBehavior) -> None:
         max_duration=f"{behavior.epochs}ep",
         callbacks=[Acts(behavior)],
     )
+    behavior.before_fit(trainer.state.model)
     trainer.fit()
     trainer.close()
 

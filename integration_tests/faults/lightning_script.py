@@ -21,6 +21,10 @@ class Module(Classifier):
         self._behavior = behavior
         self.automatic_optimization = behavior.fault not in ("F12", "F12b", "F25")
 
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self._behavior.before_fit(self)  # Lightning has wrapped it now
+        return super().configure_optimizers()
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
         loss = super().training_step(batch, batch_idx)
         if self.automatic_optimization or loss is None:

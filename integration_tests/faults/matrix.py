@@ -187,8 +187,22 @@ def _verdict(result: RankResult) -> str:
 
 def _named(text: str, sentence: str) -> tuple[int, ...]:
     """The ranks that a verdict names."""
-    listed = re.search(r"ranks? ([\d–]+(?:(?:, | and )[\d–]+)*)", sentence)
-    return tuple(named_ranks(text) or (ranks_in(listed[1].replace(" and ", ", ")) if listed else ()))
+    return tuple(named_ranks(text) or _listed(sentence))
+
+
+def _listed(sentence: str) -> list[int]:
+    """The ranks that a sentence names first; those of both sides where it gives two of one size, each with its number.
+
+    >>> _listed("the model has 3 parameters on rank 3, 2 parameters on ranks 0–2"), _listed("ranks 0 and 2 differ")
+    ([3], [0, 2])
+    >>> _listed("ranks issued different numbers of collectives: 16 on rank 0, 15 on rank 1")
+    [0, 1]
+    """
+    groups = re.findall(r"ranks? ([\d–]+(?:(?:, | and )[\d–]+\b(?! on | parameter| row))*)", sentence)
+    sides = [ranks_in(group.replace(" and ", ", ")) for group in groups]
+    if len(sides) == 2 and len(sides[0]) == len(sides[1]) and sentence.count(" on rank") == 2:
+        return sides[0] + sides[1]
+    return sides[0] if sides else []
 
 
 def _measure(row: Row, speakers: Sequence[int], stamps: dict[str, float]) -> None:

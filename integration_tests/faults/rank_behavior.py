@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from integration_tests.harness import tell
@@ -25,6 +27,11 @@ _EVALUATION_OPENS_SECONDS = 0.3
 Without it, a busy machine may let a collective of the evaluation meet one of the training before a verdict can arrive.
 The two have different sizes, and gloo aborts the process then.
 """
+_OF_ONE_DATASET = ("F29", "F30", "F31")
+_metrics: list[Any] = []
+"""The process group for metrics, and what is under way in it."""
+_LEFT_OUT_AT = 40
+"""The batch, from 0, in which a collective is left out: enough are alike before it."""
 AT = 3
 """The batch of the first epoch, from 0, at which most faults happen."""
 _PAUSE_SECONDS = float(os.environ.get("FAULTS_PAUSE_SECONDS", "2"))
@@ -133,8 +140,20 @@ class RankBehavior:
         while True:
             signal.pause()
 
+    def before_fit(self, model: Any) -> None:
+        """What this rank does to its model once that is wrapped, and before countoff compares it."""
+        if self.has("F28"):
+            os.environ["NCCL_ALGO"] = "Ring"
+        if self.has("F26"):
+            adapter = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+            getattr(model, "module", model).register_parameter("adapter", adapter)
+        if self.has("F26", "F28"):
+            stamp("fault")
+
     def after_batch(self, epoch: int, number: int, model: Any) -> None:
         """What happens in this rank's loop after a batch of the model's training."""
+        if self.fault == "F27":
+            self._reduce_metric(number)
         time.sleep(self.pace_seconds * (3 if self.has("F10") else 1))
         if (epoch, number) == (0, 1):
             tell("training")
@@ -147,6 +166,23 @@ class RankBehavior:
         """What this rank does after an epoch: one rank writes a checkpoint, and the others wait for it in a barrier."""
         if self.has("F18") and not epoch:
             time.sleep(2 * _PAUSE_SECONDS)
+
+    def _reduce_metric(self, number: int) -> None:
+        """Begins to reduce a metric of the batch, and leaves that out once if this rank has the fault.
+
+        From there on, each of its metrics pairs with that of the batch before on its peers. The one that it is behind
+        by, it reduces in the end, as a longer job would.
+        """
+        if not number:
+            _metrics.append(dist.new_group())
+        at_end = number == self.batches - 1
+        times = 1 + self.mine * (at_end - (number == _LEFT_OUT_AT))
+        for _ in range(times):
+            _metrics.append(dist.all_reduce(torch.zeros(3), group=_metrics[0], async_op=True))
+        if not times:
+            stamp("fault")
+        for work in _metrics[1:] if at_end else ():
+            work.wait()
 
     def _strike(self, model: Any) -> None:
         if self.fault == "F24":
@@ -166,10 +202,10 @@ class RankBehavior:
             sharded_over: Ranks over which the framework shards every rank's stream. The streams are then the same.
         """
         if self.fault == "F15":
-            images, labels = digits()
-            samples = self.batches * BATCH_SIZE * world_size()
-            dataset = TensorDataset(images[:samples], labels[:samples])
+            dataset = rows(self.batches)
             return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=DistributedSampler(dataset, shuffle=True))
+        if self.fault in _OF_ONE_DATASET:
+            return _dealt_out(self._train_set(), sharded_over)
         kind = Samples if self.reported is None else SizedSamples
         return DataLoader(
             kind(self, sharded_over),
@@ -179,8 +215,61 @@ class RankBehavior:
 
     def eval_loader(self, *, sharded_over: int = 1) -> DataLoader[Any] | None:
         """This rank's evaluation loader."""
+        if self.fault == "F30":
+            return _dealt_out(self._parts()[1], sharded_over)
         kind = SizedEvalSamples if self.sized else EvalSamples
         return DataLoader(kind(self, sharded_over), batch_size=BATCH_SIZE) if self.eval_batches else None
+
+    def _train_set(self) -> Dataset[Any]:
+        """The dataset of which each rank is given a share."""
+        if self.fault == "F30":
+            return self._parts()[0]
+        if self.fault == "F31":
+            return ReadOnce(self.batches)
+        return rows(self.batches, left_out=3 * self.mine)
+
+    def _parts(self) -> tuple[Subset[Any], Subset[Any]]:
+        """What this rank trains on and evaluates with, of one dataset."""
+        return _parts(self.batches, self.eval_batches, first=5 * self.mine)
+
+
+@functools.cache
+def _parts(batches: int, eval_batches: int, *, first: int) -> tuple[Subset[Any], Subset[Any]]:
+    """Splits one dataset. With no random generator: `Samples` would seem to hold it, and so to be shuffled by it."""
+    whole, share = rows(batches + eval_batches), batches * BATCH_SIZE * world_size()
+    order = [*range(first, len(whole)), *range(first)]
+    return Subset(whole, order[:share]), Subset(whole, order[share:])
+
+
+def rows(batches: int, left_out: int = 0) -> TensorDataset:
+    """Digits for so many batches on each rank, but for the last few samples."""
+    images, labels = digits()
+    samples = batches * BATCH_SIZE * world_size() - left_out
+    return TensorDataset(images[:samples], labels[:samples])
+
+
+def _dealt_out(dataset: Any, sharded_over: int) -> DataLoader[Any]:
+    """A loader over a rank's share, or over everything if the framework deals it out."""
+    sampler = None if sharded_over > 1 else DistributedSampler(dataset, shuffle=False)
+    return DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
+
+
+class ReadOnce(Dataset[Any]):
+    """Digits that end, without a word, after so many batches of a rank: as those of a file that is read only once."""
+
+    def __init__(self, batches: int) -> None:
+        self._rows = rows(batches)
+        self._left = batches * BATCH_SIZE
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._left:
+            stamp("fault")
+            raise StopIteration
+        self._left -= 1
+        return self._rows[index]
 
 
 class Samples(IterableDataset[Any]):

@@ -23,6 +23,7 @@ def train(behavior: RankBehavior) -> None:
         return
     model, optimizer = model_and_optimizer()
     loader, evals = behavior.train_loader(), behavior.eval_loader()
+    behavior.before_fit(model)
     start = 1 if behavior.has("F11") else 0
     with attach(
         train=loader,
@@ -31,6 +32,7 @@ def train(behavior: RankBehavior) -> None:
         model=model,
         gradient_accumulation_steps=behavior.accumulation,
         start_epoch=start,
+        epochs=behavior.epochs if behavior.fault == "F31" else None,
         **behavior.options,
     ):
         for epoch in range(start, behavior.epochs):

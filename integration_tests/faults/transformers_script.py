@@ -37,6 +37,16 @@ class Acts(TrainerCallback):
         dist.barrier()
 
 
+class BeginsWrongly(TrainerCallback):
+    """Applies it where the Trainer has wrapped its model; to be called before countoff is."""
+
+    def __init__(self, behavior: RankBehavior) -> None:
+        self._behavior = behavior
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
+        self._behavior.before_fit(of_trainer["model"])
+
+
 @dataclass(frozen=True)
 class FaultyJob(Job):
     """A job that reads as the rank's behavior requires."""
@@ -75,6 +85,7 @@ def train(behavior: RankBehavior) -> None:
         second.train(resume_from_checkpoint=f"out/checkpoint-{2 if behavior.mine else 4}")
         return
     trainer, *_ = job.trainer()
+    trainer.callback_handler.callbacks.insert(0, BeginsWrongly(behavior))
     trainer.add_callback(Acts(behavior))
     trainer.train()
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from countoff.core.settings import factory_enabled
+from countoff.core.flag import turned_on
 
 
 def lightning_callbacks() -> list[Any]:
     """Returns the callbacks for ``lightning.pytorch.Trainer``."""
-    if not factory_enabled():
+    if not turned_on():
         return []
     from countoff.lightning import Countoff
 
@@ -22,7 +22,7 @@ def lightning_callbacks() -> list[Any]:
 
 def pytorch_lightning_callbacks() -> list[Any]:
     """Returns the callbacks for ``pytorch_lightning.Trainer``."""
-    if not factory_enabled():
+    if not turned_on():
         return []
     from countoff.pytorch_lightning import Countoff
 
@@ -31,7 +31,7 @@ def pytorch_lightning_callbacks() -> list[Any]:
 
 def fabric_callbacks() -> list[Any]:
     """Returns the callbacks for ``lightning.fabric.Fabric`` and ``lightning_fabric.Fabric``."""
-    if not factory_enabled():
+    if not turned_on():
         return []
     from countoff.fabric import Countoff
 

@@ -95,6 +95,7 @@ def attach(
     if not settings.enabled:
         return Attached(loop)
     loop.length_now = functools.partial(reported_length, train)
+    loop.train_loader = lambda: train
     loop.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
@@ -106,7 +107,7 @@ def attach(
     loop.until_end(observe(accelerator, loop, loaders))
     common = reading.common_length(facts)
     plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)
-    loop.begin(plan, versions("accelerate"), not_distributed(accelerator))
+    loop.begin(plan, versions("accelerate"), not_distributed(accelerator), loaders=loaders)
     return Attached(loop)
 
 

@@ -150,7 +150,7 @@ class Countoff(Options, Callback):
         known = length if train and loader is state.train_dataloader and length == length_of(state) else None
         self._fit = ComposerFit(state, self.settings, train=train, corrected=known)
         self._guard = self._fit.guard
-        self._fit.begin(state)
+        self._fit.begin(state, quiet=quiet)
         if train and (length := self._fit.correct_length(state, quiet=quiet)) is not None:
             self._corrected = state.train_dataloader, length
 

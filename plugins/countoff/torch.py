@@ -17,7 +17,7 @@ from countoff._adapter.requirements import needs
 
 with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.evaluation_totals import EvaluationTotals, evaluation_facts
-    from countoff._adapter.even_loaders import keeps_length, saves_state
+    from countoff._adapter.even_loaders import proven_length, saves_state
     from countoff._adapter.fit import Fit, OwnRank, plan_of
     from countoff._adapter.handle import Attached
     from countoff._adapter.observed_loaders import evaluation_loaders, observe_loaders
@@ -149,14 +149,12 @@ def attach(
     if not settings.enabled:
         return Attached(loop)
     loop.length_now, loop.may_resume = functools.partial(reported_length, train), saves_state(train)
+    loop.train_loader = lambda: train
     plan = plan_of(
         facts,
         own,
         batches_per_epoch=facts.reported_batches,
-        # Where it tells how many batches every epoch has, it must hold for every pass.
-        proven_batches_per_epoch=(
-            totals.plan.batches_per_epoch if settings.uneven_train == "raise" or keeps_length(train) else None
-        ),
+        proven_batches_per_epoch=proven_length(train, totals, settings),
         position=[start_epoch, 0, start_step],
         loader_position=None if mesh is None else loader_position(train),
         runs_to_end=False,
@@ -168,7 +166,7 @@ def attach(
     loop.passes.expects_train, loop.passes.has_loader = True, train is not None
     fit.watch_schedules(map(Schedule.of, schedulers), source_batches=facts.reported_batches)
     observe_loaders(loop, loaders, models)
-    loop.begin(plan, versions())
+    loop.begin(plan, versions(), loaders=loaders)
     return Attached(loop)
 
 

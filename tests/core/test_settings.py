@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from countoff.core.settings import OptionValues, Settings, SettingsError, factory_enabled
+from countoff.core.flag import turned_on
+from countoff.core.settings import OptionValues, Settings, SettingsError
 
 
 @pytest.fixture(autouse=True)
@@ -318,20 +319,20 @@ def test_settings_do_not_change() -> None:
 @pytest.mark.parametrize("text", ["1", "on", "TRUE", "yes"])
 def test_a_factory_is_on_where_the_flag_is_on(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COUNTOFF", text)
-    assert factory_enabled()
+    assert turned_on()
 
 
 @pytest.mark.parametrize("text", [None, "", " ", "0", "off", "False", "no"])
 def test_a_factory_is_off_where_the_flag_is_off_or_absent(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if text is not None:
         monkeypatch.setenv("COUNTOFF", text)
-    assert not factory_enabled()
+    assert not turned_on()
 
 
 def test_a_bad_flag_reaches_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag that is neither on nor off turns the factory on, and the settings then refuse it."""
     monkeypatch.setenv("COUNTOFF", "maybe")
-    assert factory_enabled()
+    assert turned_on()
     assert refusal().startswith("environment variable COUNTOFF must be True or False")
 
 

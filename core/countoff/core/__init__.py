@@ -7,8 +7,8 @@ of the installed package.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as typing's own, which takes longer to import than all of this
 if TYPE_CHECKING:
     from countoff.core.guard import Guard
     from countoff.core.plan import BatchPlan, LoaderFacts

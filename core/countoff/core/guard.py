@@ -26,6 +26,7 @@ from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.levels import effect
+from countoff.core.liveness.processes import began_at
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
 from countoff.core.protocol.counters import SpanCounters, UnusedBatches, tick_key
@@ -41,15 +42,22 @@ from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
+    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.model import SharedModel
+    from countoff.core.checks.splits import SplitSample
     from countoff.core.checks.weights import PendingHashes
     from countoff.core.store.channel import Channel
-    from countoff.core.threads.monitor import Monitor
+    from countoff.core.threads.member import Member
     from countoff.core.threads.speaker import Speaker
 
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
+
+
+def any_fit_began() -> bool:
+    """Returns whether a fit has begun in this process."""
+    return bool(_numbers)
 
 
 class Guard:
@@ -103,7 +111,8 @@ class Guard:
     Attributes:
         state: This rank's state, which its threads share.
         span: The counters of the innermost span; before the first one, counters that nobody compares.
-        monitor: What talks to the other ranks; None before `fit_start`, and where there is no other rank.
+        member: What talks to the other ranks, for this guard; None before `fit_start`, and where there is no other
+            rank.
         data: Compares what the ranks read. Give it the train batches while `guard.data.fingerprints_due` is not 0.
         resumes: Makes the record for a checkpoint, and takes the one of the checkpoint from which a fit resumes.
     """
@@ -126,7 +135,7 @@ class Guard:
         self._learning_rates = learning_rates
         self._schedules = schedules
         self._ticks_per_step = ticks_per_step
-        self.monitor: Monitor | None = None
+        self.member: Member | None = None
         self._roll_call: RollCall | None = None
         self._framework = framework
         self._totals: Callable[[], Mapping[str, float]] = dict[str, float]
@@ -155,6 +164,8 @@ class Guard:
         *,
         own_length: int | None = None,
         models: Sequence[SharedModel] = (),
+        datasets: Sequence[HeldDataset] = (),
+        split: SplitSample | None = None,
     ) -> None:
         """Begins a fit. Collective: every rank must call it; it waits for the others, at most `deadline_seconds`.
 
@@ -165,6 +176,8 @@ class Guard:
             own_length: What `len` of this rank's train loader gives now, where a pass that begins now has so many
                 batches or the framework takes no more; None if that is not known. `common_length` follows from it.
             models: The parameters that this rank must hold alike with others; a difference is a warning.
+            datasets: What this rank's objects store about the datasets that samplers deal out to all ranks; likewise.
+            split: How this rank has split a dataset for training and evaluation; likewise. None if that is not known.
 
         Raises:
             TypeError: If the plan is not a `FitPlan`; nothing is started then.
@@ -180,38 +193,46 @@ class Guard:
         number = next(_numbers[part])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
-        start = of_this_rank = FitStart(plan, versions or {}, schedules, own_length=own_length, models=models)
+        start = of_this_rank = FitStart(
+            plan,
+            versions or {},
+            schedules,
+            own_length=own_length,
+            models=models,
+            datasets=datasets,
+            split=split,
+        )
         if self.state.world_size == 1:
             self._tell(lambda each: each.fit_started(start, None))
         else:
-            from countoff.core.threads.monitor import Monitor  # imports torch: only where there is another rank
+            from countoff.core.threads.member import Member  # imports torch: only where there is another rank
 
             if self._settings.uneven_train != "raise":  # ranks may differ in their lengths
                 self._own_batches = plan.proven_batches_per_epoch
                 if plan.why_equal_lengths is None:
                     plan = replace(plan, batches_per_epoch=None, proven_batches_per_epoch=None)
                 start = replace(start, plan=plan, own_batches=self._own_batches)
-            monitor = Monitor(self.state, number, self._part)
-            call = self.meet(monitor, start, of_this_rank)
-            monitor.start()
-            self._count_off(start, monitor, call)
+            member = Member(self.state, number, self._part)
+            call = self.meet(member, start, of_this_rank)
+            member.start()
+            self._count_off(start, member, call)
         self.started()
 
-    def meet(self, monitor: Monitor, start: FitStart, of_this_rank: FitStart | None = None) -> RollCall:
-        """Takes part in a job whose ranks meet by a monitor. Sends nothing; a part of `fit_start`, and of simulations.
+    def meet(self, member: Member, start: FitStart, of_this_rank: FitStart | None = None) -> RollCall:
+        """Takes part in a job. Sends nothing; a part of `fit_start`, and of simulations.
 
         Args:
-            monitor: What has the threads, or stands in for them.
+            member: This guard among those that share the threads, or what stands in for it.
             start: What this rank tells the others.
             of_this_rank: What it tells its own trace, where that is not the same.
 
         Returns:
             The roll calls of this rank.
         """
-        self.monitor = monitor
-        self._roll_call = call = RollCall(self.state, monitor.speaker, self._checks)
+        self.member = member
+        self._roll_call = call = RollCall(self.state, member.speaker, self._checks)
         others, recorder, own = (
-            OtherRanks(self.state, monitor.speaker, call),
+            OtherRanks(self.state, member.speaker, call),
             self.state.observer,
             of_this_rank or start,
         )
@@ -336,8 +357,8 @@ class Guard:
         Returns:
             An `EvenPass`, or `batches` itself where ranks are not to be made even.
         """
-        settings, span, policy, monitor = self._settings, self.span, self.even_policy, self.monitor
-        if policy is None or monitor is None or self._roll_call is None or span.credits is not None:
+        settings, span, policy, member = self._settings, self.span, self.even_policy, self.member
+        if policy is None or member is None or self._roll_call is None or span.credits is not None:
             return batches  # as it is; where the span has credits, another pass has it already
         from countoff.core.threads.even_pass import EvenPass  # only where it is asked for
 
@@ -359,7 +380,7 @@ class Guard:
             snapshot=snapshot,
             ahead=ahead,
             own=own,
-            read_log=monitor.speaker.read_log,
+            read_log=member.speaker.read_log,
         )
 
     def step(self, optimizer: object = None) -> None:
@@ -385,6 +406,20 @@ class Guard:
         on every rank, or on none; and not where ranks may run unequally many.
         """
         self.span.micro_batches += 1
+
+    def forward_pass_begins(self) -> None:
+        """Reports that a forward pass of a model begins, whose shards all ranks hold; see `forward_pass_ended`."""
+        log = self.state.micro_batches
+        log.sharded = log.running = True
+
+    def forward_pass_ended(self, *, counts: bool) -> None:
+        """Reports the end of that pass. It counts in the innermost open span, in place of micro-batches.
+
+        Args:
+            counts: Whether it was a collective: whether it has gathered shards.
+        """
+        self.state.micro_batches.running = False
+        self.span.passes += counts
 
     def report_unused(self, unused: UnusedBatches) -> None:
         """Reports what this rank's loader had beyond the batches used, just before the innermost span is closed."""
@@ -435,6 +470,17 @@ class Guard:
         """
         if not self._closed:
             self._checks.uneven.evaluated_apart(name, batches)
+
+    def evaluates(self, split: SplitSample) -> None:
+        """Compares how ranks have split a dataset, where that is known with the fit's first evaluation only.
+
+        To be called at most once in a fit; a difference is a warning. Never waits.
+
+        Args:
+            split: How this rank has split the dataset for training and evaluation.
+        """
+        if not self._closed:
+            self._checks.splits.evaluates(split)
 
     def train_end(
         self, reason: Literal["exhausted", "stopped"], *, notice: Verdict | None = None, may_raise: bool = True
@@ -502,20 +548,20 @@ class Guard:
             close: Closes the guard. Called once, on a thread of its own.
         """
         self._left = True
-        if self.monitor is None:
+        if self.member is None:
             close()
         else:
-            self.monitor.session.leave(is_over, close)
+            self.member.participation.leave(is_over, close)
 
     def close(self) -> None:
         """Ends this guard's threads. A second call does nothing. Rank 0 first completes the last roll calls."""
-        if self.monitor is not None and self._roll_call is not None and not (self._closed or self.monitor.failure):
+        if self.member is not None and self._roll_call is not None and not (self._closed or self.member.failure):
             self._tell(lambda each: each.settle())
             self._roll_call.settle()
         self._closed = True
-        if self.monitor is not None:
+        if self.member is not None:
             sigterm.wait_if_received()
-            self.monitor.close()
+            self.member.close()
         self.state.end_credits()
         self._tell(lambda each: each.closed())
 
@@ -533,7 +579,7 @@ class Guard:
     def even_policy(self) -> Literal["stop", "repeat"] | None:
         """How the innermost open span is made even: to end with the shortest or the longest rank; None: it is not."""
         chosen = self._settings.uneven_eval if self.span.evaluation else self._settings.uneven_train
-        alone = self.monitor is None or self._closed or not self.span.compared
+        alone = self.member is None or self._closed or not self.span.compared
         return None if alone or chosen not in ("stop", "repeat") else chosen
 
     @property
@@ -553,7 +599,7 @@ class Guard:
     @property
     def own_length_holds(self) -> bool:
         """Whether a train epoch has as many batches as this rank's own loader; with `uneven_train` it may not have."""
-        if self.monitor is None or self._settings.uneven_train == "raise":
+        if self.member is None or self._settings.uneven_train == "raise":
             return True
         return len(set(self._checks.even.lengths)) == 1
 
@@ -632,10 +678,10 @@ class Guard:
             with state.lock:
                 self._arm(self.span)
 
-    def _count_off(self, start: FitStart, monitor: Monitor, call: RollCall) -> None:
+    def _count_off(self, start: FitStart, member: Member, call: RollCall) -> None:
         """Does the roll call of the fit's start; without a store this rank trains on by itself."""
         try:
-            monitor.wait_for_roll_call(call.count_off(start))
+            member.wait_for_roll_call(call.count_off(start))
         except SystemExit as error:  # of a signal's handler: no hook tells the adapter of it here
             self.failed(error)
             raise
@@ -666,7 +712,7 @@ class Guard:
         else:
             self._pass(kind, span.name, reason=reason, hold=_HOLD_SECONDS, may_raise=may_raise)
         self._enter(state.spans[-1] if state.spans else span)
-        if self.monitor is not None and self._roll_call is not None and span.compared:
+        if self.member is not None and self._roll_call is not None and span.compared:
             self._roll_call.span_closed(span, closed)
         elif notice is not None and state.world_size == 1:
             self.warn(notice)
@@ -675,24 +721,24 @@ class Guard:
         state = self.state
         if os.getpid() != state.pid:
             return
-        if self.monitor is None:
+        if self.member is None:
             self._tell(lambda each: each.failed_alone(error))
-        if self.monitor is None or self._closed:
+        if self.member is None or self._closed:
             return
         sigterm.wait_if_received()  # the exception may come from a loader's worker that got the signal too
         if isinstance(error, SystemExit) and not error.code:
             self._exit_early()
             return
         if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:  # as by a handler in Python
-            self.monitor.watchdog.speak_before_the_end(self.monitor.conclude)
+            self.member.watchdog.speak_before_the_end(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
-            link = self.monitor.speaker.link
+            link = self.member.speaker.link
             slow = link.slow or bool(link.heartbeats.hosts)  # nobody on this host sees a rank of another one die
-            gone = self.monitor.watchdog.gone_neighbour
+            gone = self.member.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)
             if state.failure and state.end is None:
-                self.monitor.post_row()
+                self.member.post_row()
 
     def _exit_early(self) -> None:
         """Ends the fit where it is, as `sys.exit()` in the middle of it does. The marks tell the ranks that go on."""
@@ -737,8 +783,8 @@ class Guard:
         rates = self._checks.learning_rates.rates_at(kind, opens) if may_raise else ()
         mark = state.mark(kind, span, reason, self.span, opens, rates)
         index = state.reach(mark, opens)
-        if self.monitor is not None and state.end is None:
-            speaker = self.monitor.speaker
+        if self.member is not None and state.end is None:
+            speaker = self.member.speaker
             agreement = Agreement(state, f"passed/{index}") if hold and self.agreed else None
             if not state.log.stands(index):
                 speaker.write(mark_entry(index, mark), lambda: state.need_not_write(index), hold, agreement)
@@ -751,14 +797,14 @@ class Guard:
         """The slow path of `batch`: others are ahead, a tick is due, this batch is the last, or there is a verdict."""
         self._leave_if_stopped()
         state, span = self.state, self.span
-        if self.monitor is None:
+        if self.member is None:
             return
-        speaker, announces = self.monitor.speaker, last and span.compared and not span.ends
+        speaker, announces = self.member.speaker, last and span.compared and not span.ends
         state.look(last)
         if announces:
             self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
-            self._tick(span, self.monitor.speaker)
+            self._tick(span, self.member.speaker)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
         self._raise_if_diverged()
@@ -767,7 +813,7 @@ class Guard:
 
     def _arm(self, span: SpanCounters) -> None:
         """Sets the alarm. Call it under the state's lock."""
-        state, watched = self.state, self.monitor is not None
+        state, watched = self.state, self.member is not None
         state.arm(span, watched=watched)
         if watched and state.end is None and not span.evaluation and any(each.wants_batch for each in self._checks):
             state.alarm = 0
@@ -818,9 +864,9 @@ class Guard:
 
     def _leave_if_stopped(self) -> None:
         """Lets go of the threads once this rank has stopped comparing."""
-        if self.monitor is not None and self.monitor.failure:
-            self.monitor.close_in_background()
-            self.monitor, self.state.alarm = None, NEVER
+        if self.member is not None and self.member.failure:
+            self.member.close_in_background()
+            self.member, self.state.alarm = None, NEVER
 
     def _print_alone(self) -> None:
         """Prints this rank's warnings where there is no other rank, and so no thread that empties the outbox."""
@@ -845,8 +891,10 @@ class OtherRanks:
         from countoff.core.liveness.collectives import GroupCounts  # imports torch: only where there is another rank
 
         self.speaker = speaker
+        self.began = began_at()
         self.report = roll_call.report
-        self.issued = GroupCounts(state.ranks)
+        self.issued = counts = GroupCounts(state.ranks)
+        self.recorded = counts.recorded
         self.state = state
 
     def compare(

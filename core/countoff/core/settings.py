@@ -19,18 +19,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypedDict, cast
 
+from countoff.core.flag import FLAG, FLAG_TEXTS
 from countoff.core.levels import checked, parsed
 from countoff.core.verdict import Level
 from countoff.core.words import nearest
 
-__all__ = ["OptionValues", "Settings", "SettingsError", "factory_enabled"]
+__all__ = ["OptionValues", "Settings", "SettingsError", "variable_of"]
 
-_PREFIX = "COUNTOFF"
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
 _OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
 _NEEDED_TO_BE_EVEN: tuple[str, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
 """Kinds that must end a job in which ranks wait for one another's batches."""
-_FLAG_TEXTS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
 class SettingsError(ValueError):
@@ -84,7 +83,7 @@ def _check_flag(value: object) -> bool:
 
 def _parse_flag(text: str) -> bool:
     try:
-        return _FLAG_TEXTS[text.strip().lower()]
+        return FLAG_TEXTS[text.strip().lower()]
     except KeyError:
         raise ValueError from None
 
@@ -153,7 +152,7 @@ def _choice(*good: str) -> _Rule:
 
 _SECONDS = _Rule("a finite number of seconds above 0", _check_seconds, float)
 _RULES: dict[str, _Rule] = {
-    "enabled": _Rule("True or False (in the environment: " + ", ".join(_FLAG_TEXTS) + ")", _check_flag, _parse_flag),
+    "enabled": _Rule("True or False (in the environment: " + ", ".join(FLAG_TEXTS) + ")", _check_flag, _parse_flag),
     "on_divergence": _choice("raise", "warn"),
     "levels": _Rule(
         "a mapping from kinds to 'raise', 'warn' or 'off' (in the environment: Stalled=raise,SameOrder=off)",
@@ -291,44 +290,34 @@ class Settings:
         chosen.update({name: value for name, value in given.items() if value is not None})
         return dataclasses.replace(cls(), **chosen)  # pyright: ignore[reportArgumentType]  # __post_init__ checks each
 
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Returns the settings of an environment and the defaults.
 
-def factory_enabled() -> bool:
-    """Returns whether an entry-point factory should add countoff to a Trainer whose code does not mention it.
+        Args:
+            environ: Its variables.
 
-    Frameworks call such factories for every Trainer, and an exception there would stop every training on the machine,
-    so this raises nothing. ``COUNTOFF`` unset, empty or off gives False: installing countoff turns nothing on. A value
-    that is neither on nor off gives True: the adapter is then made, resolves its settings and refuses the value in one
-    line. With False the user would believe that countoff is on.
-
-    Returns:
-        True if ``COUNTOFF`` is set, not empty, and not one of the values for off.
-
-    Example:
-        >>> import os
-        >>> os.environ["COUNTOFF"] = "off"
-        >>> factory_enabled()
-        False
-        >>> del os.environ["COUNTOFF"]
-    """
-    text = os.environ.get(_PREFIX, "").strip().lower()
-    return bool(text) and _FLAG_TEXTS.get(text, True)
+        Raises:
+            SettingsError: As `resolve`, of a ``COUNTOFF_*`` variable.
+        """
+        return dataclasses.replace(cls(), **_from_environment(environ))  # pyright: ignore[reportArgumentType]  # __post_init__ checks each
 
 
-def _variable(name: str) -> str:
+def variable_of(name: str) -> str:
     """Returns the environment variable of an option."""
-    return _PREFIX if name == "enabled" else f"{_PREFIX}_{name.upper()}"
+    return FLAG if name == "enabled" else f"{FLAG}_{name.upper()}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     """Returns the options that the environment sets, checked, in the order of their names."""
-    options = {_variable(name): name for name in _RULES}
+    options = {variable_of(name): name for name in _RULES}
     found: dict[str, object] = {}
     # Sorted, so that every rank refuses the same variable first.
     for variable in sorted(environ):
-        if variable.startswith(_OTHER_VARIABLES) or not (variable == _PREFIX or variable.startswith(f"{_PREFIX}_")):
+        if variable.startswith(_OTHER_VARIABLES) or not (variable == FLAG or variable.startswith(f"{FLAG}_")):
             continue
         if variable not in options:
-            near = f"; did you mean {_PREFIX}?" if variable == f"{_PREFIX}_ENABLED" else nearest(variable, options)
+            near = f"; did you mean {FLAG}?" if variable == f"{FLAG}_ENABLED" else nearest(variable, options)
             raise SettingsError(f"unknown environment variable {variable}{near}; known: {', '.join(options)}")
         if environ[variable].strip():
             name, text = options[variable], environ[variable]

@@ -49,6 +49,11 @@ class Totals:
         self._framework = framework
         self._consequences = consequences or _consequences
 
+    @property
+    def dataset_rows(self) -> int | None:
+        """What `len` of this rank's train dataset gave when the facts were read; None if that is not known."""
+        return self._facts.dataset_size
+
     def report_again(self, reported: int | None) -> None:
         """Takes note of the length that the framework reports after an epoch.
 

@@ -49,7 +49,7 @@ def count_of(number: int, noun: str) -> str:
     >>> count_of(4, "batch"), count_of(1, "step")
     ('4 batches', '1 step')
     """
-    plural = noun + ("es" if noun.endswith("batch") else "s")
+    plural = noun + ("es" if noun.endswith(("batch", "pass")) else "s")
     return f"{number} {noun if number == 1 else plural}"
 
 

@@ -1,15 +1,14 @@
-"""Observes the loaders that Accelerate prepares where they are iterated: in their classes' `__iter__`.
+"""The loaders that Accelerate prepares: who follows them where they are iterated, and what is known of one.
 
 A loader's own class cannot be exchanged (Accelerate's adapters report the class that they wrap), and the loader that is
 iterated need not be the one that was prepared: `skip_first_batches` makes another, the Trainer makes one per
-evaluation. So while there are followers, the two classes have an `__iter__` of countoff's, which asks the followers.
-`LocalSGD`, inside which ranks may iterate loaders unevenly, is observed in the same way.
+evaluation. `LocalSGD`, inside which ranks may iterate loaders unevenly, is observed in its class too.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
@@ -18,13 +17,13 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from countoff._adapter.even_loaders import even_inside
 from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.loader_followers import LoaderFollowers
 from countoff._adapter.loader_passes import Even
 from countoff._adapter.torch_facts import reported_length
 
 __all__ = [
-    "Follower",
     "even_prepared",
-    "follow",
+    "followers",
     "holds_prepared",
     "is_prepared",
     "same_source",
@@ -34,34 +33,10 @@ __all__ = [
     "watch_local_sgd",
 ]
 
-Follower = Callable[[Any, Iterator[Any]], Iterator[Any] | None]
-"""Takes a loader that is about to be iterated and its own iterator; returns the iterator that the loop gets instead.
-
-None stands for a loader that the follower does not know.
-"""
-
 PREPARED = (DataLoaderShard, DataLoaderDispatcher)
 
-
-def follow(follower: Follower) -> Callable[[], None]:
-    """Asks a follower about every prepared loader that is iterated from here on; the latest follower is asked first.
-
-    Returns:
-        A function that removes the follower. With the last follower, Accelerate's classes are restored.
-    """
-    return _followers.add(follower)
-
-
-def _followed(iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
-    batches = iterate(loader)
-    for follower in _followers:
-        found = follower(loader, batches)
-        if found is not None:
-            return found
-    return batches
-
-
-_followers: SharedHooks[Follower] = SharedHooks(lambda: {(kind, "__iter__"): _followed for kind in PREPARED})
+followers = LoaderFollowers(lambda: PREPARED)
+"""Those who follow the passes over prepared loaders."""
 
 
 def watch_local_sgd(watcher: Callable[[Any, bool], None]) -> Callable[[], None]:

@@ -12,15 +12,15 @@ from accelerate.data_loader import DataLoaderShard
 from countoff._accelerate.backward import count_backward_passes
 from countoff._accelerate.checkpoints import watch_checkpoints
 from countoff._accelerate.loaders import (
-    Follower,
     even_prepared,
-    follow,
+    followers,
     same_source,
     skipped_batches,
     watch_local_sgd,
 )
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter.hooks import SharedHooks
+from countoff._adapter.loader_followers import Follower
 from countoff._adapter.observed_loaders import share_length
 from countoff._adapter.observed_loop import ObservedLoop
 
@@ -41,7 +41,7 @@ def observe(
     """
     loop.passes.expects_train = None in loaders
     with contextlib.ExitStack() as stack:
-        stack.callback(follow(_follower(loop, loaders)))
+        stack.callback(followers.add(_follower(loop, loaders)))
         stack.callback(watch_stream(loaders.get(None), lambda: loop.guard.data))
         stack.callback(watch_checkpoints(accelerator, loop))
         stack.callback(count_backward_passes(loop.micro_batch, accelerator))

@@ -81,6 +81,7 @@ WORDS = Words(
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
         "WeightsDiffer": "with `weights_every=`",
+        "ShortRun": "with `epochs=`",
         "WrongHorizon": "prepared schedulers",
     },
     cannot={"WrongTotal": "Accelerate tells no number of samples"},

@@ -18,14 +18,15 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from countoff._adapter.rank_reads import own_numbers
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.checks.data import DataIdentity
-from countoff.core.checks.streams import DIGEST, FirstElements, StreamFacts, column_digest
+from countoff.core.checks.streams import DIGEST, NAME, NAMES, FirstElements, StreamFacts, column_digest
 from countoff.core.data.own_generators import holds_generator
-from countoff.core.data.plain import ABSENT, attribute_of, items_of, module_of
+from countoff.core.data.plain import ABSENT, attribute_of, bases_of, items_of, module_of
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["indices_seen", "sampler_inside", "sampler_of", "stream_facts"]
+__all__ = ["chosen_rows", "indices_seen", "sampler_inside", "sampler_of", "stream_facts"]
 
 _SPLIT, _SAMPLER, _WEBDATASET = "split_dataset_by_node", "DistributedSampler", "webdataset's split_by_node"
 _ROWS, _COLUMNS, _DEPTH = 4, 4, 32
@@ -54,7 +55,7 @@ def indices_seen(dataset: Any) -> Any:
         dataset: What they are indices of; those of a Subset are translated.
     """
     if type(dataset) is Subset:
-        return lambda batch: _chosen(dataset.indices, _indices_in(batch))
+        return lambda batch: chosen_rows(dataset.indices, _indices_in(batch))
     return _indices_in
 
 
@@ -70,8 +71,12 @@ def _indices_in(batch: Any) -> list[int]:
     return [_whole(index) for index in found]
 
 
-def _chosen(indices: Any, places: Sequence[int]) -> list[int]:
-    """The indices of a Subset at some places.
+def chosen_rows(indices: Any, places: Sequence[int]) -> list[int]:
+    """Returns the indices of a Subset at some places.
+
+    Args:
+        indices: Those of the Subset.
+        places: The places.
 
     Raises:
         TypeError: If the Subset's own are of a class that may compute them, or are no integers.
@@ -122,7 +127,8 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
         facts = StreamFacts("Accelerate", loader.state.num_processes, first_only=True)
         if facts.ways == 1:
             return None
-        return _declared(_contents(facts, loader.dataset), loader.dataset, sampler_inside(loader.batch_sampler))
+        facts = _declared(_contents(facts, loader.dataset), loader.dataset, sampler_inside(loader.batch_sampler))
+        return _with_own_numbers(facts, loader.dataset, loader.state.process_index)
     dataset = loader.dataset
     if isinstance(dataset, accelerate.IterableDatasetShard):
         facts = StreamFacts("Accelerate", dataset.num_processes)
@@ -142,6 +148,15 @@ def _prepared(loader: Any, data: DataIdentity, elements: FirstElements) -> Strea
     sampler = sampler_inside(shard)
     facts = _indices(StreamFacts("Accelerate", shard.num_processes), dataset, sampler, elements)
     return _declared(facts, dataset, sampler)
+
+
+def _with_own_numbers(facts: StreamFacts, dataset: Any, rank: int) -> StreamFacts:
+    """Adds which numbers of this rank the `__iter__` of a class of the user's own reads."""
+    if facts.shares or IterableDataset not in bases_of(type(dataset)):
+        return facts
+    numbers = own_numbers(dataset, rank, facts.ways)
+    fitting = [[each for each in names if len(each) <= NAME and " " not in each][:NAMES] for names in numbers]
+    return facts._replace(rank_names=" ".join(fitting[0]), ranks_names=" ".join(fitting[1]))
 
 
 def _distributed(loader: DataLoader[Any], data: DataIdentity) -> StreamFacts | None:
@@ -211,7 +226,7 @@ def _contents(facts: StreamFacts, dataset: Any) -> StreamFacts:
     """Adds digests of some indices of a Subset or a map-style dataset of `datasets`, or of some rows of the latter."""
     if type(dataset) is Subset:
         length = len(dataset)
-        indices = _chosen(dataset.indices, _places(length))
+        indices = chosen_rows(dataset.indices, _places(length))
         return facts._replace(contents=column_digest(indices), length=length, whole=reported_length(dataset.dataset))
     hub = sys.modules.get("datasets")
     if hub is None or not isinstance(dataset, hub.Dataset):

@@ -7,18 +7,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from countoff._adapter.held_datasets import held_datasets
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
+from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
 from countoff._adapter.weight_hashes import PendingReplicas, shared_models
+from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
 from countoff.core import FitPlan, Guard, LoaderFacts, Settings, Verdict
+from countoff.core.checks.datasets import HeldDataset
 from countoff.core.checks.horizon import RunLength
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.model import SharedModel
+from countoff.core.checks.short import EpochEnd, ShortEpochs, judge_run
+from countoff.core.checks.splits import SplitSample
 from countoff.core.part import Part
 from countoff.core.totals import Totals
 
 __all__ = ["Fit", "OwnRank", "plan_of"]
+
+NO_LOADERS: Mapping[str | None, Any] = {}
+"""Where no datasets are compared."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,9 @@ class Fit:
         guard: The guard.
         schedules: The learning-rate schedules that are compared with the run.
         trains_apart: Whether ranks train apart on purpose now, so that their weights are not compared.
+        short: The train epochs that have ended too early, of this guard.
+        left: Whether the loop has left a train epoch of this guard before its loader has ended.
+        epochs_ended: Train epochs of this guard that have not been left.
     """
 
     def __init__(
@@ -110,6 +122,10 @@ class Fit:
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
         self._models = models
+        self.short = ShortEpochs()
+        self.left = False
+        self.epochs_ended = 0
+        self._has_evaluated = False
         self.guard = self._new_guard()
 
     def watch_schedules(
@@ -152,6 +168,7 @@ class Fit:
         schedules: Sequence[SchedulePlan] | None = None,
         *,
         own_length: int | None = None,
+        loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         """Begins the fit. Collective: every rank must call it; it waits at most `deadline_seconds`.
 
@@ -161,13 +178,23 @@ class Fit:
             schedules: What the schedules will do in the run, where they have been compared with it already; None: asks
                 them now.
             own_length: As for `Guard.fit_start`.
+            loaders: The loaders whose datasets are compared, by the evaluation's name; None for the train loader.
 
         Raises:
             DivergenceError: If ranks begin with different plans, schedules or shares of the data.
         """
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
-        self.guard.fit_start(plan, versions, planned, own_length=own_length, models=self._shared_models())
+        split = self._split(loaders)
+        self.guard.fit_start(
+            plan,
+            versions,
+            planned,
+            own_length=own_length,
+            models=self._shared_models(),
+            datasets=self._held_datasets(loaders, ends=split is None),
+            split=split,
+        )
         self._take_common_length(None)
 
     def renew(self, steps_before: int) -> None:
@@ -177,6 +204,7 @@ class Fit:
             steps_before: Optimizer steps of the run that were applied before that position.
         """
         self.steps_before = steps_before
+        self.short, self.left, self.epochs_ended = ShortEpochs(), False, 0
         self.guard = self._new_guard()
 
     def warn(self, *verdicts: Verdict | None) -> None:
@@ -184,6 +212,19 @@ class Fit:
         for verdict in verdicts:
             if verdict is not None:
                 self.guard.warn(verdict)
+
+    def evaluates(self, train: Any, loader: Any) -> None:
+        """Compares how ranks have split their data, where a framework shows no loader of an evaluation before that.
+
+        Args:
+            train: The train loader.
+            loader: The loader of an evaluation, which is certain to be one; the first of the fit is compared.
+        """
+        if not (self._has_evaluated or self.trains_apart):
+            self._has_evaluated = True
+            split = self._split({None: train, "evaluation": loader})
+            if split is not None:
+                self.guard.evaluates(split)
 
     def epoch_begins(self, epoch: int, *, steps: int | None = None) -> None:
         """Compares the schedules again, where a train epoch begins with its first batch.
@@ -197,6 +238,56 @@ class Fit:
     def stepped(self) -> None:
         """Observes how often schedulers are stepped; to be called after each step that the guard has counted."""
         self.warn(self.schedules.stepped(self.steps_done, self.guard.train_batches))
+
+    def epoch_ended(self, epoch: int, batches: int, loader: Any, *, position: int | None = 0) -> None:
+        """Takes note of a train epoch that the end of its loader has ended; to be called for each of them.
+
+        Args:
+            epoch: Its number.
+            batches: Batches of this rank in it, those before a checkpoint included.
+            loader: The train loader.
+            position: Those of them that were trained on before this fit; None if that is not known.
+        """
+        first, self.epochs_ended = not self.epochs_ended and not self.left, self.epochs_ended + 1
+        plan = None if self.totals is None else self.totals.plan
+        if plan is None or plan.reported_batches_per_epoch is None or batches >= plan.reported_batches_per_epoch:
+            return  # as almost always
+        whole, inside = None, False
+        with contextlib.suppress(Exception):  # of the user's own objects
+            whole, inside = whole_epoch(loader, plan), first and may_begin_inside(loader)
+        if whole is None or position is None or self._ends_with_others:
+            return
+        given, resumed = batches - position, first and self.steps_before > 0
+        # The first pass of a loader that was restored has less, and who has restored it may know that.
+        if first and (given or (inside and not resumed)):
+            return
+        if not self.short.number:
+            applied = plan.facts.partial_step in ("applied", "at_reported_end")
+            self.short = ShortEpochs(plan.facts.gradient_accumulation_steps, partial_applied=applied)
+        self.short.add(EpochEnd(epoch, given, whole, position, resumed, restored=resumed and inside))
+
+    def epoch_left(self) -> None:
+        """Takes note of a train epoch that the loop has left before its loader has ended."""
+        self.left = True
+
+    def run_ended(self, *, steps: int, planned: int | None = None, max_steps: int | None = None) -> None:
+        """Warns if a run that has ended by itself, and not by anyone's choice, is shorter than planned.
+
+        To be called before the guard's `fit_end`. Says nothing where no train epoch has ended too early.
+
+        Args:
+            steps: Optimizer steps of the whole run.
+            planned: Those of its plan; None: with those that its short epochs have not had.
+            max_steps: The limit of steps, if there is one.
+        """
+        if not self.short.number or not self.guard.state.leads:
+            return
+        planned = steps + self.short.missing_steps if planned is None else planned
+        self.warn(judge_run(self.short, steps=steps, planned=planned if max_steps is None else min(planned, max_steps)))
+
+    @property
+    def _ends_with_others(self) -> bool:
+        return self.settings.uneven_train != "raise" and self.own.world_size > 1
 
     @property
     def steps_done(self) -> int:
@@ -234,6 +325,14 @@ class Fit:
         """The true batches of a train epoch on this rank; None while they are not known."""
         return None if self.totals is None else self.totals.plan.batches_per_epoch
 
+    def batches_left(self, length: int | None) -> int | None:
+        """Returns how many of a train epoch's batches this rank has yet to begin; None if that is not known.
+
+        Args:
+            length: The batches of the epoch on every rank; None if they are not known.
+        """
+        return None if length is None else max(0, length - self.guard.train_batches)
+
     @property
     def metrics(self) -> dict[str, float]:
         """The true totals as known by now, and what the roll calls have measured, under the names of the metrics."""
@@ -247,6 +346,10 @@ class Fit:
             news |= measured
         self._told |= news
         return news
+
+    def models(self) -> Iterable[Any]:
+        """Returns the modules that the ranks train, as far as they are known."""
+        return () if self._models is None else self._models()
 
     def _new_guard(self) -> Guard:
         models = self._models
@@ -270,6 +373,23 @@ class Fit:
         with contextlib.suppress(Exception):  # as without a process group any more: nothing is proved then
             return shared_models(self._models())
         return ()
+
+    def _held_datasets(self, loaders: Mapping[str | None, Any], *, ends: bool) -> Sequence[HeldDataset]:
+        if not self._compares_data("DatasetsDiffer"):
+            return ()
+        rows = None if self.totals is None else self.totals.dataset_rows
+        own = self.own
+        found = held_datasets(loaders, dp_rank=own.dp_rank, dp_degree=own.dp_degree, train_rows=rows)
+        return [each if ends else each._replace(ends=None) for each in found]  # the split tells more than the ends
+
+    def _split(self, loaders: Mapping[str | None, Any]) -> SplitSample | None:
+        if not self._compares_data("SplitLeak"):
+            return None
+        return split_sample(loaders, dp_rank=self.own.dp_rank, dp_degree=self.own.dp_degree)
+
+    def _compares_data(self, kind: str) -> bool:
+        off = not self.settings.fingerprint_batches or self.settings.levels.get(kind) == "off"
+        return self.own.world_size > 1 and not off
 
     def _totals_known(self) -> Mapping[str, float]:
         return {} if self.totals is None else self.totals.plan.metrics()

@@ -11,20 +11,12 @@ from collections.abc import Callable
 
 from countoff._adapter.hooks import MethodHook
 from countoff.core import Guard
-from countoff.core.ending import shutdown
+from countoff.core.ending.at_exit import at_exit, exception_at_exit
 
-__all__ = ["ExitHooks", "LeftFit", "exception_at_exit"]
+__all__ = ["ExitHooks", "LeftFit"]
 
 _WITNESS = "countoff_witness"
 """An attribute of an exception: an object that lives as long."""
-
-
-def exception_at_exit() -> BaseException | None:
-    """Returns the exception that ends this process where no excepthook is called: in a child of multiprocessing."""
-    error = sys.exc_info()[1]
-    if isinstance(error, SystemExit):
-        return error.__context__ if error.code else None
-    return error
 
 
 class ExitHooks:
@@ -32,11 +24,11 @@ class ExitHooks:
 
     Args:
         failed: Called with the exception that ends the program, before its traceback is printed.
-        at_exit: Called once or twice when the program ends.
+        ended: Called once or twice when the program ends.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None], at_exit: Callable[[], None]) -> None:
-        self._at_exit = at_exit
+    def __init__(self, failed: Callable[[BaseException], None], ended: Callable[[], None]) -> None:
+        self._ended = ended
         self._cancel_at_exit: Callable[[], None] | None = None
         self._excepthook = MethodHook(sys, "excepthook", before=lambda _, error, __: failed(error))
 
@@ -47,7 +39,7 @@ class ExitHooks:
         """
         if self._cancel_at_exit is not None:
             self._cancel_at_exit()
-        self._cancel_at_exit = shutdown.at_exit(self._at_exit)
+        self._cancel_at_exit = at_exit(self._ended)
 
     def cancel(self) -> None:
         """Removes the hooks. Does nothing when called again."""

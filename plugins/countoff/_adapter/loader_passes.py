@@ -74,6 +74,7 @@ class LoaderPasses:
         epoch: Number of the next train epoch.
         comparing: Whether passes that begin from here on are compared with those of other ranks.
         began: Called with the number of each train epoch when it has begun.
+        abandoned: Called when a train epoch closes whose loader has not ended.
         left: Called when the loop has let go of a train epoch that it has not ended, if that means that an exception
             has ended the loop; None where it may be a break.
         expects_train: Whether no pass over the train loader has been seen yet; every optimizer step is then suspect.
@@ -90,6 +91,7 @@ class LoaderPasses:
         self.epoch = epoch
         self.comparing = True
         self.began: Callable[[int], None] | None = None
+        self.abandoned: Callable[[], None] | None = None
         self.left: Callable[[], None] | None = None
         self.expects_train = False
         self.expects_more = True
@@ -212,6 +214,8 @@ class LoaderPasses:
                 self.guard.eval_end(ended, may_raise=may_raise)
             else:
                 notice = self._exhausted() if ended == "exhausted" else None
+                if ended == "stopped" and self.abandoned is not None:
+                    self.abandoned()
                 self.guard.train_end(ended, notice=notice, may_raise=may_raise)
             if not innermost.compared:
                 self.guard.compare_spans(True)

@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.evaluation_totals import EvaluationTotals
-from countoff._adapter.fit import Fit
-from countoff._adapter.leaving import ExitHooks, LeftFit, exception_at_exit
+from countoff._adapter.fit import NO_LOADERS, Fit
+from countoff._adapter.leaving import ExitHooks, LeftFit
 from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step
 from countoff.core import DivergenceError, FitPlan, Guard, Verdict
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
+from countoff.core.ending.at_exit import exception_at_exit
 
 __all__ = ["ObservedLoop", "active_loops"]
 
@@ -42,6 +44,9 @@ class ObservedLoop:
             that a single pass tells no length.
         batches_before: Batches of the first train epoch that a counted function has returned before the checkpoint.
         covered: What reports its state as it is where the loop is.
+        train_loader: Returns the train loader whose epochs are compared with its length; None where none is.
+        trainer_ends: Whether the epochs, and the position after a resume, are those of a trainer, which also says by
+            itself why it has ended.
     """
 
     def __init__(self, fit: Fit, *, epoch: int = 0, steps_of: Callable[[Any], bool] | None = None) -> None:
@@ -49,14 +54,18 @@ class ObservedLoop:
         self.passes = LoaderPasses(
             fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
         )
-        self.passes.began = fit.epoch_begins
+        self.passes.began = self._epoch_begins
+        self.passes.abandoned = fit.epoch_left
         self.evaluations: EvaluationTotals | None = None
         self.own_length: int | None = None
         self.length_now: Callable[[], int | None] = _unknown
         self.may_resume = False
         self.batches_before = 0
         self.covered: list[Any] = []
+        self.train_loader: Callable[[], Any] | None = None
+        self.trainer_ends = False
         self._last_length: int | None = None
+        self._position = 0
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
@@ -87,6 +96,7 @@ class ObservedLoop:
         *notices: Verdict | None,
         record: object = None,
         compare: bool = True,
+        loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         """Begins the fit. Collective: every rank must call it; it waits at most `deadline_seconds`.
 
@@ -96,6 +106,7 @@ class ObservedLoop:
             notices: Warnings to give at once.
             record: The record of the checkpoint that every rank has loaded before; empty or None if there is none.
             compare: Whether the fit goes on where that checkpoint was written, as in `Resumes.restore`.
+            loaders: As for `Fit.begin`.
         """
         fit, self._ended = self.fit, False
         if record:
@@ -108,12 +119,13 @@ class ObservedLoop:
         self.until_end(lambda: _active.remove(self))
         self.until_end(fit.schedules.forget)
         self.until_end(self._forget_loader)
+        self.until_end(count_sharded_passes(fit))
         self.until_end(on_optimizer_step(self._step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
         try:
             planned = fit.schedules.plans(fit.steps_before)
             wrong_schedule = fit.schedules.begin(fit.steps_before)  # by the length of this rank's loader
-            self._begin_fit(plan, planned)
+            self._begin_fit(plan, planned, loaders)
         except BaseException:
             self._release_all()  # the caller gets no handle, and so could not end it
             raise
@@ -148,8 +160,7 @@ class ObservedLoop:
 
     def record(self) -> dict[str, Any]:
         """Returns how far this rank has come, for a checkpoint."""
-        length = self.fit.epoch_batches
-        left = None if length is None else max(0, length - self.guard.train_batches)
+        left = self.fit.batches_left(self.fit.epoch_batches)
         return self.guard.resumes.record(self.passes.batch, left=left)
 
     def resume_where_begun(self, record: object) -> None:
@@ -183,7 +194,7 @@ class ObservedLoop:
             DivergenceError: If another rank goes on, or has diverged before.
         """
         if self._release_all():
-            self._end_guard()
+            self._end_guard(in_order=True)
 
     def abandon(self) -> None:
         """Gives the loaders back as they were, without a mark that the fit ended. Does nothing when called again."""
@@ -216,9 +227,14 @@ class ObservedLoop:
             self._release.close()
             self._left.leave()
 
-    def _begin_fit(self, plan: FitPlan, schedules: Sequence[SchedulePlan] | None = None) -> None:
+    def _begin_fit(
+        self,
+        plan: FitPlan,
+        schedules: Sequence[SchedulePlan] | None = None,
+        loaders: Mapping[str | None, Any] = NO_LOADERS,
+    ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
-        self.fit.begin(plan, self._versions, schedules, own_length=self.own_length)
+        self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
 
@@ -240,8 +256,13 @@ class ObservedLoop:
         if self.passes.expects_train or (self.passes.expects_more and id(optimizer) in self._stepping):
             self.passes.stepped()
 
+    def _epoch_begins(self, epoch: int) -> None:
+        self._position = self.guard.train_batches
+        self.fit.epoch_begins(epoch)
+
     def _learn_length(self) -> Verdict | None:
         """Learns from a train epoch that ends because its loader is exhausted; returns a warning, if there is one."""
+        self._note_end()
         if self.guard.makes_even:
             return self.fit.learn_length()
         if not self.guard.resumes.begins_epoch:  # its loader may have been restored in the middle of the epoch
@@ -253,8 +274,42 @@ class ObservedLoop:
             self.fit.totals.report_again(self.length_now())
         return self.fit.learn_length() or self.fit.sharded_twice()
 
+    def _note_end(self) -> None:
+        """Takes note of the end of a train epoch that the end of its loader has ended."""
+        loader = None if self.train_loader is None else self.train_loader()
+        if loader is None:
+            return
+        epoch, batches, position = self.passes.epoch - 1, self.guard.batches, self._position
+        if not (self.trainer_ends or position or self.fit.epochs_ended):
+            position = self._told_position(epoch)
+            batches += position or 0
+        self.fit.epoch_ended(epoch, batches, loader, position=position)
+
+    def _told_position(self, epoch: int) -> int | None:
+        """Batches of the fit's first epoch before it began, by its number and the steps before; None if these differ.
+
+        Where a loop resumes with the last epoch of its checkpoint, at its end, the rest of that epoch is rightly empty.
+        """
+        plan = None if self.fit.totals is None else self.fit.totals.plan
+        if plan is None or plan.reported_batches_per_epoch is None:
+            return None
+        whole = plan.reported_batches_per_epoch
+        position = self.fit.steps_before * plan.facts.gradient_accumulation_steps - epoch * whole
+        return position if 0 <= position <= whole else None
+
+    def _judge_run(self) -> None:
+        """Warns if the loop has made all of its epochs, and some have given nothing.
+
+        Whoever takes the first pass after a resume for a rest, and begins its epoch anew, makes one pass more.
+        """
+        fit = self.fit
+        run = None if fit.totals is None else fit.totals.plan.facts
+        if self.trainer_ends or run is None or fit.left or fit.short.gave_some or self.passes.epoch != run.max_epochs:
+            return
+        fit.run_ended(steps=fit.steps_done, max_steps=run.max_steps)
+
     def _forget_loader(self) -> None:
-        self.length_now = _unknown  # it holds the loader
+        self.length_now, self.train_loader = _unknown, None  # they hold the loader
 
     def _give_back_if_diverged(self) -> None:
         """Gives back the loaders where a verdict leaves the loop; the fit stays until the program ends with it."""
@@ -273,9 +328,11 @@ class ObservedLoop:
         self._release.close()
         return True
 
-    def _end_guard(self) -> None:
+    def _end_guard(self, *, in_order: bool = False) -> None:
         try:
             self.passes.close_stale(everything=True)
+            if in_order:
+                self._judge_run()
             self.guard.fit_end()
         finally:
             self.guard.close()

@@ -18,7 +18,7 @@ from countoff._adapter.torch_facts import reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
 from countoff.core.data.plain import attribute_of
 
-__all__ = ["fingerprint_batch", "sampling_of"]
+__all__ = ["accelerate_classes", "fingerprint_batch", "samplers_of", "sampling_of"]
 
 
 def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
@@ -43,19 +43,19 @@ def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
     """
     if not isinstance(loader, DataLoader):
         return UNKNOWN
-    is_sharded, order, shuffled = isinstance(loader, _accelerate("DataLoaderDispatcher")), None, None
+    is_sharded, order, shuffled = isinstance(loader, accelerate_classes("DataLoaderDispatcher")), None, None
     # A StreamingDataset with `replication` gives groups of ranks the same samples on purpose.
     replication = attribute_of(loader.dataset, "replication")
     comparable = type(replication) is not int or replication <= 1
-    for sampler in _samplers(loader):
+    for sampler in samplers_of(loader):
         if isinstance(sampler, DistributedSampler):
             is_sharded |= (sampler.rank, sampler.num_replicas) == (dp_rank, dp_degree)
             order = _order(sampler)
             shuffled = None if order is None else (sampler.epoch, reported_length(sampler.dataset) or 0, sampler.seed)
-        elif isinstance(sampler, _accelerate("BatchSamplerShard", "IterableDatasetShard")):
+        elif isinstance(sampler, accelerate_classes("BatchSamplerShard", "IterableDatasetShard")):
             # Accelerate itself computes this share: where it differs from the plan, the plan is incomplete.
             is_sharded = comparable = (sampler.process_index, sampler.num_processes) == (dp_rank, dp_degree)
-        elif isinstance(sampler, _accelerate("SeedableRandomSampler")):
+        elif isinstance(sampler, accelerate_classes("SeedableRandomSampler")):
             shuffled = sampler.epoch, reported_length(sampler) or 0, sampler.initial_seed
     return Sampling(is_sharded, order, comparable, shuffled)
 
@@ -67,7 +67,7 @@ def _order(sampler: DistributedSampler[Any]) -> tuple[Any, ...] | None:
     return sampler.seed, sampler.epoch, reported_length(sampler.dataset)
 
 
-def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
+def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:
     """Yields the data set and the samplers of a loader, from the outermost to the innermost."""
     yield loader.dataset
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -76,7 +76,7 @@ def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
         sampler = sampler_of(sampler)
 
 
-def _accelerate(*names: str) -> tuple[type, ...]:
+def accelerate_classes(*names: str) -> tuple[type, ...]:
     """Returns classes of Accelerate, if it has been imported."""
     module = sys.modules.get("accelerate.data_loader")
     return tuple(getattr(module, name) for name in names if hasattr(module, name))

@@ -89,8 +89,17 @@ def loader_facts(loader: Any, **known: Any) -> LoaderFacts:
 
 def iterates_as_torch(loader: Any) -> bool:
     """Returns whether a DataLoader's pass has the batches of its sampler: its class has no `__iter__` of the user's."""
-    iterate = own_class(type(loader)).__iter__
-    return str(getattr(iterate, "__module__", "")).partition(".")[0] in _LIBRARIES
+    return of_library(own_class(type(loader)).__iter__)
+
+
+def of_library(defined: Any, *packages: str) -> bool:
+    """Returns whether a class or a function is one of torch, of torchdata or of a framework, and not of the user's own.
+
+    Args:
+        defined: The class or the function.
+        packages: Which of these; none: any.
+    """
+    return str(getattr(defined, "__module__", "")).partition(".")[0] in (packages or _LIBRARIES)
 
 
 def _facts_of_data_loader(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.fit import NO_LOADERS, Fit, OwnRank
 from countoff._adapter.leaving import ExitHooks, LeftFit
-from countoff._adapter.loader_observer import LoaderObserver
+from countoff._adapter.loader_observer import LoaderObserver, ObservedPass
 from countoff._adapter.options import with_common_end
+from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step, rank_and_world_size, versions
 from countoff._composer.checkpoints import record_of, restore
 from countoff._composer.evaluations import Evaluations
@@ -62,6 +64,7 @@ class ComposerFit:
         self.train: LoaderReport | None = None
         self._observer: LoaderObserver | None = None
         self._resumed_at = 0
+        self._duration, self._position = str(state.max_duration), int(state.timestamp.batch_in_epoch)
         self._replaced = False
         self._lengths_differ = False
         self._epoch_batches: int | None = None
@@ -71,8 +74,12 @@ class ComposerFit:
             self._read_train(state, None if corrected is not None else length_of(state))
         self.evaluations = Evaluations(state, self.guard, self._own, fixes=settings.totals == "fix")
 
-    def begin(self, state: Any) -> None:
+    def begin(self, state: Any, *, quiet: bool = False) -> None:
         """Begins the fit. Collective: every rank must call it.
+
+        Args:
+            state: Composer's State.
+            quiet: Whether another fit follows, which compares the datasets.
 
         Raises:
             PlanMismatch: If ranks begin with different plans.
@@ -82,8 +89,12 @@ class ComposerFit:
         self._undo.callback(exit_hooks.cancel)
         if self.train is not None:
             self._observe_train(state)
+            if not state.auto_microbatching:  # else a rank that runs out of memory may have run a pass less
+                self._undo.callback(count_sharded_passes(self.fit))
         plan = plan_of(state, self.train, self.evaluations.reports, self._own)
-        self.fit.begin(plan, versions("mosaicml", "mosaicml-streaming"))
+        self.fit.begin(
+            plan, versions("mosaicml", "mosaicml-streaming"), loaders=NO_LOADERS if quiet else self._loaders(state)
+        )
         self._lengths_differ = self._own.world_size > 1 and "own_batches_per_epoch" not in self.guard.agreed
         exit_hooks.register_at_exit()
         if self.train is not None:
@@ -141,8 +152,7 @@ class ComposerFit:
     def record(self) -> dict[str, Any]:
         """Returns this rank's record for a checkpoint."""
         length = None if self.train is None or self._lengths_differ else self.train.proven
-        left = None if length is None else max(0, length - self.guard.train_batches)
-        return record_of(self._state, self.guard, left=left)
+        return record_of(self._state, self.guard, left=self.fit.batches_left(length))
 
     def progress(self) -> float | None:
         """Returns this rank's progress in the train epoch, from 0 to 1; None while the epoch's length is unknown."""
@@ -155,11 +165,10 @@ class ComposerFit:
             The length that countoff has set; None if it has not.
         """
         report, guard = self.train, self.guard
+        self._note_end(state)
         if guard.open_span is None or report is None:
             return None
-        observed = None
-        if self._observer is not None:
-            observed = self._observer.begun if self.at_first_batch else self._observer.used
+        observed = self._observed()
         resumed_at, limit, notice, length = self._resumed_at, length_of(state), None, None
         used = guard.train_batches - resumed_at
         before = resumed_at if observed is None or observed.skipped == resumed_at else None
@@ -196,6 +205,7 @@ class ComposerFit:
         while (span := self.guard.open_span) is not None:
             end = self.guard.train_end if span.startswith("train") else self.guard.eval_end
             end("stopped")
+        self._judge_run()
         self._finished = True
         self.guard.fit_end()
 
@@ -222,6 +232,10 @@ class ComposerFit:
                 self.finish()
         self.guard.close()
 
+    def _loaders(self, state: Any) -> Mapping[str | None, Any]:
+        train: dict[str | None, Any] = {} if self.train is None else {None: state.train_dataloader}
+        return {**train, **self.evaluations.loaders}
+
     def _step(self) -> None:
         self.guard.step()
         self.fit.stepped()
@@ -230,6 +244,29 @@ class ComposerFit:
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
             restore(self._state, self.guard, loaded, skipped=skipped)
+
+    def _observed(self) -> ObservedPass | None:
+        """The pass of the train epoch; None if it is not observed."""
+        if self._observer is None:
+            return None
+        return self._observer.begun if self.at_first_batch else self._observer.used
+
+    def _note_end(self, state: Any) -> None:
+        """Takes note of the end of a train epoch, also of one that has given no batch after a resume, and no hook."""
+        position, self._position = self._position, 0
+        observed, ended = self._observed(), state.previous_timestamp
+        if observed is None or not observed.exhausted or self.train is None:
+            self.fit.epoch_left()
+        elif self.train.streaming is None and not self._replaced:  # streaming tells of its own early end
+            batches, loader = int(ended.batch_in_epoch), state.train_dataloader
+            self.fit.epoch_ended(int(ended.epoch), batches, loader, position=position)
+
+    def _judge_run(self) -> None:
+        """Warns if the fit ends because it has had its epochs, and some were too short."""
+        state = self._state
+        planned = None if self.train is None else self.train.facts.max_epochs
+        if planned is not None and str(state.max_duration) == self._duration and int(state.timestamp.epoch) >= planned:
+            self.fit.run_ended(steps=int(state.timestamp.batch))
 
     def _may_correct(self, name: str) -> bool:
         agreed = {name, "own_batches_per_epoch"} <= self.guard.agreed

@@ -42,6 +42,11 @@ class Evaluations:
         """The reports of the evaluators' loaders, by label."""
         return {label: report for label, (_, report) in self._agreed.items()}
 
+    @property
+    def loaders(self) -> dict[str | None, Any]:
+        """The evaluators' loaders, by label."""
+        return {label: loader for label, (loader, _) in self._agreed.items()}
+
     def start(self, state: Any, *, may_correct: bool) -> None:
         """Opens an evaluation.
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from countoff._adapter.even_loaders import saves_state
-from countoff._adapter.fit import Fit, OwnRank
+from countoff._adapter.fit import NO_LOADERS, Fit, OwnRank
 from countoff._adapter.leaving import LeftFit
 from countoff._adapter.mesh_position import data_position
 from countoff._adapter.schedule_watch import run_length
+from countoff._adapter.sharded_passes import count_sharded_passes
 from countoff._adapter.torch_facts import on_optimizer_step, versions
 from countoff._lightning.checkpoints import record_of, restore
 from countoff._lightning.evaluations import Evaluations
+from countoff._lightning.fetchers import seen_exhausted
 from countoff._lightning.train_epochs import TrainEpochs
 from countoff._lightning.trainer import (
     after_teardown,
     announce_requests,
+    begun_batches,
+    ended_by_epochs,
+    loaders_of,
     log,
     plan_of,
+    run_of,
     schedules,
     set_length,
     train_facts,
@@ -88,6 +95,8 @@ class LightningFit:
         self.evaluations = Evaluations(trainer, self._fit)
         self._hooks = contextlib.ExitStack()
         self._trains = False
+        self._run: tuple[Any, ...] | None = None
+        self._position = 0
         self.last_record: dict[str, Any] | None = None
 
     def begin(self, record: Any) -> None:
@@ -104,11 +113,13 @@ class LightningFit:
         if even and not _holds_all_fit(trainer, proven):
             proven = None
         plan = plan_of(trainer, facts, proven, fit.own)
-        self._begin(plan, own_length=plan.batches_per_epoch if even else None)
+        self._begin(plan, own_length=plan.batches_per_epoch if even else None, loaders=loaders_of(trainer))
         if even:
             self._hooks.callback(self.epochs.make_even(repeats=self._settings.uneven_train == "repeat"))
         fit.warn(self._with_remedy(fit.wrong_length()), fit.schedules.begin(trainer.global_step))
         self._trains = True
+        self._hooks.callback(count_sharded_passes(fit))
+        self._run, self._position = run_of(trainer), begun_batches(trainer)
         self._hooks.callback(self.epochs.keep_batches())
         if record is not None:
             restore(trainer, self.guard, record)
@@ -122,6 +133,7 @@ class LightningFit:
 
     def end_epoch(self) -> None:
         """Closes a train epoch, and learns its length."""
+        self._note_end()
         if self.guard.open_span is None:
             return
         even = self.guard.makes_even
@@ -146,6 +158,9 @@ class LightningFit:
         """Ends the fit."""
         self.last_record = self.record()
         self._stop()
+        if self._run is not None and self._run == run_of(self._trainer) and ended_by_epochs(self._trainer):
+            limit = self._trainer.max_steps
+            self._fit.run_ended(steps=self._trainer.global_step, max_steps=None if limit < 0 else limit)
         log(self._trainer, self._fit.news())
         self.guard.fit_end()
 
@@ -165,10 +180,24 @@ class LightningFit:
         self._stop()
         self.guard.close()
 
-    def _begin(self, plan: FitPlan, *, own_length: int | None = None) -> None:
+    def _begin(
+        self, plan: FitPlan, *, own_length: int | None = None, loaders: Mapping[str | None, Any] = NO_LOADERS
+    ) -> None:
         self._hooks.callback(on_optimizer_step(self.guard.step).remove)
         self._hooks.callback(announce_requests(self.guard, self._trainer.fit_loop.epoch_loop))
-        self._fit.begin(plan, versions(*_PACKAGES), own_length=own_length)
+        self._fit.begin(plan, versions(*_PACKAGES), own_length=own_length, loaders=loaders)
+
+    def _note_end(self) -> None:
+        """Takes note of the end of a train epoch, also of one that has given no batch after a resume, and no hook."""
+        trainer, position = self._trainer, self._position
+        self._position = 0
+        if not (self._trains and seen_exhausted(trainer.fit_loop)):
+            self._fit.epoch_left()
+        elif not trainer.reload_dataloaders_every_n_epochs:
+            begun = begun_batches(trainer)
+            if begun < position:  # of a checkpoint at the last batch of an epoch: Lightning has gone on to the next one
+                position = 0
+            self._fit.epoch_ended(trainer.current_epoch, begun, trainer.train_dataloader, position=position)
 
     def _log_totals(self) -> None:
         """Logs the totals as known by now, and corrects a wrong length where the true one is proven."""

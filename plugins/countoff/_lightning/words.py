@@ -8,6 +8,7 @@ from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
+from countoff.core.checks.short import RESUMED
 from countoff.core.plan import BatchPlan
 
 __all__ = ["WORDS", "with_remedy"]
@@ -58,6 +59,13 @@ WORDS = Words(
                 "restores it then. If you have begun a new schedule on purpose, ignore this."
             ),
         },
+        "ShortRun": {
+            RESUMED: (
+                "resume from a checkpoint of the end of an epoch, as ModelCheckpoint(every_n_epochs=1, "
+                "save_on_train_epoch_end=True) writes it, or from one of the middle of an epoch, and not from one that "
+                "was written in the last batch of an epoch, as with every_n_train_steps."
+            ),
+        },
         "WrongLength": f"{_RIGHT_LENGTH}.",
         **data_remedies(
             shares=(
@@ -77,7 +85,10 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "map-style datasets",
         "StreamsDiffer": "map-style datasets",
+        "DatasetsDiffer": "map-style datasets",
+        "SplitLeak": "map-style datasets",
         "WeightsDiffer": "with `weights_every=`",
+        "ShortRun": "automatic optimization",
         "WrongHorizon": "automatic optimization",
     },
     cannot={

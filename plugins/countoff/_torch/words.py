@@ -44,10 +44,13 @@ WORDS = Words(
         **EVEN,
         "DoubleSharded": "behind a DistributedSampler",
         "StreamsDiffer": "behind a DistributedSampler",
+        "DatasetsDiffer": "behind a DistributedSampler",
+        "SplitLeak": "behind a DistributedSampler",
         "PeersDiffer": "with `mesh=`",
         "ResumeMismatch": "with `handle.state_dict()`",
         "WeightsDiffer": "with `weights_every=` and `model=`",
         "ModelMismatch": "with `model=`",
+        "ShortRun": "with `epochs=`",
         "WrongHorizon": "with `scheduler=` and `epochs=` or `max_steps=`",
     },
     cannot={

@@ -14,7 +14,7 @@ from countoff._accelerate.backward import count_backward_passes
 from countoff._accelerate.loader_facts import loader_facts
 from countoff._accelerate.loaders import (
     even_prepared,
-    follow,
+    followers,
     holds_prepared,
     is_prepared,
     same_source,
@@ -92,7 +92,7 @@ def observe(loop: ObservedLoop, loader: Any, *, resumes_inside: bool) -> None:
         even = even_prepared(iterated)
         return loop.passes.follow(batches, name, position=skipped, ahead=iterated, loader=iterated, even=even)
 
-    loop.until_end(follow(follower))
+    loop.until_end(followers.add(follower))
     if prepared:
         loop.until_end(watch_stream(loader, lambda: loop.guard.data))
     loop.until_end(count_backward_passes(loop.micro_batch))

@@ -68,6 +68,8 @@ WORDS = Words(
     only={
         **EVEN,
         "DuplicateData": "loaders that are not sharded",
+        "DatasetsDiffer": "the train dataset",
+        "SplitLeak": "the first evaluation",
         "WeightsDiffer": "with `weights_every=`",
     },
     cannot={

@@ -1,5 +1,7 @@
 """Stalls: when a rank reports where it is, and which ranks rank 0 names."""
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from countoff.core.liveness.heartbeats import begin_fit, say_goodbye
 from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
 from countoff.core.protocol.counters import SpanCounters
-from countoff.core.protocol.micro_batches import StepWork
+from countoff.core.protocol.micro_batches import MicroBatchLog, PassWork, StepWork
 from countoff.core.protocol.rows import row
 from countoff.core.state import State
 from countoff.core.store.channel import encode
@@ -160,6 +162,92 @@ def test_nothing_is_said_of_micro_batches_where_they_prove_nothing(other: tuple[
     assert "micro-batch" not in in_micro_batches(OTHERS, EXTRA, other).sentence
 
 
+def in_passes(*ranks: tuple[int, PassWork] | None, issued: Sequence[int] = (9, 9, 9)) -> Verdict:
+    records: dict[int, dict[str, Any]] = {}
+    for rank, (found, number) in enumerate(zip(ranks, issued, strict=False)):
+        alone = {**row(rank, None, 0, ""), "state": "in a collective", "frames": []}
+        records[rank] = alone | {"collectives": {"0": number} if number else {}}
+        if found is not None:
+            records[rank] |= {"steps": found[0], "passes": json.loads(json.dumps(found[1]))}
+    return judge_stall(records, 3)
+
+
+GONE_ON, BEHIND = (12, PassWork(EPOCH, (12, 12, 4), (13, 13, 1))), (11, PassWork(EPOCH, (11, 11, 4), (12, 12, 5)))
+"""Optimizer steps and forward passes of a rank that is done with batch 12, and of one that is in its fifth pass."""
+IN_BATCH_12 = (11, PassWork(EPOCH, (11, 11, 4), (12, 12, 4)))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ((GONE_ON, BEHIND), "in batch 12 of train epoch 0, rank 1 has begun 5 %s, rank 0 ran 4"),
+        ((GONE_ON, BEHIND, BEHIND), "in batch 12 of train epoch 0, ranks 1, 2 have begun 5 %s, rank 0 ran 4"),
+        ((IN_BATCH_12, BEHIND), "in batch 12 of train epoch 0, rank 1 has begun 5 %s, rank 0 4"),
+        (
+            (GONE_ON, (12, PassWork(EPOCH, (12, 12, 5), (13, 13, 1)))),
+            "in batch 12 of train epoch 0, rank 1 ran 5 %s, rank 0 4",
+        ),
+        (
+            (GONE_ON, (11, PassWork(EPOCH, (11, 11, 4), (12, 12, 3)))),
+            "in batch 12 of train epoch 0, rank 0 ran 4 %s, rank 1 has begun 3",
+        ),
+        (
+            ((12, PassWork(EPOCH, (12, 12, 4), (13, 12, 0))), (12, PassWork(EPOCH, (12, 12, 4), (13, 12, 2)))),
+            "after batch 12 of train epoch 0, rank 1 has begun 2 %s, rank 0 none",
+        ),
+        (
+            ((1, PassWork(EPOCH, (1, 4, 4), (5, 8, 4))), (1, PassWork(EPOCH, (1, 4, 4), (5, 8, 5)))),
+            "in batches 5 to 8 of train epoch 0, rank 1 has begun 5 %s, rank 0 4",
+        ),
+    ],
+)
+def test_ranks_with_different_forward_passes_of_a_sharded_model_are_named(ranks: Any, words: str) -> None:
+    found = in_passes(*ranks)
+    assert found.sentence == f"no rank has made progress for 3 s; {words % 'forward passes of the sharded model'}."
+    assert found.remedy.startswith("run as many forward passes of the model on every rank")
+
+
+def test_passes_that_a_rank_may_still_run_are_only_told() -> None:
+    """Ranks that have issued different numbers of collectives need not have got to the same place."""
+    found = in_passes(IN_BATCH_12, BEHIND, issued=(8, 9))
+    assert found.sentence == "no rank has made progress for 3 s; ranks 0, 1 are in a collective."
+    told = "Forward passes of the sharded model begun in batch 12 of train epoch 0: 5 by rank 1, 4 by rank 0."
+    assert told in found.why
+    assert "forward passes" not in found.remedy
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (GONE_ON, None),  # a rank that counts none
+        (GONE_ON, (11, PassWork(EPOCH, (11, 11, 4), (12, 12, 3)))),  # not more than the others ran
+        (GONE_ON, (11, PassWork(EPOCH, (), (12, 12, 4)))),
+        (GONE_ON, (11, PassWork("train epoch 1", (), (12, 12, 5)))),
+        (GONE_ON, (11, PassWork(EPOCH, (10, 10, 4), (11, 12, 5)))),  # of a longer step
+        (GONE_ON, (9, PassWork(EPOCH, (9, 9, 4), (10, 10, 5)))),
+        (IN_BATCH_12, IN_BATCH_12),
+    ],
+)
+def test_nothing_is_said_of_forward_passes_where_they_prove_nothing(ranks: Any) -> None:
+    found = in_passes(*ranks, issued=(9, 8))
+    assert "sharded model" not in found.sentence + (found.why or "")
+
+
+def test_the_passes_of_a_rank_are_told_with_the_one_that_runs() -> None:
+    log, span = MicroBatchLog(), SpanCounters(EPOCH)
+    log.begin(span)
+    assert log.pass_work() is None
+    log.sharded = True
+    span.started, span.passes, log.running = 1, 2, True
+    assert log.pass_work() == PassWork(EPOCH, (), (1, 1, 3))
+    span.passes, log.running = 3, False
+    log.step(span)
+    assert log.pass_work() == PassWork(EPOCH, (1, 1, 3), (2, 1, 0))
+    assert log.work() is None
+    log.begin(later := SpanCounters("train epoch 1"))
+    assert log.pass_work() == PassWork(later.name, (), (1, 0, 0))
+
+
 def test_a_rank_in_its_loader_comes_before_an_extra_micro_batch() -> None:
     assert "micro-batch" not in in_micro_batches(OTHERS, EXTRA, state="in its loader").sentence
 
@@ -222,8 +310,21 @@ def test_a_record_of_long_names_fits_into_the_store(monkeypatch: pytest.MonkeyPa
     epoch.micro_batches += 10**7
     epoch.started += 10**6
     stalled.stall.post()
+    assert encode(store.get("stall/0"))
+    log = stalled.state.micro_batches
+    log.sharded = True
+    log.begin(epoch)
+    epoch.passes, epoch.started = 10**7, 3 * 10**6
+    log.step(epoch)
+    epoch.passes, epoch.started = 2 * 10**7, 4 * 10**6
+    stalled.stall.post()
     record = store.get("stall/0")
     assert encode(record)
+    assert record["passes"] == [
+        "train epoch 1234",
+        [2 * 10**6 + 1, 3 * 10**6, 10**7],
+        [3 * 10**6 + 1, 4 * 10**6, 10**7],
+    ]
     assert record["state"] == "waiting for NCCL"
 
 

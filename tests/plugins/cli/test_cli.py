@@ -81,7 +81,9 @@ def test_the_help_of_plan_says_what_its_exit_code_means() -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-@pytest.mark.parametrize("command", ["", "plan", "check", "explain", "report", "top", "demo", "completion", "version"])
+@pytest.mark.parametrize(
+    "command", ["", "plan", "check", "explain", "report", "top", "run", "demo", "completion", "version"]
+)
 def test_help_has_examples_and_fits_the_terminal(command: str, columns: int) -> None:
     """Examples stay whole, and fit where there are 80 columns; a command or a flag is not cut at its dashes."""
     lines = run([*command.split(), "--help"], COLUMNS=str(columns)).stdout.rpartition("modules: ")[0].splitlines()
@@ -97,7 +99,7 @@ def test_the_help_has_each_command_on_a_line() -> None:
     start = lines.index("  COMMAND")
     rows = [line.split(maxsplit=1) for line in lines[start + 1 :] if line.startswith("    ")]
     assert [row[0] for row in rows if len(row) == 2] == [
-        *("plan", "check", "explain", "report", "top", "demo", "completion", "version")
+        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "version")
     ]
 
 

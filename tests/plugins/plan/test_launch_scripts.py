@@ -133,6 +133,29 @@ def test_a_script_that_is_not_well_formed_is_refused_in_one_line(script: str, me
     assert "\n" not in str(refused.value)
 
 
+DEEP = """
+import time
+from countoff.plan.scripts.syntax import parsed, source
+
+def deep(calls):
+    return deep(calls - 1) if calls else source(node)
+
+node = parsed("torchrun a", line=1, until=time.process_time() + 60)
+for calls in range(980, 1000):
+    try:
+        deep(calls)
+    except RecursionError:
+        pass
+print(deep(10))
+"""
+
+
+def test_a_text_that_is_read_where_python_calls_no_deeper_does_not_crash() -> None:
+    """tree-sitter does not check what a callback returns, and it returns nothing there."""
+    ran = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "torchrun a\n"), ran.stderr
+
+
 SHELL = st.text(st.sampled_from("ab1 \n\t'\"\\$(){}[]#=+&|;<>`-*:@!~%")) | st.lists(
     st.sampled_from(
         [*"ab=;\n(){}$\"'", "if", "then", "fi", "case", "in", "esac", ";;", "do", "done", "for", " ", "$((", "))"]

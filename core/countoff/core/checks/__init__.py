@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from countoff.core.checks import (
     collectives,
     data,
+    datasets,
     even,
     horizon,
+    hosts,
     late,
     learning_rates,
     length,
@@ -27,6 +29,8 @@ from countoff.core.checks import (
     rank_map,
     resume,
     settings,
+    short,
+    splits,
     stalled,
     steps,
     streams,
@@ -63,14 +67,18 @@ KINDS |= {
         data.PEERS_DIFFER,
         data.SAME_ORDER,
         resume.RESUME_MISMATCH,
+        short.SHORT_RUN,
         weights.WEIGHTS_DIFFER,
         model.MODEL_MISMATCH,
+        datasets.DATASETS_DIFFER,
+        splits.SPLIT_LEAK,
         collectives.COLLECTIVES_DIFFER,
         unseen.UNSEEN_LOADER,
         horizon.WRONG_HORIZON,
         totals.WRONG_TOTAL,
         processes.NOT_DISTRIBUTED,
         versions.VERSION_MISMATCH,
+        hosts.HOSTS_DIFFER,
         settings.SETTINGS_MISMATCH,
         late.LATE_RANK,
     )
@@ -82,6 +90,7 @@ class Checks(NamedTuple):
     """The checks of one guard, in the order in which they are told of each event: an earlier one finds first."""
 
     plan: plan.PlanCheck
+    datasets: datasets.DatasetCheck
     uneven: uneven.UnevenCheck
     steps: steps.StepCheck
     rank_map: rank_map.RankMapCheck
@@ -90,7 +99,9 @@ class Checks(NamedTuple):
     even: even.EvenCheck
     settings: settings.SettingsCheck
     versions: versions.VersionCheck
+    hosts: hosts.HostsCheck
     model: model.ModelCheck
+    splits: splits.SplitCheck
     collectives: collectives.CollectiveCheck
     weights: weights.Weights
     data: data.DataIdentity
@@ -113,9 +124,11 @@ class Checks(NamedTuple):
             schedule: Returns them with where their schedules stand.
             hash_weights: Begins to compute the hashes of the weights; None where these are not compared.
         """
-        identity = data.DataIdentity(state)
+        held, split = datasets.DatasetCheck(), splits.SplitCheck()
+        identity = data.DataIdentity(state, datasets_differ=lambda: held.found or split.found)
         return cls(
             plan=plan.PlanCheck(),
+            datasets=held,
             uneven=uneven.UnevenCheck(state.settings),
             steps=steps.StepCheck(state),
             rank_map=rank_map.RankMapCheck(),
@@ -124,7 +137,9 @@ class Checks(NamedTuple):
             even=even.EvenCheck(state),
             settings=settings.SettingsCheck(state.settings.tick_batches),
             versions=versions.VersionCheck(),
+            hosts=hosts.HostsCheck(state),
             model=model.ModelCheck(),
+            splits=split,
             collectives=collectives.CollectiveCheck(state),
             weights=weights.Weights(state, hash_weights),
             data=identity,

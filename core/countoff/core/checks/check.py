@@ -16,9 +16,11 @@ from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
-    from countoff.core.checks.collectives import Issued
+    from countoff.core.checks.collectives import Issued, Recorded
+    from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.learning_rates import SchedulePlan
     from countoff.core.checks.model import SharedModel
+    from countoff.core.checks.splits import SplitSample
 
 __all__ = ["Check", "FitStart", "Listener", "Others", "TickPart"]
 
@@ -34,6 +36,8 @@ class FitStart:
         own_batches: Batches per epoch that are proven of this rank's loader, where ranks may differ in them.
         own_length: What `len` of that loader gives now, where that is right now.
         models: The parameters that this rank must hold alike with others.
+        datasets: What this rank's objects store about the datasets that samplers deal out to all ranks.
+        split: How this rank has split a dataset for training and evaluation; None if that is not known.
     """
 
     plan: FitPlan
@@ -42,6 +46,8 @@ class FitStart:
     own_batches: int | None = None
     own_length: int | None = None
     models: Sequence[SharedModel] = ()
+    datasets: Sequence[HeldDataset] = ()
+    split: SplitSample | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,20 @@ class Others(Protocol):
 
     speaker: Any
     """The guard's speaker, for a check that exchanges records in a way of its own."""
+    began: float
+    """When this process began, in seconds since the epoch."""
 
     def issued(self) -> Mapping[str, Issued]:
         """Returns what this rank has issued in each process group, by a key that is the same on all of its ranks."""
+        ...
+
+    def recorded(self, group: str, begin: int) -> Recorded | None:
+        """Returns what torch has recorded of this rank's collectives in a process group; None if it has not.
+
+        Args:
+            group: The group's key in `issued`.
+            begin: How many this rank had issued before the first of them.
+        """
         ...
 
     def compare(

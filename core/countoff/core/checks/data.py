@@ -91,6 +91,7 @@ class DataIdentity(Check):
 
     Args:
         state: This rank's state.
+        datasets_differ: Returns whether the ranks' train datasets, or their choices of rows, are known to differ.
 
     Attributes:
         fingerprints_due: Batches of the current train epoch that are still to be read, or 1 while what was read is on
@@ -106,7 +107,7 @@ class DataIdentity(Check):
             that train epoch, the samples that were shuffled, and the seed; None where the sampler does not show it.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, datasets_differ: Callable[[], bool] = lambda: False) -> None:
         self.fingerprints_due = 0
         self.is_whole = False
         self.elements: FirstElements | None = None
@@ -114,6 +115,7 @@ class DataIdentity(Check):
         self.dp_degree = state.world_size
         self.order: tuple[int, int, int, int] | None = None
         self._state = state
+        self._datasets_differ = datasets_differ
         self._others: Others | None = None
         self._read: list[Fingerprint | PendingFingerprint | None] = []
         self._first = self._epoch = 0
@@ -243,7 +245,9 @@ class DataIdentity(Check):
         def judge(records: Records) -> Iterator[Verdict | None]:
             streams = {rank: parse_stream(record.get("stream")) for rank, record in records.items()}
             yield from judge_data(name, records)
-            yield judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
+            found = judge_streams(name, {rank: facts for rank, facts in streams.items() if facts is not None})
+            if found is None or found.kind != "StreamsDiffer" or not self._datasets_differ():  # it follows from that
+                yield found
 
         self._others.report(f"data/{span.opened}", record, judge)
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from countoff.core.checks.check import Check, FitStart
-from countoff.core.protocol.records import Records
+from countoff.core.protocol.records import Records, parse_count
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Standing, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
-__all__ = ["PLAN_MISMATCH", "PROOF_FIELDS", "PlanCheck", "agreed_fields", "each_on", "judge_plans", "judge_position"]
+__all__ = [
+    "PLAN_MISMATCH",
+    "PROOF_FIELDS",
+    "ROWS",
+    "SAME_DATASET",
+    "PlanCheck",
+    "agreed_fields",
+    "each_on",
+    "judge_plans",
+    "judge_position",
+    "rows_on",
+]
 
 PROOF_FIELDS = (
     "batches_per_epoch",
@@ -29,6 +41,8 @@ LIMITS = ("max_epochs", "max_steps")
 """Those of them in which None is a value: there is no such limit. In the others it is unknown, and proves nothing."""
 OWN_LENGTH = "own_batches_per_epoch"
 LENGTHS = ("batches_per_epoch", "proven_batches_per_epoch")
+ROWS = "rows"
+"""Key in the report of the roll call: rows of this rank's train dataset, where a sampler deals it out to all ranks."""
 
 _UNEQUAL = (
     "The ranks' loaders differ in length, so the ranks would end their epochs, and reach every limit and schedule that "
@@ -45,6 +59,11 @@ _OTHER_SETTINGS = Cause(
         "hosts."
     ),
 )
+SAME_DATASET = (
+    "give every rank the same dataset: look for a file, a download, a cache or a filter that is not the same on every "
+    "host. If each rank's dataset is a share already, use no sampler that shards it again."
+)
+"""What to do where the ranks' datasets differ."""
 _RESUMED = "resume every rank from the same checkpoint"
 PLAN_MISMATCH = VerdictKind(
     "PlanMismatch",
@@ -92,7 +111,8 @@ class PlanCheck(Check):
         return {"plan": start.plan.to_json()}
 
     def compare_reports(self, reports: Records, *, complete: bool, refused: bool) -> Iterator[Verdict | None]:  # noqa: D102
-        yield judge_even_settings(reports) or judge_plans({rank: report["plan"] for rank, report in reports.items()})
+        plans = {rank: report["plan"] for rank, report in reports.items()}
+        yield judge_even_settings(reports) or _by_rows(judge_plans(plans), reports)
 
 
 def judge_plans(plans: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
@@ -208,6 +228,17 @@ def each_on(found: Sequence[tuple[str, Sequence[int]]]) -> str:
     return ("; " if several else ", ").join(f"{value} on {names_of(ranks)}" for value, ranks in found[:4])
 
 
+def rows_on(reports: Mapping[int, Mapping[str, Any]]) -> str:
+    """In which rows the ranks' train datasets differ, in words; empty where they do not, as far as that is known.
+
+    >>> rows_on({0: {"rows": 96}, 1: {"rows": 88}, 2: {}})
+    '96 rows on rank 0, 88 rows on rank 1'
+    """
+    known = {rank: parse_count(report[ROWS]) for rank, report in reports.items() if ROWS in report}
+    groups = ranks_by(known)
+    return each_on([(count_of(rows, "row"), ranks) for rows, ranks in groups]) if len(groups) > 1 else ""
+
+
 def own_lengths(plans: Mapping[int, Mapping[str, Any]]) -> list[tuple[int, list[int]]]:
     """The lengths of the ranks' own loaders with their ranks, where the framework ends epochs by the shortest one."""
     return ranks_by({rank: int(plan[OWN_LENGTH]) for rank, plan in plans.items() if plan.get(OWN_LENGTH)})
@@ -217,6 +248,14 @@ def agreed_fields(plans: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Names of the fields that have the same value in all plans."""
     names = sorted({name for plan in plans.values() for name in plan})
     return [name for name in names if len(ranks_by({rank: plan.get(name) for rank, plan in plans.items()})) == 1]
+
+
+def _by_rows(found: Verdict | None, reports: Mapping[int, Mapping[str, Any]]) -> Verdict | None:
+    """Gives lengths that differ the cause that is known: the ranks' datasets differ."""
+    if found is None or found.subject not in LENGTHS or not (rows := rows_on(reports)):
+        return found
+    why = f"The train dataset has {rows}. A sampler gives each rank its share of it, and takes all to hold the same."
+    return replace(found, why=why, remedy=SAME_DATASET)
 
 
 def _why_equal(plans: Mapping[int, Mapping[str, Any]]) -> str:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from countoff.core.checks.micro_batches import batches_of
-from countoff.core.checks.steps import SAME_MICRO_BATCHES
-from countoff.core.protocol.micro_batches import StepWork
-from countoff.core.protocol.records import Records
+from countoff.core.checks.steps import SAME_FORWARD_PASSES, SAME_MICRO_BATCHES
+from countoff.core.protocol.micro_batches import PassWork, StepWork
+from countoff.core.protocol.records import Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
-from countoff.core.words import names_of, ranks_by
+from countoff.core.words import count_of, names_of, ranks_by
 
 __all__ = ["DOING", "ENDED", "FOR_NCCL", "STALLED", "judge_stall"]
 
@@ -65,22 +65,28 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
     state = " or ".join(each for each in states if any(records[rank]["state"] == each for rank in ranks))
     ahead = _epochs_ahead(records)
     doing = f"{_are(ranks)} {state}{ahead}"
-    extra = _extra_micro_batches(records) if states == _KEEPS_WAITING[-1] else None
+    waiting = states == _KEEPS_WAITING[-1]
+    extra = _extra_micro_batches(records) if waiting else None
+    passes, begun = _forward_passes(records) if waiting else (None, "")
     if extra is not None:
         ranks, doing = extra
+    elif passes is not None:
+        ranks, doing = passes
     sentence = f"no rank has made progress for {seconds:g} s; {doing}"
     order = sorted(records, key=lambda rank: (rank not in ranks, rank))
     lines = {rank: " < ".join(record["frames"]) for rank, record in records.items() if record["frames"]}
     places = ranks_by({place: lines[rank] for place, rank in enumerate(order) if rank in lines})
-    places = [(line, [order[place] for place in there]) for line, there in sorted(places, key=lambda group: group[1])]
+    places = [
+        (line, sorted(order[place] for place in there)) for line, there in sorted(places, key=lambda group: group[1])
+    ]
     shown = "; ".join(f"{_are(there)} at {line}" for line, there in places[:_PLACES])
     why = shown or "no rank is in a line of the user's own"
     rows = tuple(records[rank] for rank in order)
-    remedy = "" if extra is None else SAME_MICRO_BATCHES
-    if extra is None and states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
+    remedy = SAME_MICRO_BATCHES if extra is not None else SAME_FORWARD_PASSES if passes is not None else ""
+    if not remedy and states == _KEEPS_WAITING[-1] and (ahead or len(places) > 1):
         remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
     more = {"remedy": remedy, "rows": rows}
-    return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{_behind(records)}", **more)
+    return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{begun}{_behind(records)}", **more)
 
 
 def _are(ranks: Sequence[int]) -> str:
@@ -120,6 +126,69 @@ def _extra_micro_batches(records: Records) -> tuple[list[int], str] | None:
         return None
     batches = f"{batches_of(inside.first, inside.last)} of {inside.span}"
     return behind, f"{_are(behind)} in micro-batch {inside.since} of {batches}, and {names_of(others)} ran {done.ran}"
+
+
+def _forward_passes(records: Records) -> tuple[tuple[list[int], str] | None, str]:
+    """What ranks with different numbers of forward passes of a sharded model have run in the same step.
+
+    It is proved where the others have applied that step, or where all have issued as many collectives: then those of
+    different passes have met. Otherwise a rank may only not have got there, so the numbers are told and nothing more.
+
+    Returns:
+        The ranks with more passes, and a sentence about it, if it is proved; None if it is not. And a sentence without
+        proof.
+
+    >>> done = {"steps": 12, "passes": PassWork("train epoch 0", (12, 12, 4), (13, 13, 1))}
+    >>> inside = {"steps": 11, "passes": PassWork("train epoch 0", (11, 11, 4), (12, 12, 5))}
+    >>> _forward_passes({0: done, 1: inside})
+    (([1], 'in batch 12 of train epoch 0, rank 1 has begun 5 forward passes of the sharded model, rank 0 ran 4'), '')
+    """
+    if not all("passes" in record for record in records.values()):
+        return None, ""
+    works = {rank: PassWork(*record["passes"]) for rank, record in records.items()}
+    steps = {rank: parse_count(record["steps"]) for rank, record in records.items()}
+    if len({work.span for work in works.values()}) > 1:
+        return None, ""
+    for step in sorted({each + ahead for each in steps.values() for ahead in (0, 1)}):
+        did = {rank: _in_step(step - steps[rank], work) for rank, work in works.items()}
+        known = {rank: each for rank, each in did.items() if each is not None}
+        places = {(first, last) for (first, last, _), _ in known.values()}
+        sides = ranks_by({rank: (numbers[2], applied) for rank, (numbers, applied) in known.items()})
+        if len(known) < len(works) or len(places) > 1 or len(sides) != 2:
+            continue
+        ((many, more_applied), more), ((few, fewer_applied), fewer) = sorted(sides, reverse=True)
+        [(first, last)] = places
+        where = f"in {batches_of(first, last)}" if first <= last else f"after {batches_of(last, last)}"
+        where = f"{where} of {works[more[0]].span}"
+        if many > few and (fewer_applied or _issued_alike(records)):
+            did_more, did_fewer = _ran(more, more_applied), _ran(fewer, fewer_applied)
+            counted = f"{count_of(many, 'forward pass')} of the sharded model"
+            then = f" {did_fewer}" if more_applied != fewer_applied else ""
+            doing = f"{where}, {names_of(more)} {did_more} {counted}, {names_of(fewer)}{then} {few or 'none'}"
+            return (more, doing), ""
+        if many > few and not more_applied:
+            begun = f"{many} by {names_of(more)}, {few or 'none'} by {names_of(fewer)}"
+            return None, f" Forward passes of the sharded model begun {where}: {begun}."
+    return None, ""
+
+
+def _ran(ranks: Sequence[int], applied: bool) -> str:
+    return "ran" if applied else "has begun" if len(ranks) == 1 else "have begun"
+
+
+def _in_step(ahead: int, work: PassWork) -> tuple[tuple[int, int, int], bool] | None:
+    """The batches and the passes of a rank's last step, or since then, and whether that step was applied."""
+    numbers = {0: work.done, 1: work.begun}.get(ahead, ())
+    if not numbers:
+        return None
+    first, last, passes = map(parse_count, numbers)
+    return (first, last, passes), ahead == 0
+
+
+def _issued_alike(records: Records) -> bool:
+    """Whether all ranks have issued as many collectives in each process group that is known of them."""
+    issued = [record["collectives"] for record in records.values()]
+    return bool(issued[0]) and all(each == issued[0] for each in issued)
 
 
 def _behind(records: Records) -> str:

@@ -14,10 +14,17 @@ from countoff.core.words import count_of
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["MICRO_BATCHES", "STEP_MISMATCH", "StepCheck", "compare_steps", "judge_steps"]
+__all__ = ["FORWARD_PASSES", "MICRO_BATCHES", "STEP_MISMATCH", "StepCheck", "compare_steps", "judge_steps"]
 
 MICRO_BATCHES = "micro-batches"
 """Subject of a `StepMismatch` whose steps are equal, and whose micro-batches are not; see `micro_batches`."""
+FORWARD_PASSES = "forward passes"
+"""Subject of a `StepMismatch` whose steps are equal, and whose forward passes of a sharded model are not; likewise."""
+SAME_FORWARD_PASSES = (
+    "run as many forward passes of the model on every rank, also those under no_grad, to log or to generate. Where "
+    "that number depends on the data: all-reduce it, take the maximum, and let ranks with fewer run empty passes, any "
+    "valid input whose result is not used, or in training with a loss of 0 (loss * 0)."
+)
 SAME_MICRO_BATCHES = (
     "run as many forward and backward passes in each step on every rank. Where that number depends on the data: "
     "all-reduce it, take the maximum, and let ranks with fewer run empty micro-batches, any valid input with a loss of "
@@ -27,8 +34,8 @@ SAME_MICRO_BATCHES = (
 STEP_MISMATCH = VerdictKind(
     "StepMismatch",
     "ranks took different numbers of optimizer steps, after different batches, or with different numbers of "
-    "micro-batches",
-    default="raises; different micro-batches warn",
+    "micro-batches, or of forward passes of a sharded model",
+    default="raises; different micro-batches and forward passes warn",
     level="raise",
     restart="useless",
     causes={
@@ -41,6 +48,12 @@ STEP_MISMATCH = VerdictKind(
             "by the samples. Otherwise the step averages gradients of different amounts of data.",
             "if the ranks weight their losses by their samples, or the extra pass is no part of the training, ignore "
             f"this. If not, {SAME_MICRO_BATCHES}",
+        ),
+        FORWARD_PASSES: Cause(
+            "A forward pass gathers the shards of all ranks, also without gradients: it is a collective. One that a "
+            "rank runs alone waits for ever, or pairs with a later collective of the others, and from there on the "
+            "ranks use weights or gradients of different steps.",
+            SAME_FORWARD_PASSES,
         ),
     },
 )

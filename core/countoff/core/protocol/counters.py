@@ -45,6 +45,7 @@ class SpanCounters:
         prefetched: Batches that this rank's loader is known to have delivered, those started included, where the
             framework fetches ahead; 0 where it does not.
         micro_batches: Forward and backward passes for training; 0 where the adapter does not count them.
+        passes: Forward passes that gathered a model's shards, which all ranks hold; 0 where there is no such model.
         ends: Whether the batch started last is known to be this rank's last.
         requested: Batches that this rank has received or requested, also if the last request brings no batch; 0 where
             the adapter does not report requests.
@@ -66,6 +67,7 @@ class SpanCounters:
     started: int = 0
     prefetched: int = 0
     micro_batches: int = 0
+    passes: int = 0
     ends: bool = False
     requested: int = 0
     counts: list[int] = field(default_factory=list[int])

@@ -102,6 +102,7 @@ class MicroCounts:
         counts: Micro-batches of each later step; the last ones may be missing.
         batches: First and last batch of each of these steps. Not in the record.
         span: The span of these batches. Not in the record.
+        sharded: Whether they are forward passes of a sharded model, and no micro-batches.
     """
 
     hash: int = 0
@@ -109,6 +110,7 @@ class MicroCounts:
     counts: tuple[int, ...] = ()
     batches: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     span: str = field(default="", compare=False)
+    sharded: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The counts as JSON types, equal ones as one; nothing where no micro-batches have been counted.
@@ -125,7 +127,8 @@ class MicroCounts:
             if len(longer) > _COUNTS_BYTES:
                 break
             text = longer
-        return {"micro": {"hash": self.hash, "since": self.since, "counts": text}}
+        kind = {"sharded": True} if self.sharded else {}
+        return {"micro": {"hash": self.hash, "since": self.since, "counts": text, **kind}}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> MicroCounts:
@@ -145,11 +148,12 @@ class MicroCounts:
             count, _, times = run.partition("*")
             parse_count(len(counts) + int(times or 1), COUNTED_STEPS + 1)
             counts += [int(count)] * int(times or 1)
-        return cls(parse_count(micro["hash"]), parse_count(micro["since"]), tuple(counts))
+        sharded = micro.get("sharded") is True
+        return cls(parse_count(micro["hash"]), parse_count(micro["since"]), tuple(counts), sharded=sharded)
 
     def differ(self, other: MicroCounts) -> bool:
-        """Whether two ranks ran different numbers of micro-batches; False where one of them has counted none."""
-        return self.hash != other.hash and bool(self.hash and other.hash)
+        """Whether two ranks ran different numbers of them; False where one of them has counted none, or other ones."""
+        return self.hash != other.hash and bool(self.hash and other.hash) and self.sharded == other.sharded
 
 
 NO_MICRO_COUNTS = MicroCounts()

@@ -64,7 +64,9 @@ def parsed(text: str, *, line: int, until: float) -> Node:
     wrong = _first_error(tree.root_node)
     if wrong is not None:
         raise ConfigError(_what_is_wrong(wrong))
-    return tree.root_node
+    # The same tree, on bytes. Of a tree that a callback has given, tree-sitter asks it for the text of each node, and
+    # crashes the process where Python refuses to call any deeper.
+    return parser.parse(script, tree).root_node
 
 
 def source(node: Node) -> str:

@@ -170,6 +170,28 @@ def with_composer(directory: str) -> None:
         weigh(model)
 
 
+def with_accelerate(directory: str) -> None:
+    del directory
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    sharding = DataLoaderConfiguration(dispatch_batches=False)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=sharding)
+    for short in (False, True):
+        module = linear()
+        # Accelerate deals out one stream, the same on all ranks.
+        stream = Stream(RANKS * (BATCHES - (short and RANK == RANKS - 1)), rank=0, ranks=1)
+        model, optimizer, batches = accelerator.prepare(
+            module, torch.optim.SGD(module.parameters(), lr=0.1), DataLoader(stream, batch_size=BATCH_SIZE)
+        )
+        for _ in range(2):
+            for batch in batches:
+                with accelerator.accumulate(model):
+                    optimizer.zero_grad()
+                    accelerator.backward(loss_of(model, batch))
+                    optimizer.step()
+        weigh(module)
+
+
 def with_torch(directory: str) -> None:
     """A loop of its own, on even ranks only: nobody would end it."""
     del directory

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from countoff._adapter.hooks import MethodHook
 from countoff._adapter.observed_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
@@ -62,7 +63,8 @@ def run_alone(family: str, name: str, mode: str, deadline_seconds: float) -> tup
     faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
     devices.join()
     seed()
-    value = program_named(family, name).function(dict(MODES[mode]))
+    with _watching(mode):
+        value = program_named(family, name).function(dict(MODES[mode]))
     return digests(value), random_states()
 
 
@@ -74,10 +76,11 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     with _stderr_into(said):
         faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
         try:
-            value = program.function(dict(MODES[mode]))
-            states = random_states()
-            for loop in reversed(active_loops()):  # as the end of a program does
-                loop.end()
+            with _watching(mode):
+                value = program.function(dict(MODES[mode]))
+                states = random_states()
+                for loop in reversed(active_loops()):  # as the end of a program does
+                    loop.end()
         except BaseException as raised:
             error, states = f"{type(raised).__name__}: {raised}", {}
         faulthandler.cancel_dump_traceback_later()
@@ -91,6 +94,25 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
         "error": error,
         "seconds": time.monotonic() - began,
     }
+
+
+@contextlib.contextmanager
+def _watching(mode: str) -> Iterator[None]:
+    """Has countoff find the loop by itself, as `countoff run` does, where the mode says so."""
+    if mode != "watched":
+        yield
+        return
+    from accelerate import Accelerator
+
+    from countoff._accelerate.watching import WatchedAccelerators
+
+    watched = WatchedAccelerators()
+    hook = MethodHook(Accelerator, "prepare", after=lambda accelerator, *_, **__: watched.add(accelerator))
+    try:
+        yield
+    finally:
+        hook.remove()
+        watched.close()
 
 
 def seed() -> None:

@@ -13,8 +13,15 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "on": {},
     "stop": {"uneven_train": "stop"},
     "repeat": {"uneven_train": "repeat"},
+    "watched": {"enabled": False},
 }
-"""The options that a program gets; "again" is for a program that may not be the same each time without countoff."""
+"""The options that a program gets.
+
+"again" is for a program that may not be the same each time without countoff. With "watched", countoff finds the loop by
+itself, as in a program that does not mention it.
+"""
+WATCHED: Final = ("accelerate_loops", "trainers")
+"""The families in whose programs countoff can find the loop."""
 FAMILIES: Final[Mapping[str, str]] = {
     "plain_loops": "torch",
     "threads": "torch",
@@ -86,7 +93,9 @@ def healthy(
     """
 
     def add(function: Function) -> Function:
-        program = Program(function, ("off", "on", *(("stop", "repeat") if even else ())), ranks, alone, nightly, needs)
+        found = ("watched",) if function.__module__.rpartition(".")[2] in WATCHED else ()
+        modes = ("off", "on", *(("stop", "repeat") if even else ()), *found)
+        program = Program(function, modes, ranks, alone, nightly, needs)
         if not function.__doc__:
             raise ValueError(f"{program.name} needs a docstring: one sentence that says what is odd about it")
         if _programs.setdefault(program.name, program).family != program.family:

@@ -6,29 +6,18 @@ them, and resuming in the hooks of `save_state` and `load_state`; the loop stays
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from countoff._adapter.requirements import needs
 
 with needs("Accelerate", facade="countoff.accelerate", install="'countoff[accelerate]'"):
-    from countoff._accelerate.loader_facts import evaluation_facts
-    from countoff._accelerate.loaders import is_prepared, source_length
-    from countoff._adapter.evaluation_totals import EvaluationTotals
-from countoff._accelerate import accelerator as reading
-from countoff._accelerate.observation import observe
-from countoff._accelerate.process import not_distributed
-from countoff._accelerate.words import TICKS, WORDS
-from countoff._adapter.fit import Fit, OwnRank, plan_of
+    from countoff._accelerate.beginning import begin_loop
+    from countoff._accelerate.loaders import is_prepared
 from countoff._adapter.handle import Attached
 from countoff._adapter.observed_loaders import argument_of, evaluation_loaders
-from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.options import own_arguments
-from countoff._adapter.torch_facts import reported_length, versions
-from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings
-from countoff.core.totals import Totals
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,39 +64,18 @@ def attach(
         ValueError: If `dataset_size` is below 1.
     """
     settings = Settings.resolve(*own_arguments(attach), **options)
-    loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluation_loaders(eval)}
-    _check_prepared(loaders)
-    facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
-    dp_rank, dp_degree = reading.position_of(accelerator)
-    totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
-    fit = Fit(
+    evaluations = evaluation_loaders(eval)
+    _check_prepared({**({} if train is None else {None: train}), **evaluations})
+    loop = begin_loop(
+        accelerator,
         settings,
-        WORDS,
-        OwnRank(accelerator.process_index, accelerator.num_processes, dp_rank, dp_degree),
-        totals,
-        optimizers=lambda: accelerator._optimizers,
-        schedulers=lambda: [getattr(each, "scheduler", each) for each in accelerator._schedulers],
-        ticks_per_step=accelerator.num_processes,
-        models=Wrappers(lambda: accelerator._models),
+        train=train,
+        evaluations=evaluations,
+        epochs=epochs,
+        max_steps=max_steps,
+        dataset_size=dataset_size,
+        start_epoch=start_epoch,
     )
-    steps_of = functools.partial(reading.is_prepared_optimizer, accelerator)
-    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of)
-    if not settings.enabled:
-        return Attached(loop)
-    loop.length_now = functools.partial(reported_length, train)
-    loop.train_loader = lambda: train
-    loop.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
-    for name, loader in loaders.items():
-        reading.log_lengths(accelerator, name or "train", loader)
-    evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
-    several = len(evaluation_loaders(eval)) > 1
-    loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=several))
-    source_batches = None if train is None else source_length(train)
-    fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
-    loop.until_end(observe(accelerator, loop, loaders))
-    common = reading.common_length(facts)
-    plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)
-    loop.begin(plan, versions("accelerate"), not_distributed(accelerator), loaders=loaders)
     return Attached(loop)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from countoff.core.checks import judge
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.uneven import nothing_to_repeat
-from countoff.core.levels import as_warning, effect
+from countoff.core.levels import as_warning, effect, unless_found
 from countoff.core.protocol.actions import Action, AddOne, Outbox, PrintWarning, WriteEntry
 from countoff.core.protocol.counters import SpanCounters, folded, hash_step
 from countoff.core.protocol.credits import Credits
@@ -531,6 +531,9 @@ class State:
         The first verdict written wins; all ranks report it. A warning is given once for each kind and subject.
         """
         level = effect(verdict, self.settings.levels)
+        if level == "raise":
+            verdict = unless_found(verdict, self.evidence.found_by)
+            level = effect(verdict, self.settings.levels)
         if level == "raise" and (self.world_size > 1 or verdict.harmful):
             self._propose(verdict)
         elif level != "off":

@@ -20,39 +20,39 @@ from countoff._accelerate.loaders import (
 )
 from countoff._accelerate.streams import watch_stream
 from countoff._adapter.hooks import SharedHooks
-from countoff._adapter.loader_followers import Follower
 from countoff._adapter.observed_loaders import share_length
 from countoff._adapter.observed_loop import ObservedLoop
 
-__all__ = ["observe"]
+__all__ = ["follow", "observe", "watch_joins"]
 
 
-def observe(
-    accelerator: Any,
-    loop: ObservedLoop,
-    loaders: Mapping[str | None, Any],
-) -> Callable[[], None]:
-    """Observes the loop from here on; returns a function that ends that.
+def observe(accelerator: Any, loop: ObservedLoop, train: Any) -> Callable[[], None]:
+    """Observes the loop from here on, but for its passes; returns a function that ends that.
 
     Args:
         accelerator: The Accelerator.
-        loop: The loop, which counts the passes.
-        loaders: The prepared loaders, by the evaluation's name; None for the train loader.
+        loop: The loop.
+        train: The prepared train loader; None for none.
     """
-    loop.passes.expects_train = None in loaders
     with contextlib.ExitStack() as stack:
-        stack.callback(followers.add(_follower(loop, loaders)))
-        stack.callback(watch_stream(loaders.get(None), lambda: loop.guard.data))
+        stack.callback(watch_stream(train, lambda: loop.guard.data))
         stack.callback(watch_checkpoints(accelerator, loop))
         stack.callback(count_backward_passes(loop.micro_batch, accelerator))
         stack.callback(_uncounted_joins(accelerator, loop))
         stack.callback(_uncounted_local_sgd(accelerator, loop))
-        if isinstance(train := loaders.get(None), DataLoaderShard):
+        if isinstance(train, DataLoaderShard):
             share_length(loop, train.base_dataloader)  # which tells the length of Accelerate's
         return stack.pop_all().close
 
 
-def _follower(loop: ObservedLoop, loaders: Mapping[str | None, Any]) -> Follower:
+def follow(loop: ObservedLoop, loaders: Mapping[str | None, Any]) -> Callable[[], None]:
+    """Counts the passes over loaders from here on; returns a function that ends that.
+
+    Args:
+        loop: The loop, which counts the passes.
+        loaders: The prepared loaders, by the evaluation's name; None for the train loader.
+    """
+
     def find(loader: Any) -> tuple[bool, str | None]:
         for same in (lambda known: known is loader, lambda known: same_source(known, loader)):
             for name, known in loaders.items():
@@ -73,7 +73,19 @@ def _follower(loop: ObservedLoop, loaders: Mapping[str | None, Any]) -> Follower
             even=even_prepared(loader, proven=name is None),
         )
 
-    return follower
+    return followers.add(follower)
+
+
+def watch_joins(watcher: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Callable[[], None]:
+    """Enters a watcher's context inside `accelerator.join_uneven_inputs` where it enables `Join`.
+
+    Args:
+        watcher: Called with the Accelerator.
+
+    Returns:
+        A function that removes the watcher. With the last watcher, Accelerate's class is restored.
+    """
+    return _joins.add(watcher)
 
 
 def _uncounted_joins(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]:
@@ -82,7 +94,7 @@ def _uncounted_joins(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]
     def watcher(of: Any) -> contextlib.AbstractContextManager[None]:
         return loop.uncounted() if of is accelerator else contextlib.nullcontext()
 
-    return _joins.add(watcher)
+    return watch_joins(watcher)
 
 
 @contextlib.contextmanager

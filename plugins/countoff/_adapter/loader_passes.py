@@ -125,6 +125,7 @@ class LoaderPasses:
         ahead: Any = None,
         loader: Any = None,
         even: Even | None = None,
+        taken: int = 0,
     ) -> Iterator[Any]:
         """Returns the iterator of one pass, which the loop's `for` iterates. The pass begins with its first batch.
 
@@ -136,9 +137,13 @@ class LoaderPasses:
                 whether the batch that it handed out last is its last one.
             loader: The loader, whose sampler tells about the data.
             even: Makes the pass even where the settings ask for that; None where ranks cannot be uneven.
+            taken: Batches of this pass that the loop has taken before it is counted. With some, it begins now.
         """
         kind = _SizedPass if hasattr(type(batches), "__len__") else Pass
-        return kind(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
+        found = kind(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
+        if taken:
+            found._Pass__begin_with(taken)  # pyright: ignore[reportAttributeAccessIssue]
+        return found
 
     def stepped(self) -> None:
         """Counts an optimizer step of the loop; warns at `UNSEEN_STEPS` of them outside of any pass over its loader."""
@@ -369,6 +374,14 @@ class Pass:
         self.__counters, self.__state = guard.span, guard.state
         self.__fingerprints_due = name is None and bool(guard.data.fingerprints_due)
         self.__begun = True  # last: another thread may ask for a batch as soon as it sees that
+
+    def __begin_with(self, taken: int) -> None:
+        """Begins the pass with batches that the loop has taken already, whose data nobody has looked at."""
+        self.__begin()
+        self.__counters.started += taken
+        self.__fingerprints_due = False
+        if self.__span is not None:
+            self.__guard.look()
 
     def __go_on(self) -> None:
         """The loop has caught an exception of the loader's, and goes on with the pass."""

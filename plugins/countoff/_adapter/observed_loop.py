@@ -33,6 +33,7 @@ class ObservedLoop:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
+        found_by: As in `Evidence`.
 
     Attributes:
         fit: The fit.
@@ -49,7 +50,9 @@ class ObservedLoop:
             itself why it has ended.
     """
 
-    def __init__(self, fit: Fit, *, epoch: int = 0, steps_of: Callable[[Any], bool] | None = None) -> None:
+    def __init__(
+        self, fit: Fit, *, epoch: int = 0, steps_of: Callable[[Any], bool] | None = None, found_by: str = ""
+    ) -> None:
         self.fit = fit
         self.passes = LoaderPasses(
             fit.guard, epoch=epoch, exhausted=self._learn_length, diverged=self._give_back_if_diverged
@@ -69,6 +72,7 @@ class ObservedLoop:
         self._start_epoch, self._start_step = epoch, 0
         self._plan, self._versions = FitPlan(), dict[str, str]()
         self._steps_of = steps_of
+        self._found_by = found_by
         self._stepping: set[int] = set()  # the ids of the optimizers that have stepped in a train epoch
         self._release = contextlib.ExitStack()
         self._exit_hooks: ExitHooks | None = None
@@ -120,7 +124,7 @@ class ObservedLoop:
         self.until_end(fit.schedules.forget)
         self.until_end(self._forget_loader)
         self.until_end(count_sharded_passes(fit))
-        self.until_end(on_optimizer_step(self._step, self._steps_of).remove)
+        self.until_end(on_optimizer_step(self.step, self._steps_of).remove)
         self._exit_hooks = ExitHooks(self._fail_uncaught, self._at_exit)
         try:
             planned = fit.schedules.plans(fit.steps_before)
@@ -234,6 +238,7 @@ class ObservedLoop:
         loaders: Mapping[str | None, Any] = NO_LOADERS,
     ) -> None:
         self.guard.evidence.optimizers_told = self._steps_of is not None
+        self.guard.evidence.found_by = self._found_by
         self.fit.begin(plan, self._versions, schedules, own_length=self.own_length, loaders=loaders)
         if self._exit_hooks is not None:
             self._exit_hooks.register_at_exit()
@@ -247,7 +252,8 @@ class ObservedLoop:
         self.batches_before = found.batches or 0
         return [found.epoch, self.batches_before, found.steps], found.epoch, found.steps
 
-    def _step(self, optimizer: Any) -> None:
+    def step(self, optimizer: Any) -> None:
+        """Counts an optimizer step of this loop."""
         guard, steps = self.guard, self.guard.steps
         guard.step(id(optimizer))
         if guard.steps != steps:

@@ -26,12 +26,15 @@ class Evidence:
             named; otherwise they are those of all optimizers of the process.
         steps_by_batch: Whether it is known after which batch each optimizer step was applied: batches and steps are on
             one thread.
+        found_by: How countoff has found the loop by itself, in a sentence or two; empty where a framework's trainer or
+            the user's code says what trains. What is counted in a loop that was found ends nothing.
     """
 
     home: int = field(default_factory=threading.get_ident)
     current: Callable[[], int] = threading.get_ident
     optimizers_told: bool = False
     steps_by_batch: bool = True
+    found_by: str = ""
     _taker: int | None = None
     _takers: set[int] = field(default_factory=set[int])
     _stepper: int | None = None

@@ -75,6 +75,21 @@ def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tm
     assert len(set(re.findall(r"rank \d weighs (\w{16})", output))) == 2, output
 
 
+def test_a_loop_over_accelerates_loaders_is_found(tmp_path):
+    """A short rank is named, the job goes on as without countoff, and it trains to the same bits."""
+    without = start([*TORCHRUN, PROGRAM, "accelerate", str(tmp_path)], tmp_path)
+    code, output = start([*TORCHRUN, *MODULE, PROGRAM, "accelerate", str(tmp_path)], tmp_path)
+    assert (code, without[0]) == (0, 0), output
+    weighs = re.compile(r"rank \d weighs [0-9a-f]{16}")
+    assert sorted(weighs.findall(output)) == sorted(weighs.findall(without[1]))
+    healthy, _, uneven = output.partition("rank 0 weighs ")
+    assert "countoff" not in healthy, output
+    found = "[rank 0] countoff: UnevenBatches: rank 1 ran out of data after 5 batches of train epoch 2; rank 0 "
+    assert found in uneven, output
+    assert uneven.count("countoff: ") == 1, output
+    assert "Found by watching, so it ends nothing" in uneven
+
+
 def test_a_loop_of_its_own_hears_at_its_end_that_nothing_was_counted(tmp_path):
     """It trains to the same bits as without, and rank 0 says once what to add."""
     without = start([*TORCHRUN, PROGRAM, "torch", str(tmp_path)], tmp_path)

@@ -323,6 +323,15 @@ def prepared_loader_in_a_thread(options):
 
 
 @healthy()
+def loaders_of_two_lengths_in_turn(options):
+    """Trains on short samples first and on long ones later: two loaders, of other lengths and batch sizes."""
+    own = accelerator()
+    model, optimizer, short, long = prepared(own, shuffled(), shuffled(48, batch_size=2))
+    with attach(own, train=short, **options):
+        return [fit(own, model, optimizer, loader, epochs=2) for loader in (short, long, short)], model
+
+
+@healthy()
 def two_models_in_turn(options):
     """A generator and a discriminator are prepared together, and one of them steps twice per batch."""
     own = accelerator()

@@ -104,7 +104,7 @@ def _watching(mode: str) -> Iterator[None]:
         return
     from accelerate import Accelerator
 
-    from countoff._accelerate.watching import WatchedAccelerators
+    from countoff._run.watched_accelerators import WatchedAccelerators
 
     watched = WatchedAccelerators()
     hook = MethodHook(Accelerator, "prepare", after=lambda accelerator, *_, **__: watched.add(accelerator))

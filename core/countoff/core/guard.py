@@ -25,7 +25,6 @@ from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import Resumes, ScheduleState
 from countoff.core.ending import shutdown, sigterm, verdict_file
-from countoff.core.levels import effect
 from countoff.core.liveness.processes import began_at
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
@@ -922,7 +921,7 @@ def find_at_once(state: State, speaker: Speaker, channel: Channel, verdict: Verd
         verdict: The finding.
     """
     state.find(verdict)
-    level = effect(verdict, state.settings.levels)
+    verdict, level = state.weigh(verdict)
     if state.comparing and level != "off":
         entry = verdict_entry("end" if level == "raise" else "notice", verdict)
         speaker.append(entry, lambda: state.is_written(entry))(channel)

@@ -48,7 +48,7 @@ from countoff.core.protocol.records import (
 from countoff.core.protocol.rows import row
 from countoff.core.protocol.rule import Divergence
 from countoff.core.settings import Settings
-from countoff.core.verdict import Remedies, Verdict, remedy_for
+from countoff.core.verdict import Level, Remedies, Verdict, remedy_for
 
 NEVER = sys.maxsize
 _EARLY_SPANS = 64
@@ -530,14 +530,19 @@ class State:
 
         The first verdict written wins; all ranks report it. A warning is given once for each kind and subject.
         """
-        level = effect(verdict, self.settings.levels)
-        if level == "raise":
-            verdict = unless_found(verdict, self.evidence.found_by)
-            level = effect(verdict, self.settings.levels)
+        verdict, level = self.weigh(verdict)
         if level == "raise" and (self.world_size > 1 or verdict.harmful):
             self._propose(verdict)
         elif level != "off":
             self._note(verdict if verdict.harmful is False else as_warning(verdict))
+
+    def weigh(self, verdict: Verdict) -> tuple[Verdict, Level]:
+        """Returns a finding, as it is told in a loop that was found, and what becomes of it."""
+        level = effect(verdict, self.settings.levels)
+        if level != "raise" or not self.evidence.found_by:
+            return verdict, level
+        verdict = unless_found(verdict, self.evidence.found_by)
+        return verdict, effect(verdict, self.settings.levels)
 
     def note(self, verdict: Verdict) -> None:
         """Takes a finding that does no harm by itself."""
@@ -622,8 +627,9 @@ class State:
             rates = {"rates": self.rates.at(end.point)} if end is not None and end.point else {}
             return {**self.own_row(), "known": self.known_at, "failure": self.failure, "side": side, **rates}
 
-    def progress(self) -> tuple[int, int, int]:
+    def progress(self) -> tuple[int, int, int, int]:
         """A value that changes whenever this rank makes progress; the watchdog compares it."""
+        elsewhere = self.evidence.elsewhere
         with contextlib.suppress(IndexError):  # a span may close on the training thread in between
-            return self.log.next, self.spans[-1].started, self.steps
-        return self.log.next, -1, self.steps
+            return self.log.next, self.spans[-1].started, self.steps, elsewhere
+        return self.log.next, -1, self.steps, elsewhere

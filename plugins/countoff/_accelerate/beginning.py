@@ -20,7 +20,7 @@ from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
 
-__all__ = ["begin_loop"]
+__all__ = ["begin_loop", "goes_on_with"]
 
 
 def begin_loop(
@@ -68,9 +68,7 @@ def begin_loop(
     if not settings.enabled:
         return loop
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
-    loop.length_now = functools.partial(reported_length, train)
-    loop.train_loader = lambda: train
-    loop.may_resume = bool(getattr(train, "use_stateful_dataloader", False))
+    _tell_of(loop, train)
     for name, loader in loaders.items():
         reading.log_lengths(accelerator, name or "train", loader)
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
@@ -85,3 +83,17 @@ def begin_loop(
     plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)
     loop.begin(plan, versions("accelerate"), not_distributed(accelerator), loaders=loaders)
     return loop
+
+
+def goes_on_with(loop: ObservedLoop, accelerator: Any, train: Any) -> None:
+    """Takes another prepared loader for the train loader of a loop, from its next epoch on."""
+    facts = reading.train_facts(accelerator, train, epochs=None, max_steps=None)
+    _, dp_degree = reading.position_of(accelerator)
+    loop.fit.totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
+    _tell_of(loop, train)
+
+
+def _tell_of(loop: ObservedLoop, train: Any) -> None:
+    loop.length_now = functools.partial(reported_length, train)
+    loop.train_loader = lambda: train
+    loop.may_resume = bool(getattr(train, "use_stateful_dataloader", False))

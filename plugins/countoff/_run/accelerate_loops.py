@@ -28,7 +28,7 @@ def _prepared(accelerator: Any, *_: Any, **__: Any) -> None:
 @functools.cache
 def _watched() -> Any:
     try:
-        from countoff._accelerate.watching import WatchedAccelerators
+        from countoff._run.watched_accelerators import WatchedAccelerators
     except ImportError as error:  # another version of Accelerate, which lacks something
         say_unobserved("Accelerate", str(error))
         return None

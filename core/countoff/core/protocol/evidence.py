@@ -27,7 +27,10 @@ class Evidence:
         steps_by_batch: Whether it is known after which batch each optimizer step was applied: batches and steps are on
             one thread.
         found_by: How countoff has found the loop by itself, in a sentence or two; empty where a framework's trainer or
-            the user's code says what trains. What is counted in a loop that was found ends nothing.
+            the user's code says what trains. What is counted in a loop that was found ends nothing, and what the
+            program does outside of its epochs is no stall.
+        elsewhere: Batches that this rank has taken from loaders which are not counted, as far as they are seen. They
+            show that it makes progress.
     """
 
     home: int = field(default_factory=threading.get_ident)
@@ -35,6 +38,7 @@ class Evidence:
     optimizers_told: bool = False
     steps_by_batch: bool = True
     found_by: str = ""
+    elsewhere: int = 0
     _taker: int | None = None
     _takers: set[int] = field(default_factory=set[int])
     _stepper: int | None = None

@@ -12,19 +12,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from countoff._accelerate.accelerator import is_prepared_optimizer
-from countoff._accelerate.beginning import begin_loop
+from countoff._accelerate.beginning import begin_loop, goes_on_with
 from countoff._accelerate.loaders import followers, same_source, skipped_batches, watch_local_sgd
 from countoff._accelerate.observation import watch_joins
 from countoff._adapter.observed_loop import ObservedLoop, active_loops
 from countoff._adapter.torch_facts import on_optimizer_step
-from countoff.core import Settings
+from countoff._run.unobserved import say_unobserved
+from countoff.core import DivergenceError, Settings
 from countoff.core.ending.shutdown import print_line
 
 __all__ = ["WatchedAccelerators"]
@@ -69,6 +70,7 @@ class WatchedAccelerators:
         self._noticed: list[_Noticed] = []
         self._loop: ObservedLoop | None = None
         self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._train: Callable[[], Any] = lambda: None  # the loader whose length the loop's totals are made of
         self._apart = 0  # the contexts that the script is in, inside of which ranks may be uneven
         self._hooks = contextlib.ExitStack()
         for remove in (
@@ -102,8 +104,9 @@ class WatchedAccelerators:
         return None
 
     def _pass(self, noticed: _Noticed, batches: Iterator[Any]) -> Iterator[Any] | None:
-        if self._loop in active_loops() and noticed.prepared in self._trained and torch.is_grad_enabled():
-            return self._counted(noticed.loader, batches)
+        loop = self._loop
+        if loop in active_loops() and noticed.prepared in self._trained and torch.is_grad_enabled():
+            return self._counted(loop, noticed, batches)
         return None if self._apart else self._until_it_trains(noticed, batches)
 
     def _until_it_trains(self, noticed: _Noticed, batches: Iterator[Any]) -> Iterator[Any]:
@@ -116,23 +119,42 @@ class WatchedAccelerators:
                 if batch is _END:
                     return
                 noticed.taken += 1
+                if self._loop is not None:
+                    self._loop.guard.evidence.elsewhere += 1
                 yield batch
         finally:
             self._noticed.remove(noticed)
-        loop = self._loop_of(noticed)
-        if loop is None or loop.guard.open_span is not None:  # another loader of a loop whose epoch is counted
-            yield from batches
-            return
-        self._trained.add(noticed.prepared)
-        counted = self._counted(noticed.loader, batches, taken=noticed.taken)
+        yield from self._trains(noticed, batches)
+
+    def _trains(self, noticed: _Noticed, batches: Iterator[Any]) -> Iterator[Any]:
+        """Returns the iterator of the rest of a pass that trains."""
+        if any(each is not self._loop for each in active_loops()):
+            return batches
+        try:
+            loop = self._loop_of(noticed)
+        except DivergenceError:
+            raise
+        except Exception as error:  # another version of Accelerate, say
+            say_unobserved("this loop over Accelerate's loaders", f"{type(error).__name__}: {error}")
+            self.close()
+            return batches
+        if loop.guard.open_span is not None:  # this is another loader of a loop whose epoch is counted
+            return batches
+        counted = self._counted(loop, noticed, batches, taken=noticed.taken)
         for optimizer in noticed.stepped:
             loop.step(optimizer)
-        yield from counted
+        return counted
 
-    def _counted(self, loader: Any, batches: Iterator[Any], *, taken: int = 0) -> Iterator[Any]:
-        assert self._loop is not None
-        skipped = skipped_batches(loader)
-        return self._loop.passes.follow(batches, None, position=skipped, ahead=loader, loader=loader, taken=taken)
+    def _counted(
+        self, loop: ObservedLoop, noticed: _Noticed, batches: Iterator[Any], *, taken: int = 0
+    ) -> Iterator[Any]:
+        """Returns the iterator of a pass that trains, as `LoaderPasses.follow` does."""
+        if loop.guard.open_span is None and self._train() is not noticed.prepared:
+            goes_on_with(loop, noticed.accelerator, noticed.prepared)
+        self._train = weakref.ref(noticed.prepared)
+        self._trained.add(noticed.prepared)
+        loader, position = noticed.loader, skipped_batches(noticed.loader)
+        return loop.passes.follow(batches, None, position=position, ahead=loader, loader=loader, taken=taken)
 
     def _stepped(self, optimizer: Any) -> None:
         thread = threading.get_ident()
@@ -140,17 +162,17 @@ class WatchedAccelerators:
             if each.taken and each.thread == thread and is_prepared_optimizer(each.accelerator, optimizer):
                 each.stepped.append(optimizer)
 
-    def _loop_of(self, noticed: _Noticed) -> ObservedLoop | None:
-        """Returns the loop. The first pass that trains begins its fit, which is collective; None if another counts."""
-        if any(each is not self._loop for each in active_loops()):
-            return None
-        if self._loop not in active_loops():
+    def _loop_of(self, noticed: _Noticed) -> ObservedLoop:
+        """Returns the loop. The first pass that trains begins its fit, which is collective."""
+        loop = self._loop
+        if loop is None or loop not in active_loops():
             accelerator, train = noticed.accelerator, noticed.prepared
             settings = _settings(accelerator)
-            self._loop = begin_loop(accelerator, settings, train=train, evaluations={}, follows=False, found_by=_FOUND)
+            loop = begin_loop(accelerator, settings, train=train, evaluations={}, follows=False, found_by=_FOUND)
+            loop.passes.expects_more = False
+            self._loop, self._train = loop, weakref.ref(train)
             self._trained.clear()
-            self._loop.passes.expects_more = False
-        return self._loop
+        return loop
 
     @contextlib.contextmanager
     def _joins(self, accelerator: Any) -> Iterator[None]:

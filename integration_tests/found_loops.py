@@ -1,0 +1,127 @@
+"""Loops over Accelerate's loaders that attach nothing, and are found by their use; each in a process group of all.
+
+`run_all` runs each job, with a line between what they print, and returns what each has begun.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from accelerate import Accelerator
+from accelerate.local_sgd import LocalSGD
+
+from countoff._accelerate import accelerator as reading
+from countoff._adapter.hooks import MethodHook
+from countoff._adapter.observed_loop import active_loops
+from countoff._run.watched_accelerators import WatchedAccelerators
+from countoff.accelerate import attach
+from integration_tests import devices
+from integration_tests.jobs import own_rank
+from integration_tests.zoo.accelerate_loops import accelerator, fit, prepared, shuffled, step
+
+
+def trained() -> list[str]:
+    """A plain loop."""
+    own = accelerator()
+    fit(own, *prepared(own, shuffled()))
+    return begun()
+
+
+def begun() -> list[str]:
+    """The train epochs that the loops of this process have begun, and whether they were found."""
+    return [
+        f"{loop.passes.epoch} epochs of {loop.guard.steps} steps{', found' if loop.guard.evidence.found_by else ''}"
+        for loop in active_loops()
+    ]
+
+
+def attached() -> list[str]:
+    own = accelerator()
+    model, optimizer, loader = prepared(own, shuffled())
+    attach(own, train=loader)
+    fit(own, model, optimizer, loader)
+    return begun()
+
+
+def asked_to_make_even() -> list[str]:
+    with mock.patch.dict(os.environ, COUNTOFF_UNEVEN_TRAIN="stop"):
+        return trained()
+
+
+def of_another_version() -> list[str]:
+    with mock.patch.object(reading, "train_facts", side_effect=AttributeError("no gradient_state")):
+        return trained()
+
+
+def in_local_sgd() -> list[str]:
+    own = accelerator()
+    model, optimizer, loader = prepared(own, shuffled())
+    with LocalSGD(accelerator=own, model=model, local_sgd_steps=4) as local:
+        for batch in loader:
+            step(own, model, optimizer, batch)
+            local.step()
+    return begun()
+
+
+def read_by_a_thread() -> list[str]:
+    own = accelerator()
+    model, optimizer, loader = prepared(own, shuffled())
+    for batch in _read_by_thread(loader):
+        step(own, model, optimizer, batch)
+    return begun()
+
+
+def _read_by_thread(loader: Any) -> Iterator[Any]:
+    batches = queue.Queue[Any](2)
+
+    def read() -> None:
+        for batch in loader:
+            batches.put(batch)
+        batches.put(None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield from iter(batches.get, None)
+    thread.join()
+
+
+def of_two_rates() -> list[str]:
+    own = accelerator()
+    model, optimizer, loader = prepared(own, shuffled())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (1 + own_rank())
+    fit(own, model, optimizer, loader)
+    return begun()
+
+
+JOBS: dict[str, Callable[[], list[str]]] = {
+    "as it is": trained,
+    "attached": attached,
+    "asked to make ranks even": asked_to_make_even,
+    "of another version of Accelerate": of_another_version,
+    "inside of LocalSGD": in_local_sgd,
+    "read by a thread": read_by_a_thread,
+    "of two learning rates": of_two_rates,
+}
+
+
+def run_all() -> dict[str, list[str]]:
+    """Runs each job; returns the loops that were active at its end, by its name."""
+    devices.join()
+    found: dict[str, list[str]] = {}
+    for name, job in JOBS.items():
+        print(f"--- job {name}", file=sys.stderr, flush=True)
+        watched = WatchedAccelerators()
+        hook = MethodHook(Accelerator, "prepare", after=lambda each, *_, watched=watched, **__: watched.add(each))
+        found[name] = job()
+        for loop in active_loops():
+            loop.end()
+        hook.remove()
+        watched.close()
+    return found

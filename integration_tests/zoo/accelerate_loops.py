@@ -28,6 +28,13 @@ class Stream(IterableDataset):
         return zip(self.inputs, self.labels, strict=True)
 
 
+class SizedStream(Stream):
+    """A stream that knows its length."""
+
+    def __len__(self):
+        return len(self.inputs)
+
+
 def accelerator(accumulation=1, **sharding):
     """An Accelerator of a program that has had none before."""
     AcceleratorState._reset_state()
@@ -325,8 +332,9 @@ def prepared_loader_in_a_thread(options):
 @healthy()
 def loaders_of_two_lengths_in_turn(options):
     """Trains on short samples first and on long ones later: two loaders, of other lengths and batch sizes."""
-    own = accelerator()
-    model, optimizer, short, long = prepared(own, shuffled(), shuffled(48, batch_size=2))
+    own = accelerator(dispatch_batches=False)
+    streams = DataLoader(SizedStream(), batch_size=4), DataLoader(SizedStream(48), batch_size=2)
+    model, optimizer, short, long = prepared(own, *streams)
     with attach(own, train=short, **options):
         return [fit(own, model, optimizer, loader, epochs=2) for loader in (short, long, short)], model
 

@@ -31,7 +31,8 @@ Runs a program, unchanged, with countoff in it. It stands in front of the script
     srun python -m countoff.run train.py
 
 countoff is added to every Trainer of Lightning, Composer and transformers, and to every Fabric, that the program makes
-without one. Options come from the environment: COUNTOFF_UNEVEN_TRAIN=stop; docs/settings.md lists them.
+without one. In a loop over Accelerate's loaders, the one that trains is found by watching, and countoff only warns.
+Options come from the environment: COUNTOFF_UNEVEN_TRAIN=stop; docs/settings.md lists them.
 COUNTOFF=0 turns it off. `countoff run -- COMMAND…` does the same in front of a launcher.
 """
 

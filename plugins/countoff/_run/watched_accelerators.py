@@ -97,6 +97,16 @@ class WatchedAccelerators:
         if any(each is not self._loop for each in active_loops()):
             self.close()
             return None
+        try:
+            return self._find(loader, batches)
+        except DivergenceError:
+            raise
+        except Exception as error:
+            self._give_up(error)
+            return None
+
+    def _find(self, loader: Any, batches: Iterator[Any]) -> Iterator[Any] | None:
+        """Returns the iterator of a pass over a prepared loader; None for another one."""
         for accelerator in self._accelerators:
             for prepared in accelerator._dataloaders:
                 if same_source(prepared, loader):
@@ -132,18 +142,22 @@ class WatchedAccelerators:
             return batches
         try:
             loop = self._loop_of(noticed)
+            if loop.guard.open_span is not None:  # this is another loader of a loop whose epoch is counted
+                return batches
+            counted = self._counted(loop, noticed, batches, taken=noticed.taken)
         except DivergenceError:
             raise
-        except Exception as error:  # another version of Accelerate, say
-            say_unobserved("this loop over Accelerate's loaders", f"{type(error).__name__}: {error}")
-            self.close()
+        except Exception as error:
+            self._give_up(error)
             return batches
-        if loop.guard.open_span is not None:  # this is another loader of a loop whose epoch is counted
-            return batches
-        counted = self._counted(loop, noticed, batches, taken=noticed.taken)
         for optimizer in noticed.stepped:
             loop.step(optimizer)
         return counted
+
+    def _give_up(self, error: Exception) -> None:
+        """Leaves the program alone where something is not as it was expected, as in another version of Accelerate."""
+        say_unobserved("this loop over Accelerate's loaders", f"{type(error).__name__}: {error}")
+        self.close()
 
     def _counted(
         self, loop: ObservedLoop, noticed: _Noticed, batches: Iterator[Any], *, taken: int = 0

@@ -1,5 +1,6 @@
 """Programs that do not mention countoff, under real launchers, with countoff in front of them."""
 
+import json
 import os
 import re
 import subprocess
@@ -88,6 +89,20 @@ def test_a_loop_over_accelerates_loaders_is_found(tmp_path):
     assert found in uneven, output
     assert uneven.count("countoff: ") == 1, output
     assert "Found by watching, so it ends nothing" in uneven
+
+
+def test_a_program_of_accelerates_own_hears_nothing(tmp_path):
+    """As it is in the package, with many ways to accumulate, in one process. Its loop is found."""
+    program = ["-m", "accelerate.test_utils.scripts.test_sync"]
+    code, output = start(
+        [*TORCHRUN, *MODULE, *program], tmp_path, ACCELERATE_USE_CPU="true", COUNTOFF_TRACE_DIR=str(tmp_path / "trace")
+    )
+    assert code == 0, output
+    assert "countoff: " not in output, output
+    for rank in (0, 1):
+        lines = map(json.loads, (tmp_path / f"trace/rank-{rank:05}.jsonl").read_text().splitlines())
+        opened = [line["span"] for line in lines if line["k"] == "open"]
+        assert opened[:1] == ["train epoch 0"]
 
 
 def test_a_loop_of_its_own_hears_at_its_end_that_nothing_was_counted(tmp_path):

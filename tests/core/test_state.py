@@ -192,3 +192,18 @@ def test_a_notice_from_the_log_is_printed_on_rank_0_only(rank: int) -> None:
     assert state.notices == [notice]
     assert state.is_written(entry)
     assert drain(state) == ([PrintWarning(notice)] if rank == 0 else [])
+
+
+@pytest.mark.parametrize(("subject", "found"), [("", []), ("evaluation", ["end"])])
+def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_found(
+    subject: str, found: list[str]
+) -> None:
+    """Its entry comes before the later marks of that rank. An evaluation says nothing about later marks."""
+    state = state_of()
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    span.started = 4
+    state.receive(verdict_entry("notice", Verdict("UnevenBatches", "rank 1 ran out.", subject=subject, mark_index=1)))
+    drain(state)
+    state.receive(mark_entry(1, Mark("train_end", EPOCH, at=3, reason="exhausted", rank=1)))
+    state.look()
+    assert [entry["type"] for entry in written(state)] == found

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from countoff.core.checks import judge
+from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.uneven import nothing_to_repeat
 from countoff.core.levels import as_warning, effect, unless_found
@@ -477,6 +477,8 @@ class State:
 
     def _receive_notice(self, notice: Verdict) -> None:
         self._noted.add((notice.kind, notice.subject))
+        if shows_other_counts(notice):
+            self.log.mute()  # another rank has accepted it, and what follows from it is in its later marks
         if not self._is_known(notice.kind, notice.subject):
             self.notices.append(notice)
             if self.leads:

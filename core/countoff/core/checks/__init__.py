@@ -46,7 +46,7 @@ from countoff.core.verdict import KINDS, Verdict
 if TYPE_CHECKING:
     from countoff.core.state import State
 
-__all__ = ["KINDS", "Checks", "judge"]
+__all__ = ["KINDS", "Checks", "judge", "shows_other_counts"]
 
 KINDS |= {
     kind.name: kind
@@ -162,3 +162,16 @@ def judge(divergence: Divergence, rank: int) -> Verdict:
     elif found is None and divergence.kind == "LearningRateMismatch":
         found = learning_rates.judge_rates(divergence, rank)
     return replace(found or uneven.judge_batches(divergence, rank), guess=divergence.guess)
+
+
+def shows_other_counts(verdict: Verdict) -> bool:
+    """Whether ranks have other counts of batches or steps from the place of a verdict on, as their marks show.
+
+    >>> shows_other_counts(Verdict("StepMismatch", "they step after other batches.", mark_index=3))
+    True
+    >>> shows_other_counts(Verdict("UnevenBatches", "they differ.", subject="evaluation", mark_index=3))
+    False
+    """
+    kinds = (plan.PLAN_MISMATCH.name, uneven.UNEVEN_BATCHES.name, steps.STEP_MISMATCH.name)
+    apart = (uneven.EVALUATION, steps.MICRO_BATCHES, steps.FORWARD_PASSES)  # each is compared by itself
+    return verdict.mark_index >= 0 and verdict.kind in kinds and verdict.subject not in apart

@@ -1,10 +1,11 @@
-"""Loops over Accelerate's loaders that attach nothing, and are found by their use; each in a process group of all.
+"""Loops over Accelerate's loaders that attach nothing, and are found by watching; each in a process group of all.
 
 `run_all` runs each job, with a line between what they print, and returns what each has begun.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import sys
@@ -13,17 +14,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from accelerate import Accelerator
 from accelerate.local_sgd import LocalSGD
+from torch.utils.data import DataLoader
 
 from countoff._accelerate import accelerator as reading
-from countoff._adapter.hooks import MethodHook
 from countoff._adapter.observed_loop import active_loops
-from countoff._run.watched_accelerators import WatchedAccelerators
 from countoff.accelerate import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.zoo.accelerate_loops import accelerator, fit, prepared, shuffled, step
+from integration_tests.watching import watching
+from integration_tests.zoo.accelerate_loops import SizedStream, accelerator, fit, prepared, shuffled, step
 
 
 def trained() -> list[str]:
@@ -100,6 +100,35 @@ def of_two_rates() -> list[str]:
     return begun()
 
 
+def over_two_loaders() -> list[str]:
+    own = accelerator()
+    model, optimizer, short, long = prepared(own, shuffled(), shuffled(96))
+    fit(own, model, optimizer, short)
+    lengths = [loop.fit.epoch_batches for loop in active_loops()]
+    fit(own, model, optimizer, long)
+    return [*begun(), f"of {lengths} and {[loop.fit.epoch_batches for loop in active_loops()]} batches"]
+
+
+class Asked(SizedStream):
+    """A stream that counts how often it is asked for its length."""
+
+    times = 0
+
+    def __len__(self) -> int:
+        self.times += 1
+        return super().__len__()
+
+
+def of_a_stream() -> list[str]:
+    """Accelerate itself asks for the length in each pass, also in those that do not train."""
+    own, trained, read = accelerator(dispatch_batches=False), Asked(), Asked()
+    loaders = DataLoader(trained, batch_size=4), DataLoader(read, batch_size=4)
+    model, optimizer, loader, other = prepared(own, *loaders)
+    passes = [sum(1 for _ in other) for _ in range(2)]
+    assert fit(own, model, optimizer, loader) == passes
+    return [*begun(), f"asked {trained.times - read.times} times more"]
+
+
 JOBS: dict[str, Callable[[], list[str]]] = {
     "as it is": trained,
     "attached": attached,
@@ -108,20 +137,20 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "inside of LocalSGD": in_local_sgd,
     "read by a thread": read_by_a_thread,
     "of two learning rates": of_two_rates,
+    "over two loaders": over_two_loaders,
+    "over a stream that knows its length": of_a_stream,
 }
 
 
 def run_all() -> dict[str, list[str]]:
     """Runs each job; returns the loops that were active at its end, by its name."""
     devices.join()
+    logging.basicConfig(level=logging.INFO)
     found: dict[str, list[str]] = {}
     for name, job in JOBS.items():
         print(f"--- job {name}", file=sys.stderr, flush=True)
-        watched = WatchedAccelerators()
-        hook = MethodHook(Accelerator, "prepare", after=lambda each, *_, watched=watched, **__: watched.add(each))
-        found[name] = job()
-        for loop in active_loops():
-            loop.end()
-        hook.remove()
-        watched.close()
+        with watching():
+            found[name] = job()
+            for loop in active_loops():
+                loop.end()
     return found

@@ -16,6 +16,8 @@ BEGUN = {
     "inside of LocalSGD": [],
     "read by a thread": [],
     "of two learning rates": FOUND,
+    "over two loaders": ["4 epochs of 40 steps, found", "of [8] and [12] batches"],
+    "over a stream that knows its length": [*FOUND, "asked 0 times more"],
 }
 SAID = {
     "asked to make ranks even": (
@@ -34,5 +36,6 @@ def test_the_loader_that_trains_is_found_by_its_use(run_ranks):
     for name, text in SAID.items():
         assert text in told[name], told[name]
     assert not any(said(results[1])), results[1]
+    assert results[0].output.count("batches before prepare()") == 1, "only what is attached logs its length"
     not_observed = "countoff: this loop over Accelerate's loaders is not observed: AttributeError: no gradient_state"
     assert all(result.output.count(not_observed) == 1 for result in results)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from countoff._adapter.hooks import MethodHook
 from countoff._adapter.observed_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
@@ -96,23 +95,13 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     }
 
 
-@contextlib.contextmanager
-def _watching(mode: str) -> Iterator[None]:
-    """Has countoff find the loop by itself, as `countoff run` does, where the mode says so."""
+def _watching(mode: str) -> contextlib.AbstractContextManager[None]:
+    """Has countoff find the loop by itself, where the mode says so."""
     if mode != "watched":
-        yield
-        return
-    from accelerate import Accelerator
+        return contextlib.nullcontext()
+    from integration_tests.watching import watching
 
-    from countoff._run.watched_accelerators import WatchedAccelerators
-
-    watched = WatchedAccelerators()
-    hook = MethodHook(Accelerator, "prepare", after=lambda accelerator, *_, **__: watched.add(accelerator))
-    try:
-        yield
-    finally:
-        hook.remove()
-        watched.close()
+    return watching()
 
 
 def seed() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from countoff._accelerate import accelerator as reading
 from countoff._accelerate.loader_facts import evaluation_facts
-from countoff._accelerate.loaders import source_length
+from countoff._accelerate.loaders import asks_for_length, source_length
 from countoff._accelerate.observation import follow, observe
 from countoff._accelerate.process import not_distributed
 from countoff._accelerate.words import TICKS, WORDS
@@ -33,7 +33,6 @@ def begin_loop(
     max_steps: int | None = None,
     dataset_size: int | None = None,
     start_epoch: int = 0,
-    follows: bool = True,
     found_by: str = "",
 ) -> ObservedLoop:
     """Returns a loop whose fit has begun. Collective: every rank must call it, after `accelerator.prepare()`.
@@ -47,10 +46,10 @@ def begin_loop(
         max_steps: Optimizer steps after which the run ends, if there is such a limit.
         dataset_size: Samples of the whole train dataset over all ranks.
         start_epoch: Number of the first epoch.
-        follows: Whether the passes over these loaders are counted from here on; otherwise the caller counts them.
-        found_by: As in `Evidence`.
+        found_by: As in `Evidence`. Whoever has found the loop counts its passes, and nobody else hears of it.
     """
-    facts = reading.train_facts(accelerator, train, epochs=epochs, max_steps=max_steps)
+    told = train if not found_by or asks_for_length(train) else None
+    facts = reading.train_facts(accelerator, told, epochs=epochs, max_steps=max_steps)
     dp_rank, dp_degree = reading.position_of(accelerator)
     totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)", dataset_size=dataset_size)
     fit = Fit(
@@ -68,15 +67,15 @@ def begin_loop(
     if not settings.enabled:
         return loop
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}
-    _tell_of(loop, train)
-    for name, loader in loaders.items():
-        reading.log_lengths(accelerator, name or "train", loader)
+    _tell_of(loop, told)
     evaluated = functools.partial(evaluation_facts, num_processes=dp_degree, process_index=dp_rank)
     loop.tell_evaluations(EvaluationTotals(evaluated, dp_degree=dp_degree, several=len(evaluations) > 1))
-    source_batches = None if train is None else source_length(train)
+    source_batches = None if told is None else source_length(told)
     fit.watch_schedules(reading.schedules(accelerator), source_batches=source_batches, why=TICKS)
     loop.until_end(observe(accelerator, loop, train))
-    if follows:
+    if not found_by:
+        for name, loader in loaders.items():
+            reading.log_lengths(accelerator, name or "train", loader)
         loop.passes.expects_train = train is not None
         loop.until_end(follow(loop, loaders))
     common = reading.common_length(facts)
@@ -86,11 +85,12 @@ def begin_loop(
 
 
 def goes_on_with(loop: ObservedLoop, accelerator: Any, train: Any) -> None:
-    """Takes another prepared loader for the train loader of a loop, from its next epoch on."""
-    facts = reading.train_facts(accelerator, train, epochs=None, max_steps=None)
+    """Takes another prepared loader for the train loader of a loop that was found, from its next epoch on."""
+    told = train if asks_for_length(train) else None
+    facts = reading.train_facts(accelerator, told, epochs=None, max_steps=None)
     _, dp_degree = reading.position_of(accelerator)
     loop.fit.totals = Totals(facts, dp_degree=dp_degree, framework="len(loader)")
-    _tell_of(loop, train)
+    _tell_of(loop, told)
 
 
 def _tell_of(loop: ObservedLoop, train: Any) -> None:

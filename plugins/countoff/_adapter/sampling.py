@@ -20,6 +20,8 @@ from countoff.core.data.plain import attribute_of
 
 __all__ = ["accelerate_classes", "fingerprint_batch", "samplers_of", "sampling_of"]
 
+_DEPTH = 32
+
 
 def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
     """Takes the fingerprint of a train batch while `data.fingerprints_due`; raises nothing.
@@ -71,7 +73,9 @@ def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:
     """Yields the data set and the samplers of a loader, from the outermost to the innermost."""
     yield loader.dataset
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    while sampler is not None:
+    for _ in range(_DEPTH):  # one may hold itself
+        if sampler is None:
+            return
         yield sampler
         sampler = sampler_of(sampler)
 

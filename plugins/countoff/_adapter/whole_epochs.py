@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from countoff._adapter.class_swap import own_class
-from countoff._adapter.dealt_streams import sampler_of
 from countoff._adapter.even_loaders import saves_state
+from countoff._adapter.sampling import samplers_of
 from countoff._adapter.torch_facts import iterates_as_torch, of_library, reported_length
 from countoff.core.data.plain import ABSENT, attribute_of
 from countoff.core.plan import BatchPlan
 
 __all__ = ["may_begin_inside", "whole_epoch"]
-
-_DEPTH = 8
 
 
 def whole_epoch(loader: Any, plan: BatchPlan) -> int | None:
@@ -31,7 +28,8 @@ def whole_epoch(loader: Any, plan: BatchPlan) -> int | None:
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    if not iterates_as_torch(loader) or not all(_draws_from(each, loader.dataset) for each in _samplers(loader)):
+    _, *samplers = samplers_of(loader)
+    if not iterates_as_torch(loader) or not all(_draws_from(each, loader.dataset) for each in samplers):
         return None
     # The arithmetic does not know torchdata's own samplers, of which a pass has as many batches as they report.
     stateful = of_library(own_class(type(loader)), "torchdata")
@@ -46,20 +44,10 @@ def may_begin_inside(loader: Any) -> bool:
         loader: A DataLoader.
     """
     own = getattr(loader, "base_dataloader", loader)  # Accelerate's have the methods, and hand them on to this one
-    return any(saves_state(each) for each in (own, loader.dataset, *_samplers(loader)))
+    return any(saves_state(each) for each in (own, *samplers_of(loader)))
 
 
 def _draws_from(sampler: Any, dataset: Any) -> bool:
     """Whether a sampler is none of the user's own, and has none inside, as Lightning's wrapper for such a one has."""
     drawn = attribute_of(sampler, "dataset")
     return of_library(getattr(type(sampler), "__iter__", None)) and (drawn is ABSENT or drawn is dataset)
-
-
-def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Yields the samplers of a loader, from the outermost to the innermost."""
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for _ in range(_DEPTH):
-        if sampler is None:
-            return
-        yield sampler
-        sampler = sampler_of(sampler)

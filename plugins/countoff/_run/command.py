@@ -23,7 +23,7 @@ _ADDED_TO = {
     "pytorch-lightning": "the callback is added to every Trainer",
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
-    "accelerate": "the loader on which a loop trains is found by its use",
+    "accelerate": "the loader on which a loop trains is found by watching",
 }
 """What becomes of a program, by the distribution of its framework."""
 

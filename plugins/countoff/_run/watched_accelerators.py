@@ -1,4 +1,4 @@
-"""Finds the train loader of a script that does not mention countoff, by its use: its batches precede optimizer steps.
+"""Finds the train loader of a script that does not mention countoff, by watching: its batches precede optimizer steps.
 
 Until a loader is found, passes over prepared loaders are passed on as they are, and their batches counted. The first
 optimizer step inside of one shows that it trains. The fit begins when the loop asks for the batch after that step: in
@@ -182,7 +182,7 @@ class WatchedAccelerators:
         if loop is None or loop not in active_loops():
             accelerator, train = noticed.accelerator, noticed.prepared
             settings = _settings(accelerator)
-            loop = begin_loop(accelerator, settings, train=train, evaluations={}, follows=False, found_by=_FOUND)
+            loop = begin_loop(accelerator, settings, train=train, evaluations={}, found_by=_FOUND)
             loop.passes.expects_more = False
             self._loop, self._train = loop, weakref.ref(train)
             self._trained.clear()

@@ -8,13 +8,14 @@ from typing import Any
 
 from countoff._accelerate import accelerator as reading
 from countoff._accelerate.loader_facts import evaluation_facts
-from countoff._accelerate.loaders import asks_for_length, source_length
+from countoff._accelerate.loaders import source_length
 from countoff._accelerate.observation import follow, observe
 from countoff._accelerate.process import not_distributed
 from countoff._accelerate.words import TICKS, WORDS
 from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.observed_loop import ObservedLoop
+from countoff._adapter.sampling import asks_for_length
 from countoff._adapter.torch_facts import reported_length, versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings

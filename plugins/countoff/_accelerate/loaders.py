@@ -11,26 +11,17 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accelerate.data_loader import (
-    BatchSamplerShard,
-    DataLoaderDispatcher,
-    DataLoaderShard,
-    SeedableRandomSampler,
-    SkipBatchSampler,
-)
+from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher, DataLoaderShard, SkipBatchSampler
 from accelerate.local_sgd import LocalSGD
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import BatchSampler, IterableDataset
 
 from countoff._adapter.even_loaders import even_inside
 from countoff._adapter.hooks import SharedHooks
 from countoff._adapter.loader_followers import LoaderFollowers
 from countoff._adapter.loader_passes import Even
-from countoff._adapter.sampling import samplers_of
 from countoff._adapter.torch_facts import reported_length
 
 __all__ = [
-    "asks_for_length",
     "even_prepared",
     "followers",
     "holds_prepared",
@@ -43,16 +34,6 @@ __all__ = [
 ]
 
 PREPARED = (DataLoaderShard, DataLoaderDispatcher)
-_ASKING = {
-    BatchSampler,
-    BatchSamplerShard,
-    DistributedSampler,
-    RandomSampler,
-    SeedableRandomSampler,
-    SequentialSampler,
-    SkipBatchSampler,
-}
-"""Samplers that ask the dataset for its length, or hold one that does."""
 
 followers = LoaderFollowers(lambda: PREPARED)
 """Those who follow the passes over prepared loaders."""
@@ -134,15 +115,6 @@ def even_prepared(loader: Any, *, proven: bool = False) -> Even | None:
 
     # The shard looks one batch ahead, and sets the end of the pass from that, so what it iterates is made even.
     return functools.partial(even_inside, inner=loader.base_dataloader, ahead=True, proven=proven, begun=begun)
-
-
-def asks_for_length(loader: Any) -> bool:
-    """Returns whether a pass over a prepared loader asks its dataset for its length, so that we may do so too.
-
-    An iterable dataset may compute its length, and once it is known torch warns of a pass that has more.
-    """
-    samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
-    return bool(samplers) and all(type(each) in _ASKING for each in samplers)
 
 
 def source_length(loader: Any) -> int | None:

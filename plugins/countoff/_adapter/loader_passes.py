@@ -11,14 +11,16 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from countoff._adapter.even_loaders import forget_state
 from countoff._adapter.held_batch import HeldBatch
-from countoff._adapter.sampling import fingerprint_batch
+from countoff._adapter.iterator_proxy import IteratorProxy
+from countoff._adapter.sampling import fingerprint_batch, take_fingerprint
 from countoff.core import DivergenceError, Guard, Verdict
 from countoff.core.checks.unseen import UNSEEN_LOADER
+from countoff.core.data.fingerprint import Begun
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
 
@@ -126,6 +128,7 @@ class LoaderPasses:
         loader: Any = None,
         even: Even | None = None,
         taken: int = 0,
+        read: Sequence[Begun | None] = (),
     ) -> Iterator[Any]:
         """Returns the iterator of one pass, which the loop's `for` iterates. The pass begins with its first batch.
 
@@ -138,11 +141,13 @@ class LoaderPasses:
             loader: The loader, whose sampler tells about the data.
             even: Makes the pass even where the settings ask for that; None where ranks cannot be uneven.
             taken: Batches of this pass that the loop has taken before it is counted. With some, it begins now.
+            read: The fingerprints of the first batches that it has taken, as `begin_fingerprint` has returned them: of
+                all that it has taken, or of as many as are compared.
         """
         kind = _SizedPass if hasattr(type(batches), "__len__") else Pass
         found = kind(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
         if taken:
-            found._Pass__begin_with(taken)  # pyright: ignore[reportAttributeAccessIssue]
+            found._Pass__begin_with(taken, read)  # pyright: ignore[reportAttributeAccessIssue]
         return found
 
     def stepped(self) -> None:
@@ -226,11 +231,11 @@ class LoaderPasses:
                 self.guard.compare_spans(True)
 
 
-class Pass:
+class Pass(IteratorProxy):
     """The iterator of one pass over a loader: it counts the batches that the loader's own iterator gives to the loop.
 
-    Whatever else the loader's own iterator can do, this one has it do. It ends as that one does: an exception that the
-    loop catches, to ask for the next batch, is no end. Several threads may share it if they may share that one.
+    It ends as the loader's own iterator does: an exception that the loop catches, to ask for the next batch, is no end.
+    Several threads may share it if they may share that one.
 
     Args:
         passes: The passes to which it belongs.
@@ -241,8 +246,6 @@ class Pass:
         loader: The loader.
         even: Makes the pass even.
     """
-
-    # Names with two underscores, so that none hides an attribute of the loader's own iterator.
 
     def __init__(
         self,
@@ -255,6 +258,7 @@ class Pass:
         loader: Any,
         even: Even | None,
     ) -> None:
+        super().__init__(batches)
         self.__passes = passes
         self.__own = self.__source = batches
         self.__name = name
@@ -271,9 +275,6 @@ class Pass:
         self.__inside, self.__ended = 0, False  # with the lock: threads in it, and whether one has seen the end
         self.__more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
         self.__failed = False  # whether the last call has raised an exception of the loader's
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         # After a training step, little of what a batch needs is in the processor's caches, so the time of this is that
@@ -333,18 +334,6 @@ class Pass:
         self.__stop()  # here, so that a verdict that it raises does not tell of the loader's end
         raise StopIteration(*values)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_Pass__"):
-            raise AttributeError(name)
-        return getattr(self.__own, name)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__own.__reduce_ex__(protocol)
-
-    @property  # what `isinstance` and the user's code see
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self.__own)
-
     def close(self) -> None:
         """Ends the pass, as where the loop lets go of it; also the loader's own iterator, if that can be closed."""
         self.__leave()
@@ -375,11 +364,14 @@ class Pass:
         self.__fingerprints_due = name is None and bool(guard.data.fingerprints_due)
         self.__begun = True  # last: another thread may ask for a batch as soon as it sees that
 
-    def __begin_with(self, taken: int) -> None:
-        """Begins the pass with batches that the loop has taken already, whose data nobody has looked at."""
+    def __begin_with(self, taken: int, read: Sequence[Begun | None]) -> None:
+        """Begins the pass with batches that the loop has taken already."""
         self.__begin()
         self.__counters.started += taken
-        self.__fingerprints_due = False
+        data = self.__guard.data
+        for each in read if self.__fingerprints_due else ():
+            take_fingerprint(data, lambda each=each: each, self.__loader)
+        self.__fingerprints_due = bool(data.fingerprints_due)
         if self.__span is not None:
             self.__guard.look()
 

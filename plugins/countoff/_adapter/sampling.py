@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.dealt_streams import sampler_of, stream_facts
 from countoff._adapter.torch_facts import reported_length
 from countoff.core.checks.data import UNKNOWN, DataIdentity, Sampling
+from countoff.core.data.fingerprint import Begun, begin_fingerprint
 from countoff.core.data.plain import attribute_of
 
-__all__ = ["accelerate_classes", "fingerprint_batch", "samplers_of", "sampling_of"]
+__all__ = [
+    "accelerate_classes",
+    "asks_for_length",
+    "fingerprint_batch",
+    "samplers_of",
+    "sampling_of",
+    "take_fingerprint",
+]
 
 _DEPTH = 32
+_ASKING = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
+_ASKING_OF_ACCELERATE = ("BatchSamplerShard", "SeedableRandomSampler", "SkipBatchSampler")
+"""Samplers that ask the dataset for its length, or hold one that does."""
 
 
 def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
@@ -31,8 +42,19 @@ def fingerprint_batch(data: DataIdentity, batch: Any, loader: Any) -> None:
         batch: The batch as the loader handed it out.
         loader: The loader.
     """
+    take_fingerprint(data, lambda: begin_fingerprint(batch), loader)
+
+
+def take_fingerprint(data: DataIdentity, begin: Callable[[], Begun | None], loader: Any) -> None:
+    """Does the same with a fingerprint that may have been begun before.
+
+    Args:
+        data: The guard's `data`.
+        begin: Returns what `begin_fingerprint` has returned.
+        loader: The loader.
+    """
     sampling = sampling_of(loader, dp_rank=data.dp_rank, dp_degree=data.dp_degree)
-    data.read(batch, sampling, functools.partial(stream_facts, loader, data))
+    data.take(begin, sampling, functools.partial(stream_facts, loader, data))
 
 
 def sampling_of(loader: Any, *, dp_rank: int, dp_degree: int) -> Sampling:
@@ -78,6 +100,16 @@ def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:
             return
         yield sampler
         sampler = sampler_of(sampler)
+
+
+def asks_for_length(loader: DataLoader[Any]) -> bool:
+    """Returns whether a pass over a loader asks its dataset for its length, so that we may do so too.
+
+    An iterable dataset may compute its length, and once it is known torch warns of a pass that has more.
+    """
+    asking = (*_ASKING, *accelerate_classes(*_ASKING_OF_ACCELERATE))
+    samplers = [] if isinstance(loader.dataset, IterableDataset) else list(samplers_of(loader))[1:]
+    return bool(samplers) and all(type(each) in asking for each in samplers)
 
 
 def accelerate_classes(*names: str) -> tuple[type, ...]:

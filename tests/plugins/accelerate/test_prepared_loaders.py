@@ -12,7 +12,7 @@ pytest.importorskip("accelerate")
 from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import IterableDataset, Sampler, SequentialSampler, SubsetRandomSampler
 
-from countoff._accelerate.loaders import asks_for_length
+from countoff._adapter.sampling import asks_for_length
 
 
 class Own(Sampler[int]):

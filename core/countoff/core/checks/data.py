@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.checks.streams import FirstElements, StreamFacts, judge_streams, parse_stream
-from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
+from countoff.core.data.fingerprint import Begun, Fingerprint, PendingFingerprint, begin_fingerprint, distinct_bytes
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
 from countoff.core.verdict import Cause, Verdict, VerdictKind
@@ -117,7 +117,7 @@ class DataIdentity(Check):
         self._state = state
         self._datasets_differ = datasets_differ
         self._others: Others | None = None
-        self._read: list[Fingerprint | PendingFingerprint | None] = []
+        self._read: list[Begun | None] = []
         self._first = self._epoch = 0
         self._steps_before = 0
         self._ever_read = self._is_sharded = False
@@ -177,6 +177,21 @@ class DataIdentity(Check):
             sampling: What the loader's sampler tells.
             stream: Returns what is known of the stream that the framework deals out; None where it deals out none.
         """
+        self.take(lambda: begin_fingerprint(batch), sampling, stream)
+
+    def take(
+        self,
+        begin: Callable[[], Begun | None],
+        sampling: Sampling = UNKNOWN,
+        stream: Callable[[], StreamFacts | None] | None = None,
+    ) -> None:
+        """Takes the fingerprint of a batch as `read` does, where it may have been begun before.
+
+        Args:
+            begin: Returns what `begin_fingerprint` has returned.
+            sampling: What the loader's sampler tells.
+            stream: As for `read`.
+        """
         if not self.fingerprints_due:
             return
         if len(self._read) < self._state.settings.fingerprint_batches:
@@ -189,7 +204,7 @@ class DataIdentity(Check):
                 self.order = int(by), self._epoch, samples, int(seed)  # a loop may give them as numbers of numpy's
             else:
                 self.order = None
-            self._read.append(begin_fingerprint(batch) if sampling.comparable else None)
+            self._read.append(begin() if sampling.comparable else None)
         self._collect()
         to_read = self._state.settings.fingerprint_batches - len(self._read)
         on_the_way = any(isinstance(each, PendingFingerprint) for each in self._read)

@@ -28,7 +28,15 @@ from countoff.core.data.device_copy import DeviceCopy
 from countoff.core.data.plain import fields_of, items_of, module_of, pairs_of
 from countoff.core.data.unobserved import unobserved
 
-__all__ = ["Fingerprint", "PendingFingerprint", "begin_fingerprint", "distinct_bytes", "fingerprint", "parts_of"]
+__all__ = [
+    "Begun",
+    "Fingerprint",
+    "PendingFingerprint",
+    "begin_fingerprint",
+    "distinct_bytes",
+    "fingerprint",
+    "parts_of",
+]
 
 LEAF_BYTES = 256 * 1024
 """A tensor up to this size is hashed whole, a larger one by as many bytes of it."""
@@ -74,7 +82,7 @@ def fingerprint(batch: Any) -> Fingerprint | None:
     return None if digest is None else digest.fingerprint()
 
 
-def begin_fingerprint(batch: Any) -> Fingerprint | PendingFingerprint | None:
+def begin_fingerprint(batch: Any) -> Begun | None:
     """Returns the fingerprint of a batch as `fingerprint` does, or begins it where the batch has tensors on a GPU.
 
     It waits for no device. The batch may be changed as soon as this has returned.
@@ -113,6 +121,10 @@ class PendingFingerprint:
         except Exception:  # of the program's own kernels: torch raises it again where the program uses the device
             return None
         return self._digest.fingerprint() if arrived else self
+
+
+Begun = Fingerprint | PendingFingerprint
+"""A fingerprint that is complete, or on its way from a device."""
 
 
 def parts_of(sample: Any) -> list[Any]:

@@ -98,9 +98,17 @@ def _together(runs: Sequence[Run], directory: Path) -> Iterator[tuple[Run, Outco
             mine = [each[number] if number < len(each) else None for each in found]
             said = [_text(records / f"{run[0].name}-{run[1]}-rank{rank}.err") for rank in ranks]
             problem = "" if number < ended else _problem(mine, results, said)
+            if number + 1 == len(runs) and not problem:
+                problem = _unended(results)
             values = [None if record is None else record["value"] for record in mine]
             yield run, Outcome(values, [record["random"] if record else {} for record in mine], said, problem)
         runs = runs[ended + 1 :]
+
+
+def _unended(results: Sequence[RankResult]) -> str:
+    """What ranks have printed that did not end after the last program of a launch; empty if all of them have ended."""
+    wrong = [result for result in results if result.exit_code]
+    return "\n".join(f"at its end, rank {each.rank} had exit code {each.exit_code}\n{each.output}" for each in wrong)
 
 
 def _problem(records: Sequence[dict[str, Any] | None], results: Sequence[RankResult], said: Sequence[str]) -> str:

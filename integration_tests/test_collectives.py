@@ -43,9 +43,7 @@ def test_a_collective_that_one_rank_leaves_out_or_issues_alone_is_named(run_rank
         fewer, more = (f"{differ}: {told}" for told in ("16 on rank 0, 15 on rank 1", "8 on rank 0, 9 on rank 1"))
     else:
         fewer, more = (f"rank 3 issued 1 collective {than} than ranks 0–2 {everyone}" for than in ("fewer", "more"))
-    assert list(map(counted, warned(results))) == [
-        {"CollectivesDiffer": f"{WHERE}, {told}."} for told in (fewer, more)
-    ]
+    assert list(map(counted, warned(results))) == [{"CollectivesDiffer": f"{WHERE}, {told}."} for told in (fewer, more)]
 
 
 @pytest.mark.ranks(2, 4)

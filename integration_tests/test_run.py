@@ -17,6 +17,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 COMPOSER = [sys.executable, "-m", "composer.cli.launcher", "-n", "2"]
 RUN, MODULE = [sys.executable, "-m", "countoff", "run"], ["-m", "countoff.run"]
 SHORT = "rank 1 ran out of data after 5 batches of train epoch 0; rank 0 has batch 6."
+WEIGHS = re.compile(r"rank \d weighs [0-9a-f]{16}")
 NOT_COMPARED = "countoff: nothing was compared"
 
 
@@ -73,20 +74,25 @@ def test_uneven_ranks_finish_in_a_program_as_it_is(framework, command, ended, tm
     healthy, _, uneven = output.partition("rank 0 weighs ")
     assert "countoff: " not in healthy, output
     assert f"[rank 0] countoff: Truncated: train epoch 0 {ended} on every rank after 5 batches" in uneven, output
-    assert len(set(re.findall(r"rank \d weighs (\w{16})", output))) == 2, output
+    assert len({line.split()[-1] for line in WEIGHS.findall(output)}) == 2, output
 
 
-def test_a_loop_over_accelerates_loaders_is_found(tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "named"),
+    [
+        ("accelerate", "rank 1 ran out of data after 5 batches of train epoch 2; rank 0 "),
+        ("torch", "rank 1 ran out of data after 13 batches of train epoch 2; rank 0 "),
+    ],
+)
+def test_a_loop_that_attaches_nothing_is_found(framework, named, tmp_path):
     """A short rank is named, the job goes on as without countoff, and it trains to the same bits."""
-    without = start([*TORCHRUN, PROGRAM, "accelerate", str(tmp_path)], tmp_path)
-    code, output = start([*TORCHRUN, *MODULE, PROGRAM, "accelerate", str(tmp_path)], tmp_path)
+    without = start([*TORCHRUN, PROGRAM, framework, str(tmp_path)], tmp_path)
+    code, output = start([*TORCHRUN, *MODULE, PROGRAM, framework, str(tmp_path)], tmp_path)
     assert (code, without[0]) == (0, 0), output
-    weighs = re.compile(r"rank \d weighs [0-9a-f]{16}")
-    assert sorted(weighs.findall(output)) == sorted(weighs.findall(without[1]))
+    assert sorted(WEIGHS.findall(output)) == sorted(WEIGHS.findall(without[1]))
     healthy, _, uneven = output.partition("rank 0 weighs ")
     assert "countoff" not in healthy, output
-    found = "[rank 0] countoff: UnevenBatches: rank 1 ran out of data after 5 batches of train epoch 2; rank 0 "
-    assert found in uneven, output
+    assert f"[rank 0] countoff: UnevenBatches: {named}" in uneven, output
     assert uneven.count("countoff: ") == 1, output
     assert "Found by watching, so it ends nothing" in uneven
 
@@ -105,13 +111,12 @@ def test_a_program_of_accelerates_own_hears_nothing(tmp_path):
         assert opened[:1] == ["train epoch 0"]
 
 
-def test_a_loop_of_its_own_hears_at_its_end_that_nothing_was_counted(tmp_path):
+def test_a_loop_that_is_not_found_hears_at_its_end_that_nothing_was_counted(tmp_path):
     """It trains to the same bits as without, and rank 0 says once what to add."""
-    without = start([*TORCHRUN, PROGRAM, "torch", str(tmp_path)], tmp_path)
-    code, output = start([*RUN, "--", *TORCHRUN, PROGRAM, "torch", str(tmp_path)], tmp_path)
+    without = start([*TORCHRUN, PROGRAM, "nothing", str(tmp_path)], tmp_path)
+    code, output = start([*RUN, "--", *TORCHRUN, PROGRAM, "nothing", str(tmp_path)], tmp_path)
     assert (code, without[0]) == (0, 0), output
-    weighs = re.compile(r"rank \d weighs [0-9a-f]{16}")
-    assert sorted(weighs.findall(output)) == sorted(weighs.findall(without[1]))
+    assert sorted(WEIGHS.findall(output)) == sorted(WEIGHS.findall(without[1]))
     (line,) = [line for line in output.splitlines() if "countoff" in line]
     assert line.startswith("countoff: nothing was counted: no Trainer of Lightning, Composer or transformers"), output
     assert "attach(train=loader)" in line

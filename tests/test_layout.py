@@ -55,7 +55,7 @@ TOOLS = {
     "demo": {"report", "lightning"},
     "__main__": {"cli"},
     "run": {"_run"},
-    "_run": {"_adapter", "_accelerate", "transformers", "composer"},
+    "_run": {"_adapter", "_accelerate", "_torch", "transformers", "composer"},
     "_entry_points": {"lightning", "pytorch_lightning", "fabric"},
 }
 """What is no adapter, and what it may import besides the core."""

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from countoff._adapter.observed_loop import active_loops
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.zoo.registry import MODES, Program, program_named
+from integration_tests.watching import WATCHING
+from integration_tests.zoo.registry import FAMILIES, MODES, Program, program_named
 
 STDERR: Final = 2
 FAILED: Final = 3
@@ -62,7 +63,7 @@ def run_alone(family: str, name: str, mode: str, deadline_seconds: float) -> tup
     faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
     devices.join()
     seed()
-    with _watching(mode):
+    with _watching(family, mode):
         value = program_named(family, name).function(dict(MODES[mode]))
     return digests(value), random_states()
 
@@ -75,7 +76,7 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     with _stderr_into(said):
         faulthandler.dump_traceback_later(deadline_seconds, exit=True, file=STDERR)
         try:
-            with _watching(mode):
+            with _watching(program.family, mode):
                 value = program.function(dict(MODES[mode]))
                 states = random_states()
                 for loop in reversed(active_loops()):  # as the end of a program does
@@ -95,13 +96,9 @@ def _run(program: Program, mode: str, records: Path, deadline_seconds: float) ->
     }
 
 
-def _watching(mode: str) -> contextlib.AbstractContextManager[None]:
+def _watching(family: str, mode: str) -> contextlib.AbstractContextManager[None]:
     """Has countoff find the loop by itself, where the mode says so."""
-    if mode != "watched":
-        return contextlib.nullcontext()
-    from integration_tests.watching import watching
-
-    return watching()
+    return WATCHING[FAMILIES[family]]() if mode == "watched" else contextlib.nullcontext()
 
 
 def seed() -> None:

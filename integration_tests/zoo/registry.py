@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
+from integration_tests.watching import WATCHING
+
 Function = Callable[[Mapping[str, Any]], Any]
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "off": {"enabled": False},
@@ -20,8 +22,6 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 "again" is for a program that may not be the same each time without countoff. With "watched", countoff finds the loop by
 itself, as in a program that does not mention it.
 """
-WATCHED: Final = ("accelerate_loops", "trainers")
-"""The families in whose programs countoff can find the loop."""
 FAMILIES: Final[Mapping[str, str]] = {
     "plain_loops": "torch",
     "threads": "torch",
@@ -77,7 +77,13 @@ _programs: dict[str, Program] = {}
 
 
 def healthy(
-    *, even: bool = False, ranks: int = 2, alone: bool = False, nightly: bool = False, needs: str = ""
+    *,
+    even: bool = False,
+    ranks: int = 2,
+    alone: bool = False,
+    nightly: bool = False,
+    needs: str = "",
+    watched: bool = True,
 ) -> Callable[[Function], Function]:
     """Returns a decorator that adds a program to the zoo.
 
@@ -87,13 +93,15 @@ def healthy(
         alone: Whether each run has processes of its own.
         nightly: Whether it is left out of `make test`.
         needs: A package without which it cannot run.
+        watched: Whether it also runs where countoff finds the loop by itself. False for a program that tells `attach`
+            what is right in it, or looks at what is left when its fit has ended.
 
     Raises:
         ValueError: If there is a program of this name, or it has no docstring.
     """
 
     def add(function: Function) -> Function:
-        found = ("watched",) if function.__module__.rpartition(".")[2] in WATCHED else ()
+        found = ("watched",) if watched and FAMILIES[function.__module__.rpartition(".")[2]] in WATCHING else ()
         modes = ("off", "on", *(("stop", "repeat") if even else ()), *found)
         program = Program(function, modes, ranks, alone, nightly, needs)
         if not function.__doc__:

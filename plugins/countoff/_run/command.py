@@ -24,6 +24,7 @@ _ADDED_TO = {
     "mosaicml": "the callback is added to every Trainer",
     "transformers": "the callback is added to every Trainer",
     "accelerate": "the loader on which a loop trains is found by watching",
+    "torch": "the same, where the model is wrapped, or sharded, for all ranks of the job",
 }
 """What becomes of a program, by the distribution of its framework."""
 

@@ -14,9 +14,9 @@ from countoff.core.ending.at_exit import at_exit, exception_at_exit
 __all__ = ["hook"]
 
 _NOTHING_COUNTED = (
-    "countoff: nothing was counted: no Trainer of Lightning, Composer or transformers, no Fabric, and no loop over a "
-    "loader that Accelerate has prepared has trained here. In a loop of your own, add these lines after "
-    "init_process_group: from countoff.torch import attach; attach(train=loader)."
+    "countoff: nothing was counted: no Trainer of Lightning, Composer or transformers, no Fabric, and no loop that is "
+    "known to train on a loader of Accelerate's or of torch's has trained here. In a loop of your own, add these lines "
+    "after init_process_group: from countoff.torch import attach; attach(train=loader)."
 )
 
 

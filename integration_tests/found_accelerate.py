@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from countoff._adapter.observed_loop import active_loops
 from countoff.accelerate import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.watching import watching
+from integration_tests.watching import begun, run_each, watching_accelerators
 from integration_tests.zoo.accelerate_loops import SizedStream, accelerator, fit, prepared, shuffled, step
 
 
@@ -31,14 +30,6 @@ def trained() -> list[str]:
     own = accelerator()
     fit(own, *prepared(own, shuffled()))
     return begun()
-
-
-def begun() -> list[str]:
-    """The train epochs that the loops of this process have begun, and whether they were found."""
-    return [
-        f"{loop.passes.epoch} epochs of {loop.guard.steps} steps{', found' if loop.guard.evidence.found_by else ''}"
-        for loop in active_loops()
-    ]
 
 
 def attached() -> list[str]:
@@ -146,11 +137,4 @@ def run_all() -> dict[str, list[str]]:
     """Runs each job; returns the loops that were active at its end, by its name."""
     devices.join()
     logging.basicConfig(level=logging.INFO)
-    found: dict[str, list[str]] = {}
-    for name, job in JOBS.items():
-        print(f"--- job {name}", file=sys.stderr, flush=True)
-        with watching():
-            found[name] = job()
-            for loop in active_loops():
-                loop.end()
-    return found
+    return run_each(JOBS, watching_accelerators)

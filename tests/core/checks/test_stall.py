@@ -486,7 +486,8 @@ IN_BARRIER = ("barrier", "train.py:33 in main", 190.0)
         (
             before_fit(**{f"r{rank}": ("", f"data.py:{rank} in load", rank) for rank in range(6)}, r6=IN_BARRIER),
             "rank 0, at data.py:0 in load; rank 1, at data.py:1 in load, for 1 s; "
-            "rank 2, at data.py:2 in load, for 2 s; rank 3, at data.py:3 in load, for 3 s; rank 6 waits in torch.distributed.barrier at train.py:33; "
+            "rank 2, at data.py:2 in load, for 2 s; rank 3, at data.py:3 in load, for 3 s; "
+            "rank 6 waits in torch.distributed.barrier at train.py:33; "
             "ranks 4, 5 are elsewhere.",
         ),
     ],

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from countoff.core.liveness.stacks import Place
-from countoff.core.threads import first_fit
 from countoff.core.threads.before_fit import Gathered, Standing
 
 

@@ -161,6 +161,20 @@ def test_the_watching_ends_with_what_it_watches(ending, run_ranks):
         assert "c10d" not in result.output, result
 
 
+def outlive_the_store() -> bool:
+    """Rank 0 hosts the store, and ends first, without a word to the process group."""
+    join(asks=False)
+    assert until(told, time.monotonic() + 60)
+    dist.barrier()
+    return own_rank() == 0 or until(lambda: not watchers(), time.monotonic() + 30)
+
+
+def test_a_store_that_is_gone_ends_the_watching_in_silence(run_ranks):
+    zero, one = run_ranks(outlive_the_store, 2, env=STALL_SECONDS, hosted_by="rank0", expect=None)
+    assert (zero.value, one.value, one.exit_code) == (True, True, 0), one
+    assert one.output == "", one
+
+
 def be_alone() -> int:
     before_fit()
     dist.init_process_group("gloo")

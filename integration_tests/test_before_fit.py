@@ -83,12 +83,12 @@ def watchers() -> int:
     return [thread.name for thread in threading.enumerate()].count("countoff before the fit")
 
 
-def told() -> bool:
-    """Whether this rank has written anything into the job's store."""
+def told(key: str = "") -> bool:
+    """Whether the job's store has a key of the watching: the one under which this rank tells where it is."""
     store = default_store()
     server = None if store is None else tcp_store(store)
     assert server is not None
-    return server.check([f"countoff/before_fit/{own_rank()}"])
+    return server.check([f"countoff/before_fit/{key or own_rank()}"])
 
 
 def join(asks: bool) -> None:
@@ -128,7 +128,7 @@ def begin_soon() -> tuple[int, int, bool]:
     before, loader = watchers(), even_loader()
     with attach(train=loader):
         until(lambda: not watchers(), time.monotonic() + 30)
-        return before, watchers(), told()
+        return before, watchers(), told("waits")
 
 
 def test_a_fit_ends_the_watching_and_nothing_was_told(run_ranks):

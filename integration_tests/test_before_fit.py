@@ -1,6 +1,7 @@
 """Ranks that wait for one another before any fit, in programs under torchrun and in ranks of the harness."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from countoff._run import process_group
 from countoff.core.store.rendezvous import default_store, tcp_store
 from countoff.core.waiting import until
 from countoff.torch import attach, before_fit
-from integration_tests.harness import NAME_LOOKUPS, python_path
+from integration_tests.harness import NAME_LOOKUPS, Watch, python_path, tell
 from integration_tests.jobs import own_rank
 from integration_tests.loops import even_loader
 
@@ -86,7 +87,7 @@ def watchers() -> int:
 def told(key: str = "") -> bool:
     """Whether the job's store has a key of the watching: the one under which this rank tells where it is."""
     store = default_store()
-    server = None if store is None else tcp_store(store)
+    server: Any = None if store is None else tcp_store(store)
     assert server is not None
     return server.check([f"countoff/before_fit/{key or own_rank()}"])
 
@@ -120,6 +121,31 @@ def meet_regularly() -> None:
 @pytest.mark.parametrize("job", [prepare_for_long, meet_regularly])
 def test_ranks_that_are_busy_or_meet_hear_nothing(job, run_ranks):
     for result in run_ranks(job, 3, env=STALL_SECONDS):
+        assert "Stalled" not in result.output, result
+
+
+def load_for_two_seconds() -> None:
+    """So long as rank 1 runs, whatever the time of day."""
+    join(asks=False)
+    tell("begun")
+    for _ in range(40 * own_rank()):
+        time.sleep(0.05)
+    dist.barrier()
+
+
+def test_a_job_that_was_stopped_has_not_stood_still(run_ranks):
+    def stop_for_a_while(watch: Watch) -> None:
+        for rank in range(2):
+            watch.wait_for(rank, "begun")
+        watch.let_run(0.5)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for rank in range(2):
+                watch.kill(rank, number)
+            watch.let_run(6.0)
+
+    for result in run_ranks(
+        load_for_two_seconds, 2, env={"COUNTOFF_STALL_SECONDS": "4"}, while_running=stop_for_a_while
+    ):
         assert "Stalled" not in result.output, result
 
 
@@ -169,10 +195,11 @@ def outlive_the_store() -> bool:
     return own_rank() == 0 or until(lambda: not watchers(), time.monotonic() + 30)
 
 
-def test_a_store_that_is_gone_ends_the_watching_in_silence(run_ranks):
-    zero, one = run_ranks(outlive_the_store, 2, env=STALL_SECONDS, hosted_by="rank0", expect=None)
-    assert (zero.value, one.value, one.exit_code) == (True, True, 0), one
-    assert one.output == "", one
+def test_a_store_that_is_gone_ends_the_watching(run_ranks):
+    """Torch may print a warning, if it goes in the middle of a call."""
+    for result in run_ranks(outlive_the_store, 2, env=STALL_SECONDS, hosted_by="rank0"):
+        assert result.value, result
+        assert "countoff" not in result.output, result
 
 
 def be_alone() -> int:
@@ -198,7 +225,7 @@ def wait_for_each_other() -> None:
 
 
 def test_ranks_that_wait_for_one_another_are_named(run_ranks):
-    def end_after_the_report(watch: Any) -> None:
+    def end_after_the_report(watch: Watch) -> None:
         patience = time.monotonic() + 60
         while "explain Stalled" not in watch.results()[0].output and time.monotonic() < patience:
             watch.let_run(0.1)

@@ -36,7 +36,8 @@ def hook(module: Any) -> None:
     def init_process_group(*arguments: Any, **options: Any) -> Any:
         result = own(*arguments, **options)
         _joined(module.get_rank(), module.get_world_size())
-        _watch_before_fit()
+        if module.get_world_size() > 1:
+            _watch_before_fit()
         return result
 
     module.init_process_group = init_process_group

@@ -199,9 +199,12 @@ def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPSto
 
 
 def _has_ended(end: socket.socket) -> bool:
-    with contextlib.suppress(BlockingIOError):
+    try:
         return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return False
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _descriptors() -> set[int]:

@@ -74,7 +74,7 @@ class Standing:
         Args:
             place: Where the thread is now.
             issued: What this rank has issued in each of its process groups.
-            now: The time, by `time.monotonic()`.
+            now: The time in seconds, by any clock.
         """
         where = (place.call, place.token, issued) if place.call else place.frames
         if where != self._where:
@@ -105,7 +105,7 @@ class Gathered:
 
         Args:
             records: What each rank has told, with its number of `looks`.
-            now: The time, by `time.monotonic()`.
+            now: The time in seconds, by any clock.
         """
         before = self._before
         if any(record["looks"] == before[rank]["looks"] for rank, record in records.items() if before):
@@ -144,7 +144,7 @@ class _Watch:
         self._rank, self._ranks = dist.get_rank(), range(dist.get_world_size())
         self._host, self._port = host, port
         self._seconds = seconds
-        self._began = time.monotonic()
+        self._clock = 0.0
         self._issued = GroupCounts(self._ranks)
         self._standing = Standing()
         self._gathered = Gathered(seconds)
@@ -164,9 +164,12 @@ class _Watch:
         join(self._thread, lambda: self._channel)
 
     def _run(self) -> None:
+        looked, pause = time.monotonic(), self._seconds / _LOOKS
         try:
-            while not self._ending.wait(self._seconds / _LOOKS) and dist.group.WORLD is self._group() is not None:
-                self._look(time.monotonic())
+            while not self._ending.wait(pause) and dist.group.WORLD is self._group() is not None:
+                late, looked = time.monotonic() - looked, time.monotonic()
+                self._clock += min(late, 2 * pause)  # the job may have been stopped: no rank stood still for so long
+                self._look(self._clock)
             if self._channel is not None and first_fit.begun():  # the store is still there
                 self._channel.delete(str(self._rank))
         except Exception:  # whatever the store does, the program goes on
@@ -178,7 +181,7 @@ class _Watch:
     def _look(self, now: float) -> None:
         own = self._standing.look(stacks.main_thread(), self._issued(), now)
         self._looks += 1
-        if now - self._began < self._seconds / 2:
+        if now < self._seconds / 2:
             return
         if self._channel is None:
             self._channel = self._connect()

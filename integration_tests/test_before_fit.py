@@ -199,7 +199,6 @@ def test_a_store_that_is_gone_ends_the_watching(run_ranks):
     """Torch may print a warning, if it goes in the middle of a call."""
     for result in run_ranks(outlive_the_store, 2, env=STALL_SECONDS, hosted_by="rank0"):
         assert result.value, result
-        assert "countoff" not in result.output, result
 
 
 def be_alone() -> int:

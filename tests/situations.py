@@ -29,7 +29,7 @@ from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
 from countoff.core.checks.settings import judge_tick_batches
-from countoff.core.checks.stalled import ENDED, judge_stall
+from countoff.core.checks.stalled import ENDED, judge_before_fit, judge_stall
 from countoff.core.checks.steps import compare_steps
 from countoff.core.checks.streams import StreamFacts, judge_streams
 from countoff.core.checks.uneven import nothing_to_repeat
@@ -350,6 +350,13 @@ def stalls() -> Iterator[Situation]:
     yield Situation(
         "Stalled", "ranks wait under NCCL for one that is in its code", lambda _: judge_stall(under_nccl, 180)
     )
+    barrier = {"call": "torch.distributed.barrier", "at": "train.py:33 in main", "seconds": 190}
+    loads = {
+        rank: {"call": "", "at": "data.py:80 in load", "seconds": 190} if rank == 5 else barrier for rank in range(8)
+    }
+    yield Situation("Stalled", "a rank loads alone, and no fit has begun", lambda _: judge_before_fit(loads, 180))
+    apart = {0: barrier, 1: {**barrier, "call": "torch.distributed.broadcast", "at": "train.py:40 in main"}}
+    yield Situation("Stalled", "ranks wait in different calls before the fit", lambda _: judge_before_fit(apart, 180))
     yield Situation(
         "Stalled",
         "a stall ends the job",

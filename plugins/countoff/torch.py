@@ -31,6 +31,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
         reported_length,
         versions,
     )
+    from countoff.core.threads.before_fit import watch
 from countoff._adapter.mesh_position import dp_position, loader_position
 from countoff._adapter.options import own_arguments
 from countoff._torch.words import WITHOUT_LOADER, WORDS
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from countoff.core.settings import OptionValues
 
-__all__ = ["Attached", "attach"]
+__all__ = ["Attached", "attach", "before_fit"]
 
 
 def attach(
@@ -116,7 +117,7 @@ def attach(
     rank, world_size = rank_and_world_size()
     part = part_of(group) if settings.enabled else None
     if settings.enabled and world_size == 1:
-        _check_single_rank()
+        _check_single_rank("attach")
     if settings.enabled and settings.weights_every and world_size > 1 and model is None:
         raise SettingsError("weights_every needs the model whose weights are compared: attach(model=…)")
     optimizers, schedulers, models = _listed(optimizer), _listed(scheduler), _listed(model)
@@ -170,6 +171,28 @@ def attach(
     return Attached(loop)
 
 
+def before_fit() -> None:
+    """Watches for a stall before the fit begins, while checkpoints are loaded and data is prepared.
+
+    Call it on every rank, after `init_process_group`; it waits for nobody. If ranks have waited for another one in the
+    same call into torch.distributed for `stall_seconds`, and no fit has begun, rank 0 prints a `Stalled` with each
+    rank's line of code. Nothing is ended. The settings are those of the environment. The watching ends when a fit
+    begins, or the process group is destroyed. A second call does nothing, nor does the first one below
+    ``python -m countoff.run``, which watches by itself.
+
+    Raises:
+        SettingsError: If a ``COUNTOFF_*`` variable has a bad value.
+        RuntimeError: If WORLD_SIZE announces several ranks and torch.distributed is not initialised.
+
+    Example:
+        >>> before_fit()  # alone, there is nobody to wait for
+    """
+    settings = Settings.resolve()
+    if settings.enabled and rank_and_world_size()[1] == 1:
+        _check_single_rank("before_fit")
+    watch(settings)
+
+
 def _with_batch_size(facts: LoaderFacts, batch_size: int) -> LoaderFacts:
     """Returns the facts with the user's batch size; it proves nothing of lengths where the loader shows another one."""
     if batch_size == facts.batch_size:
@@ -182,11 +205,11 @@ def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def _check_single_rank() -> None:
+def _check_single_rank(caller: str) -> None:
     announced = os.environ.get("WORLD_SIZE", "1")
     if announced not in ("", "1"):
         raise RuntimeError(
-            f"WORLD_SIZE is {announced}, but torch.distributed is not initialised: call attach() after "
+            f"WORLD_SIZE is {announced}, but torch.distributed is not initialised: call {caller}() after "
             "init_process_group()"
         )
 

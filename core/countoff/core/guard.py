@@ -35,6 +35,7 @@ from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry
 from countoff.core.settings import Settings
 from countoff.core.state import NEVER, State
 from countoff.core.store.agreement import Agreement
+from countoff.core.threads import first_fit
 from countoff.core.threads.roll_call import RollCall
 from countoff.core.threads.speaker import MARK_SECONDS
 from countoff.core.verdict import DivergenceError, Remedies, Verdict
@@ -52,11 +53,6 @@ if TYPE_CHECKING:
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
-
-
-def any_fit_began() -> bool:
-    """Returns whether a fit has begun in this process."""
-    return bool(_numbers)
 
 
 class Guard:
@@ -189,6 +185,7 @@ class Guard:
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         part = () if self._part is None else self._part.ranks
         verdict_file.clear(self._settings, self.state.rank, part)
+        first_fit.begin()
         number = next(_numbers[part])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)

@@ -1,4 +1,7 @@
-"""Tells the launcher of each rank; says at the end of a program what to add to it, if nothing was counted."""
+"""What is done once a program has a process group: the launcher is told of the rank, and a stall before a fit is found.
+
+At the end of a program it is said what to add to it, if nothing was counted.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from countoff._run.environment import REPORT
 from countoff.core.ending.at_exit import at_exit, exception_at_exit
+from countoff.core.threads import first_fit
 
 __all__ = ["hook"]
 
@@ -32,9 +36,19 @@ def hook(module: Any) -> None:
     def init_process_group(*arguments: Any, **options: Any) -> Any:
         result = own(*arguments, **options)
         _joined(module.get_rank(), module.get_world_size())
+        if module.get_world_size() > 1:
+            _watch_before_fit()
         return result
 
     module.init_process_group = init_process_group
+
+
+def _watch_before_fit() -> None:
+    from countoff.core.settings import Settings, SettingsError  # these take a while, so only where there is a group
+    from countoff.core.threads.before_fit import watch
+
+    with contextlib.suppress(SettingsError):  # the fit raises it
+        watch(Settings.resolve())
 
 
 @functools.cache
@@ -48,7 +62,6 @@ def _joined(rank: int, world_size: int) -> None:
 
 @functools.cache
 def _say_if_nothing_was_counted() -> None:
-    guard = sys.modules.get("countoff.core.guard")
     failed = getattr(sys, "last_value", None) is not None or exception_at_exit() is not None
-    if not failed and (guard is None or not guard.any_fit_began()):
+    if not failed and not first_fit.begun():
         print(_NOTHING_COUNTED, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from countoff.core import Settings, Verdict
-from countoff.core.checks.stalled import judge_stall
+from countoff.core.checks.stalled import judge_before_fit, judge_stall
 from countoff.core.liveness.heartbeats import begin_fit, say_goodbye
 from countoff.core.liveness.stacks import Place
 from countoff.core.protocol.actions import WriteEntry
@@ -450,3 +450,63 @@ def test_the_rank_that_has_found_a_stall_prints_all_of_its_cause() -> None:
     stalled.state.receive(entry, 0)
     assert stalled.state.end is not None
     assert stalled.state.end.why == places
+
+
+def before_fit(**places: tuple[str, str, float]) -> dict[int, Any]:
+    """What ranks tell before a fit: the call that each is in, its line, and for how long."""
+    return {
+        int(rank[1:]): {"call": call and f"torch.distributed.{call}", "at": at, "seconds": seconds}
+        for rank, (call, at, seconds) in places.items()
+    }
+
+
+IN_BARRIER = ("barrier", "train.py:33 in main", 190.0)
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (
+            before_fit(**{f"r{rank}": IN_BARRIER for rank in range(8)} | {"r5": ("", "data.py:80 in load", 190.4)}),
+            "rank 5, at data.py:80 in load, for 190 s; "
+            "ranks 0–4, 6, 7 wait in torch.distributed.barrier at train.py:33.",
+        ),
+        (
+            before_fit(
+                r0=("", "", 0.0), r1=IN_BARRIER, r2=("barrier", "train.py:33 in main", 1.0), r3=("recv", "", 9.0)
+            ),
+            "rank 0, in no line of the user's own; rank 3 waits in torch.distributed.recv; "
+            "ranks 1, 2 wait in torch.distributed.barrier at train.py:33.",
+        ),
+        (
+            before_fit(r0=IN_BARRIER, r1=("broadcast", "train.py:40 in main", 185.0)),
+            "rank 0 waits in torch.distributed.barrier at train.py:33; "
+            "rank 1 waits in torch.distributed.broadcast at train.py:40.",
+        ),
+        (
+            before_fit(**{f"r{rank}": ("", f"data.py:{rank} in load", rank) for rank in range(6)}, r6=IN_BARRIER),
+            "rank 0, at data.py:0 in load; rank 1, at data.py:1 in load, for 1 s; "
+            "rank 2, at data.py:2 in load, for 2 s; rank 3, at data.py:3 in load, for 3 s; "
+            "rank 6 waits in torch.distributed.barrier at train.py:33; "
+            "ranks 4, 5 are elsewhere.",
+        ),
+    ],
+)
+def test_a_stall_before_the_fit_names_where_each_rank_is(records: dict[int, Any], said: str) -> None:
+    verdict = judge_before_fit(records, 180)
+    assert verdict is not None
+    assert verdict.sentence == f"not in the fit yet: {said}"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        before_fit(r0=("", "data.py:80 in load", 900.0), r1=("", "train.py:9 in main", 900.0)),
+        before_fit(r0=("", "data.py:80 in load", 900.0), r1=("barrier", "train.py:33 in main", 179.0)),
+        before_fit(r0=IN_BARRIER, r1=IN_BARRIER),
+        before_fit(r0=IN_BARRIER, r1=("broadcast", "train.py:40 in main", 3.0)),
+    ],
+    ids=["all are busy", "nobody has waited for long", "all wait in one call", "one has come just now"],
+)
+def test_nothing_is_said_before_the_fit_without_proof_that_ranks_wait(records: dict[int, Any]) -> None:
+    assert judge_before_fit(records, 180) is None

@@ -247,6 +247,16 @@ def test_shut_leaves_files_open(connect: Connect, tmp_path: Path) -> None:
         assert file.write(b"still open")
 
 
+def test_a_connection_is_over_once_the_store_has_closed_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """That is asked of the kernel: torch prints nothing."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    channel = Channel("127.0.0.1", store.port, "countoff/test/")
+    assert not channel.is_over()
+    del store
+    assert soon(channel.is_over)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("family", ["pipe", "unix socket"])
 def test_only_sockets_to_the_store_are_shut(family: str) -> None:
     """A pipe or a socket to elsewhere stays usable, and no descriptor is left open."""

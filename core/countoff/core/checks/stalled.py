@@ -12,7 +12,7 @@ from countoff.core.protocol.records import Records, parse_count
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of, names_of, ranks_by
 
-__all__ = ["DOING", "ENDED", "FOR_NCCL", "STALLED", "judge_stall"]
+__all__ = ["DOING", "ENDED", "FOR_NCCL", "STALLED", "judge_before_fit", "judge_stall"]
 
 ENDED = "ended"
 """The subject of a `Stalled` that ends the job; a warning has none."""
@@ -87,6 +87,49 @@ def judge_stall(records: Records, seconds: float) -> Verdict:
         remedy = _EPOCH_AHEAD if ahead else _OTHER_LINES
     more = {"remedy": remedy, "rows": rows}
     return STALLED.found(f"{sentence}.", ranks, why=f"{why}.{begun}{_behind(records)}", **more)
+
+
+def judge_before_fit(records: Records, seconds: float) -> Verdict | None:
+    """Names the ranks for which others wait while no fit has begun; None where it is not certain that they do.
+
+    Args:
+        records: Of every rank, where its main thread is: `call`, the function of torch.distributed, empty for a rank
+            that is in none; `at`, the innermost line of the user's own; and the `seconds` for which it has been there.
+        seconds: For how long a rank must have been in one call, to be waiting for another one.
+    """
+    calls = {rank: f"{each['call']}{_at_line(each['at'])}" for rank, each in records.items() if each["call"]}
+    waited = [each["seconds"] for each in records.values() if each["call"] and each["seconds"] >= seconds]
+    others = {rank: each["at"] for rank, each in records.items() if not each["call"]}
+    apart = len(waited) == len(records) and len(set(calls.values())) > 1
+    if not waited or not (others or apart):
+        return None
+    busy, waiting = ranks_by(others), ranks_by(calls)
+    places = [_busy(ranks, at, records) for at, ranks in busy[:_PLACES]]
+    places += [f"{names_of(ranks)} wait{'s' * (len(ranks) == 1)} in {call}" for call, ranks in waiting[:_PLACES]]
+    if rest := sorted(rank for groups in (busy, waiting) for _, ranks in groups[_PLACES:] for rank in ranks):
+        places.append(f"{_are(rest)} elsewhere")
+    return STALLED.found(
+        f"not in the fit yet: {'; '.join(places)}.",
+        (busy or waiting)[0][1],
+        why=f"no fit has begun on any rank, and the longest of these calls has lasted for {max(waited):.0f} s.",
+        remedy=_OTHER_LINES if apart else "",
+    )
+
+
+def _busy(ranks: Sequence[int], at: str, records: Records) -> str:
+    """Where ranks are that do not wait, and for how long all of them have been there, if that was seen."""
+    since = min(records[rank]["seconds"] for rank in ranks)
+    there = f"at {at}" if at else "in no line of the user's own"
+    return f"{names_of(ranks)}, {there}, for {since:.0f} s" if since >= 1 else f"{names_of(ranks)}, {there}"
+
+
+def _at_line(at: str) -> str:
+    """The line of a place, without its function.
+
+    >>> _at_line("train.py:33 in main")
+    ' at train.py:33'
+    """
+    return f" at {at.partition(' in ')[0]}" if at else ""
 
 
 def _are(ranks: Sequence[int]) -> str:

@@ -27,6 +27,11 @@ from countoff.core import packages
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib").replace("\\", "/") + "/"
 loaders: list[str] = ["/torch/utils/data/"]
 _WAITS = ("/torch/distributed/", "/torch/autograd/graph.py", "/torch/autograd/__init__.py", "/torch/nn/parallel/")
+_CALLS = tuple(
+    f"/torch/distributed/{name}.py" for name in ("distributed_c10d", "_functional_collectives", "utils", "rendezvous")
+)
+"""The files of torch.distributed whose functions wait for other ranks themselves, and do little else."""
+_AROUND_CALLS = ("/torch/distributed/c10d_logger.py", "/torch/_ops.py")
 _EVEN_PASS = "/countoff/core/threads/even_pass.py"
 _EVEN_FETCHES = ("_fetch", "_begin_again")
 _EVEN_WAIT = "_wait"
@@ -60,12 +65,15 @@ class Place:
             their directory: ``torch/distributed/distributed_c10d.py:2810 in all_reduce``.
         token: Equal for two samples of a thread that has not moved to another line. A loop of one line, in which each
             call ends on that line again, looks as if it stood still.
+        call: The function of torch.distributed that the thread is in, as its caller writes it:
+            ``torch.distributed.barrier``. Empty where it is in none that waits for other ranks itself.
     """
 
     state: str
     frames: tuple[str, ...]
     stack: tuple[str, ...] = ()
     token: str = ""
+    call: str = ""
 
 
 class _Frame(NamedTuple):
@@ -88,7 +96,8 @@ def main_thread() -> Place:
     text = _dump()
     frames = list(itertools.dropwhile(lambda frame: frame.file == _OWN_FILE, _frames_of(text)))
     own = (frame for frame in frames if is_users_file(frame.file))
-    return Place(_state_of(frames), tuple(map(_shown, itertools.islice(own, _SHOWN_FRAMES))), _stack_of(frames), text)
+    shown = tuple(map(_shown, itertools.islice(own, _SHOWN_FRAMES)))
+    return Place(_state_of(frames), shown, _stack_of(frames), text, _call_of(frames))
 
 
 def _state_of(frames: list[_Frame]) -> str:
@@ -99,6 +108,23 @@ def _state_of(frames: list[_Frame]) -> str:
     if any(part in file for part in _WAITS for file in files[:4]) or even == _EVEN_WAIT:
         return "collective"
     return "code"
+
+
+def _call_of(frames: list[_Frame]) -> str:
+    """The function of torch.distributed in which a stack ends, as its caller writes it; empty if it ends elsewhere.
+
+    >>> c10d = "/lib/site-packages/torch/distributed/distributed_c10d.py"
+    >>> inner, outer = _Frame(c10d, "512", "_store_based_barrier"), _Frame(c10d, "5200", "new_group")
+    >>> own = _Frame("/home/me/train.py", "7", "main")
+    >>> _call_of([inner, outer, own]), _call_of([own])
+    ('torch.distributed.new_group', '')
+    """
+    frames = [frame for frame in frames if not frame.file.endswith(_AROUND_CALLS)]
+    if not frames or not frames[0].file.endswith(_CALLS):
+        return ""
+    *_, outermost = itertools.takewhile(lambda frame: frame.file == frames[0].file, frames)
+    module = frames[0].file.rpartition("/torch/")[2].removesuffix(".py").replace("/", ".")
+    return f"torch.{module.removesuffix('.distributed_c10d')}.{outermost.function}"
 
 
 def _stack_of(frames: list[_Frame]) -> tuple[str, ...]:

@@ -147,6 +147,10 @@ class Channel:
         for end in self._ends():
             keep_alive(end, seconds)
 
+    def is_over(self) -> bool:
+        """Whether the store has closed this connection. It makes no call: torch prints a C++ warning if that fails."""
+        return any(map(_has_ended, self._ends()))
+
     def shut(self) -> None:
         """Ends the connection, from any thread. A thread that is blocked in a call gets an error within milliseconds.
 
@@ -192,6 +196,15 @@ def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPSto
                 store.set_timeout(_CALL)
                 return store, _descriptors() - before
         time.sleep(0.05)  # others may connect first
+
+
+def _has_ended(end: socket.socket) -> bool:
+    try:
+        return not end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _descriptors() -> set[int]:

@@ -80,7 +80,7 @@ def choose_place(store: Store) -> Place:
     Raises:
         RuntimeError: If the job's store lacks a method by which the ranks meet.
     """
-    nonce, own = os.urandom(6).hex(), _tcp_store(store)
+    nonce, own = os.urandom(6).hex(), tcp_store(store)
     if own is not None:
         return Place(own.host, own.port, nonce)
     _require_methods(store)
@@ -133,7 +133,7 @@ class Question:
     """
 
     def __init__(self, store: Any, number: int) -> None:
-        if _tcp_store(store) is None:
+        if tcp_store(store) is None:
             _require_methods(store)
         self._store = store
         self._key = _key(number)
@@ -149,7 +149,7 @@ class Question:
             return None
         place = Place(str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]))
         # Each rank has an address of its own for the job's store, which may not be that of rank 0.
-        own = None if record.get("hosted") else _tcp_store(self._store)
+        own = None if record.get("hosted") else tcp_store(self._store)
         return place if own is None else replace(place, host=own.host, port=own.port)
 
 
@@ -200,7 +200,7 @@ def _require_methods(store: Any) -> None:
         ) from None
 
 
-def _tcp_store(store: Store) -> TCPStore | None:
+def tcp_store(store: Store) -> TCPStore | None:
     """The TCPStore below a store's prefixes; None where there is another kind of store."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store

@@ -117,14 +117,14 @@ class ProcessThreads:
             self._woken.set()
             if self._deaths is not None:
                 self._deaths.wake()
-            _join(self.listener, lambda: self._listening)
+            join(self.listener, lambda: self._listening)
         return last
 
     def close(self) -> None:
         """Ends the threads, within a second or so; one that is still connecting ends with its try to connect."""
         self._ready.put(None)
-        _join(self.speaker, lambda: self.speaking)
-        _join(self._watchdog)
+        join(self.speaker, lambda: self.speaking)
+        join(self._watchdog)
         self.lifelines.close()  # the others know by now whether this rank takes part in a fit
         self._parts.clear()
         for channel in (self._listening, self.speaking):
@@ -369,7 +369,7 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
     return threads
 
 
-def _join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:
+def join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:
     """Waits for the end of a thread that has been told to end.
 
     Args:

@@ -102,7 +102,7 @@ def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:
         sampler = sampler_of(sampler)
 
 
-def asks_for_length(loader: DataLoader[Any]) -> bool:
+def asks_for_length(loader: Any) -> bool:
     """Returns whether a pass over a loader asks its dataset for its length, so that we may do so too.
 
     An iterable dataset may compute its length, and once it is known torch warns of a pass that has more.

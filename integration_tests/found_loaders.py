@@ -155,6 +155,16 @@ def evaluated_with_gradients() -> list[str]:
     return [*begun(), f"{len(read) - own_rank()} more"]
 
 
+def without_a_group() -> list[str]:
+    """The process group is destroyed before the first step."""
+    model, loader = ddp(), sharded()
+    dist.destroy_process_group()
+    optimizer = sgd(model)
+    for batch in loader:
+        train_on(model.module, optimizer, batch)
+    return begun()
+
+
 JOBS: dict[str, Callable[[], list[str]]] = {
     "as it is": as_it_is,
     "attached": attached,
@@ -171,6 +181,7 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "packed once on the last rank": functools.partial(packed, lambda rank: one_step_left_out(1 - rank)),
     "of equal global batches": of_equal_global_batches,
     "evaluated with gradients": evaluated_with_gradients,
+    "without a group": without_a_group,  # the last one
 }
 
 

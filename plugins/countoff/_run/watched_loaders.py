@@ -108,6 +108,8 @@ class WatchedLoaders(WatchedLoops):
             self.loop.compare(not inside)
 
     def _ranks_meet(self, optimizer: Any) -> bool:
+        if not dist.is_initialized():
+            return False
         return bool(self._wrappers_of(optimizer)) or any(map(_is_sharded_over_all, _parameters(optimizer)))
 
     def _wrappers_of(self, optimizer: Any) -> list[Any]:

@@ -93,7 +93,8 @@ class WatchedLoops:
         loop: The loop that was found; None while there is none.
         hooks: What to take back when nothing is watched any more.
         closed: Whether nothing is watched any more.
-        lost: Whether nothing must be watched from the next batch on.
+        lost: Whether nothing is to be watched any more from the next batch on: it cannot close in the hook of a step,
+            which is a hook itself.
     """
 
     def __init__(self, what: str) -> None:
@@ -173,7 +174,7 @@ class WatchedLoops:
             loader: The loader that is about to be iterated.
             batches: Its own iterator.
         """
-        if any(each is not self.loop for each in active_loops()):
+        if self.lost or any(each is not self.loop for each in active_loops()):
             self.close()
         if self.closed:
             return None
@@ -233,6 +234,13 @@ class WatchedLoops:
         return loop.passes.follow(batches, None, loader=loader, **known)
 
     def _stepped(self, optimizer: Any) -> None:
+        try:
+            self._take_note(optimizer)
+        except Exception as error:
+            say_unobserved(self._what, f"{type(error).__name__}: {error}")
+            self.lost = True
+
+    def _take_note(self, optimizer: Any) -> None:
         thread = threading.get_ident()
         for each in list(self._noticed.values()):
             if each.taken and each.thread == thread and self.steps_together(each, optimizer):
@@ -271,7 +279,7 @@ class _Pass(IteratorProxy):
     def __next__(self) -> Any:
         loops, noticed = self.__loops, self.__noticed
         if self.__counted:
-            if loops.lost:  # it cannot close in the hook of a step, because that is a hook itself
+            if loops.lost:
                 loops.close()
             return next(self.__batches)
         if noticed.steps and loops.trains(noticed):

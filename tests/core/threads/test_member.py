@@ -160,3 +160,12 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     member.lose(RuntimeError("failed to recv, got 0 bytes"))
     assert member.state.end is not None
     assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
+
+
+@pytest.mark.parametrize(("found_by", "waits_for"), [("Found by watching.", 3600.0), ("", 0.01)])
+def test_a_loop_that_was_found_waits_for_no_rank(found_by: str, waits_for: float) -> None:
+    """That all ranks begin it is a guess, so no answer means nothing. Elsewhere this rank goes on by itself then."""
+    member = Member(State(1, 2, Settings(deadline_seconds=waits_for), {}), 0)
+    member.state.evidence.found_by = found_by
+    member.wait_for_roll_call(threading.Event())
+    assert member.failure == ("" if found_by else "the job's store does not answer")

@@ -181,6 +181,7 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "packed once on the last rank": functools.partial(packed, lambda rank: one_step_left_out(1 - rank)),
     "of equal global batches": of_equal_global_batches,
     "evaluated with gradients": evaluated_with_gradients,
+    "attached later": attached,  # the last rank has found more loops than the others
     "without a group": without_a_group,  # the last one
 }
 

@@ -33,6 +33,7 @@ OF_TORCH = {
     "packed": [],
     "of equal global batches": FOUND_ONCE,
     "evaluated with gradients": [*FOUND, "1 more"],
+    "attached later": ["2 epochs of 16 steps"],
     "without a group": [],
 }
 SAID = {"asked to make ranks even": NOT_EVEN, "of two learning rates": BY_WATCHING}

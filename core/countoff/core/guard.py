@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 _HOLD_SECONDS = 0.005
 _numbers: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
 """By the ranks of a part, and by none for the whole job: those that meet have begun the same guards."""
+_FOUND = 1 << 20
+"""From here on, guards of loops that were found are numbered: not every rank need find one."""
 
 
 class Guard:
@@ -186,7 +188,8 @@ class Guard:
         part = () if self._part is None else self._part.ranks
         verdict_file.clear(self._settings, self.state.rank, part)
         first_fit.begin()
-        number = next(_numbers[part])
+        evidence = self.state.evidence
+        number = _FOUND + evidence.found_at if evidence.found_by else next(_numbers[part])
         self.state.evidence.home = threading.get_ident()
         self._trace(number)
         start = of_this_rank = FitStart(

@@ -35,6 +35,7 @@ def begin_loop(
     dataset_size: int | None = None,
     start_epoch: int = 0,
     found_by: str = "",
+    found_at: int = 0,
 ) -> ObservedLoop:
     """Returns a loop whose fit has begun. Collective: every rank must call it, after `accelerator.prepare()`.
 
@@ -48,6 +49,7 @@ def begin_loop(
         dataset_size: Samples of the whole train dataset over all ranks.
         start_epoch: Number of the first epoch.
         found_by: As in `Evidence`. Whoever has found the loop counts its passes, and nobody else hears of it.
+        found_at: Likewise.
     """
     told = train if not found_by or asks_for_length(train) else None
     facts = reading.train_facts(accelerator, told, epochs=epochs, max_steps=max_steps)
@@ -64,7 +66,7 @@ def begin_loop(
         models=Wrappers(lambda: accelerator._models),
     )
     steps_of = functools.partial(reading.is_prepared_optimizer, accelerator)
-    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of, found_by=found_by)
+    loop = ObservedLoop(fit, epoch=start_epoch, steps_of=steps_of, found_by=found_by, found_at=found_at)
     if not settings.enabled:
         return loop
     loaders: dict[str | None, Any] = {**({} if train is None else {None: train}), **evaluations}

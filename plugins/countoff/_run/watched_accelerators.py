@@ -44,7 +44,9 @@ class WatchedAccelerators(WatchedLoops):
 
     def begin(self, noticed: Noticed) -> ObservedLoop:
         settings = self.settings_of_fit(noticed.owner.process_index)
-        return begin_loop(noticed.owner, settings, train=noticed.source, evaluations={}, found_by=FOUND)
+        return begin_loop(
+            noticed.owner, settings, train=noticed.source, evaluations={}, found_by=FOUND, found_at=self.steps()
+        )
 
     def goes_on_with(self, loop: ObservedLoop, noticed: Noticed) -> None:
         goes_on_with(loop, noticed.owner, noticed.source)

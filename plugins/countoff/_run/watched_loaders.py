@@ -92,7 +92,7 @@ class WatchedLoaders(WatchedLoops):
             optimizers=lambda: optimizers,
             models=lambda: [each for optimizer in optimizers for each in self._wrappers_of(optimizer)],
         )
-        loop = ObservedLoop(fit, steps_of=self._steps_together, found_by=FOUND)
+        loop = ObservedLoop(fit, steps_of=self._steps_together, found_by=FOUND, found_at=self.steps())
         _tell_of(loop, loader)
         plan = plan_of(facts, fit.own, batches_per_epoch=facts.reported_batches, position=[0, 0, 0], runs_to_end=False)
         loop.begin(plan, versions(), loaders={None: loader})

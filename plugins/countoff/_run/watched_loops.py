@@ -29,6 +29,7 @@ from countoff.core.ending.shutdown import print_line
 __all__ = ["FOUND", "Noticed", "WatchedLoops"]
 
 FOUND = "Found by watching, so it ends nothing; with attach() in the code it would end the job."
+_steps = 0
 _NOT_EVEN = "this loop was found by watching, so its ranks are not made even: that needs attach() in the code."
 
 
@@ -155,6 +156,10 @@ class WatchedLoops:
         del loader
         return {}
 
+    def steps(self) -> int:
+        """Returns the optimizer steps of this process inside of passes that are watched or counted."""
+        return _steps
+
     def train_apart(self, inside: bool) -> None:
         """Takes note that the script enters or leaves a context in which ranks may be uneven."""
         self._apart += 1 if inside else -1
@@ -241,13 +246,16 @@ class WatchedLoops:
             self.lost = True
 
     def _take_note(self, optimizer: Any) -> None:
-        thread = threading.get_ident()
-        for each in list(self._noticed.values()):
-            if each.taken and each.thread == thread and self.steps_together(each, optimizer):
-                each.stepped(optimizer)
-        loop = self.loop
-        if loop is not None and loop.guard.open_span is not None:
+        global _steps
+        thread, loop = threading.get_ident(), self.loop
+        inside = [each for each in list(self._noticed.values()) if each.taken and each.thread == thread]
+        stepped = [each for each in inside if self.steps_together(each, optimizer)]
+        for each in stepped:
+            each.stepped(optimizer)
+        counts = loop is not None and loop.guard.open_span is not None
+        if loop is not None and counts:
             self.counted_step(optimizer, loop.guard.train_batches)
+        _steps += bool(stepped) or counts
 
     def _loop_of(self, noticed: Noticed) -> ObservedLoop:
         """Returns the loop. The first pass that trains begins its fit."""

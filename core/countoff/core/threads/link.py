@@ -51,7 +51,7 @@ class Link:
         self.last_turn_seconds = 0.0
         self.store_address: tuple[str, int] = ("", 0)
         self._states: dict[int, State] = {}
-        self._newest = -1
+        self._known = set[int]()  # the guards that have been begun here
         self.early: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
 
     def await_next(self) -> int:
@@ -84,7 +84,7 @@ class Link:
         """
         with self.lock:
             self._states[number] = state
-            self._newest = max(self._newest, number)
+            self._known.add(number)
             for index, entry in self.early.pop(number, ()):
                 state.receive(entry, index)
 
@@ -106,7 +106,7 @@ class Link:
             number = parse_count(entry["guard"])
             if number in self._states:
                 self._states[number].receive(entry, index)
-            elif number > self._newest:  # of a guard that other ranks have begun before this one
+            elif number not in self._known:  # of a guard that other ranks have begun before this one
                 self.early.setdefault(number, []).append((index, entry))
 
     @property

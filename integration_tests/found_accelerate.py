@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 from unittest import mock
 
 from accelerate.local_sgd import LocalSGD
@@ -21,7 +18,7 @@ from countoff._adapter.observed_loop import active_loops
 from countoff.accelerate import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.watching import begun, run_each, watching_accelerators
+from integration_tests.watching import begun, read_by_thread, run_each, watching_accelerators
 from integration_tests.zoo.accelerate_loops import SizedStream, accelerator, fit, prepared, shuffled, step
 
 
@@ -60,26 +57,12 @@ def in_local_sgd() -> list[str]:
     return begun()
 
 
-def read_by_a_thread() -> list[str]:
+def by_a_thread() -> list[str]:
     own = accelerator()
     model, optimizer, loader = prepared(own, shuffled())
-    for batch in _read_by_thread(loader):
+    for batch in read_by_thread(loader):
         step(own, model, optimizer, batch)
     return begun()
-
-
-def _read_by_thread(loader: Any) -> Iterator[Any]:
-    batches = queue.Queue[Any](2)
-
-    def read() -> None:
-        for batch in loader:
-            batches.put(batch)
-        batches.put(None)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    yield from iter(batches.get, None)
-    thread.join()
 
 
 def of_two_rates() -> list[str]:
@@ -126,7 +109,7 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "asked to make ranks even": asked_to_make_even,
     "of another version of Accelerate": of_another_version,
     "inside of LocalSGD": in_local_sgd,
-    "read by a thread": read_by_a_thread,
+    "read by a thread": by_a_thread,
     "of two learning rates": of_two_rates,
     "over two loaders": over_two_loaders,
     "over a stream that knows its length": of_a_stream,

@@ -8,9 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest import mock
 
@@ -25,8 +23,19 @@ from countoff._run import watched_loaders
 from countoff.torch import attach
 from integration_tests import devices
 from integration_tests.jobs import own_rank
-from integration_tests.watching import begun, run_each, watching_loaders
-from integration_tests.zoo.parts import ddp, network, own_batches, sgd, sharded, tensors, train, train_on, with_workers
+from integration_tests.watching import begun, read_by_thread, run_each, watching_loaders
+from integration_tests.zoo.parts import (
+    ddp,
+    epochs_of,
+    network,
+    own_batches,
+    sgd,
+    sharded,
+    tensors,
+    train,
+    train_on,
+    with_workers,
+)
 
 
 def as_it_is() -> list[str]:
@@ -82,26 +91,12 @@ def in_join() -> list[str]:
     return begun()
 
 
-def read_by_a_thread() -> list[str]:
+def by_a_thread() -> list[str]:
     model = ddp()
     optimizer = sgd(model)
-    for batch in _read_by_thread(sharded()):
+    for batch in read_by_thread(sharded()):
         train_on(model, optimizer, batch)
     return begun()
-
-
-def _read_by_thread(loader: Iterable[Any]) -> Iterator[Any]:
-    batches = queue.Queue[Any](2)
-
-    def read() -> None:
-        for batch in loader:
-            batches.put(batch)
-        batches.put(None)
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    yield from iter(batches.get, None)
-    thread.join()
 
 
 def dealt_out() -> list[str]:
@@ -165,6 +160,19 @@ def without_a_group() -> list[str]:
     return begun()
 
 
+def beside_another_loader() -> list[str]:
+    """Each step takes a batch of another loader too, of which three were taken before."""
+    model, loader, other = ddp(), sharded(), iter(sharded(160, seed=3))
+    optimizer = sgd(model)
+    for _ in range(3):
+        next(other)
+    for _ in epochs_of(loader):
+        for batch in loader:
+            next(other)
+            train_on(model, optimizer, batch)
+    return begun()
+
+
 JOBS: dict[str, Callable[[], list[str]]] = {
     "as it is": as_it_is,
     "attached": attached,
@@ -174,13 +182,14 @@ JOBS: dict[str, Callable[[], list[str]]] = {
     "of two learning rates": of_two_rates,
     "on one rank": on_one_rank,
     "inside of Join": in_join,
-    "read by a thread": read_by_a_thread,
+    "read by a thread": by_a_thread,
     "dealt out": dealt_out,
     "packed": functools.partial(packed, lambda rank: [1 + (number + rank) % 2 for number in range(8)]),
     "packed once on the first rank": functools.partial(packed, one_step_left_out),
     "packed once on the last rank": functools.partial(packed, lambda rank: one_step_left_out(1 - rank)),
     "of equal global batches": of_equal_global_batches,
     "evaluated with gradients": evaluated_with_gradients,
+    "beside another loader": beside_another_loader,
     "attached later": attached,  # the last rank has found more loops than the others
     "without a group": without_a_group,  # the last one
 }

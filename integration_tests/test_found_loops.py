@@ -33,6 +33,7 @@ OF_TORCH = {
     "packed": [],
     "of equal global batches": FOUND_ONCE,
     "evaluated with gradients": [*FOUND, "1 more"],
+    "beside another loader": FOUND,
     "attached later": ["2 epochs of 16 steps"],
     "without a group": [],
 }

@@ -1,9 +1,11 @@
 """Has countoff find loops by itself, in programs that attach nothing, as `countoff run` does."""
 
 import contextlib
+import queue
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from torch.nn.parallel import DistributedDataParallel
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader
 from countoff._adapter.hooks import MethodHook
 from countoff._adapter.observed_loop import active_loops
 
-__all__ = ["WATCHING", "begun", "run_each", "watching_accelerators", "watching_loaders"]
+__all__ = ["WATCHING", "begun", "read_by_thread", "run_each", "watching_accelerators", "watching_loaders"]
 
 
 @contextlib.contextmanager
@@ -72,6 +74,21 @@ def run_each(
             for loop in active_loops():
                 loop.end()
     return found
+
+
+def read_by_thread(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yields the batches of a loader that a thread of its own reads."""
+    batches = queue.Queue[Any](2)
+
+    def read() -> None:
+        for batch in loader:
+            batches.put(batch)
+        batches.put(None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield from iter(batches.get, None)
+    thread.join()
 
 
 def _place(hooks: contextlib.ExitStack, owner: type, name: str, **calls: Callable[..., Any]) -> None:

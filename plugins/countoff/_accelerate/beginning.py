@@ -49,7 +49,7 @@ def begin_loop(
         dataset_size: Samples of the whole train dataset over all ranks.
         start_epoch: Number of the first epoch.
         found_by: As in `Evidence`. Whoever has found the loop counts its passes, and nobody else hears of it.
-        found_at: Likewise.
+        found_at: As in `Evidence`.
     """
     told = train if not found_by or asks_for_length(train) else None
     facts = reading.train_facts(accelerator, told, epochs=epochs, max_steps=max_steps)

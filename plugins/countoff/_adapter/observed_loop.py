@@ -33,8 +33,8 @@ class ObservedLoop:
         fit: The fit.
         epoch: Number of the first train epoch.
         steps_of: Returns whether a step of an optimizer belongs to this loop; None: every step does.
-        found_by: As in `Evidence`; so is the next one.
-        found_at: Where.
+        found_by: As in `Evidence`.
+        found_at: As in `Evidence`.
 
     Attributes:
         fit: The fit.

@@ -61,6 +61,8 @@ class WatchedLoaders(WatchedLoops):
         return known[1]
 
     def trains(self, noticed: Noticed) -> bool:
+        if self.loop is not None and self.loop.guard.open_span is not None:
+            return True  # another loader of a loop whose epoch is counted, by whose batches nothing is judged
         rhythm = Rhythm(self._rhythm.gap)
         for each in noticed.steps:
             rhythm.stepped(each.taken)
@@ -77,15 +79,11 @@ class WatchedLoaders(WatchedLoops):
 
     def begin(self, noticed: Noticed) -> ObservedLoop:
         rank, world_size = rank_and_world_size()
-        optimizers, loader = (
-            list({id(each.optimizer): each.optimizer for each in noticed.steps}.values()),
-            noticed.loader,
-        )
+        loader, optimizers = noticed.loader, _optimizers(noticed)
         facts, settings = _facts(loader), self.settings_of_fit(rank)
+        levels = {**settings.levels, "DuplicateData": "off"}  # each rank may train on its share of equal batches
         fit = Fit(
-            replace(
-                settings, levels={**settings.levels, "DuplicateData": "off"}
-            ),  # each may train on its share of them
+            replace(settings, levels=levels),
             WORDS,
             OwnRank(rank, world_size, rank, world_size),
             _totals(facts, world_size),

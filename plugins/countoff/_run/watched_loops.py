@@ -1,8 +1,8 @@
 """Finds the loader on which a script trains that does not mention countoff: its batches precede optimizer steps.
 
-Until a loader is found, passes over loaders are passed on as they are, and their batches counted. The first optimizer
-step inside of one shows that it trains. The fit begins when the loop asks for the batch after that step: in the step
-itself ranks have met, so all of them are at the same place.
+Until a loader is found, passes over loaders are passed on as they are, and their batches counted. Optimizer steps
+inside of one show that it trains. The fit begins when the loop asks for the batch after such a step: in the step itself
+ranks have met, so all of them are at the same place.
 
 It is a guess which loader trains, so what is found in such a fit warns at most, and its start waits for no other rank
 longer than a moment.
@@ -29,8 +29,9 @@ from countoff.core.ending.shutdown import print_line
 __all__ = ["FOUND", "Noticed", "WatchedLoops"]
 
 FOUND = "Found by watching, so it ends nothing; with attach() in the code it would end the job."
-_steps = 0
 _NOT_EVEN = "this loop was found by watching, so its ranks are not made even: that needs attach() in the code."
+_steps = 0
+"""The optimizer steps of this process inside of passes that are watched or counted."""
 
 
 @dataclass(eq=False)
@@ -157,7 +158,7 @@ class WatchedLoops:
         return {}
 
     def steps(self) -> int:
-        """Returns the optimizer steps of this process inside of passes that are watched or counted."""
+        """Returns where a loop is found, as `found_at` of `Evidence`: equal on ranks that have stepped alike."""
         return _steps
 
     def train_apart(self, inside: bool) -> None:
@@ -216,12 +217,12 @@ class WatchedLoops:
             if loop.guard.open_span is not None:  # this is another loader of a loop whose epoch is counted
                 return batches
             counted = self._counted(loop, noticed, batches)
+            _make_up(loop, noticed)
         except DivergenceError:
             raise
         except Exception as error:
             self._give_up(error)
             return batches
-        _make_up(loop, noticed)
         return counted
 
     def _give_up(self, error: Exception) -> None:

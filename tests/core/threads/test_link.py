@@ -46,10 +46,11 @@ def test_an_index_of_the_log_is_received_once() -> None:
     assert (subjects(state), link.read) == (["a"], 1)
 
 
-def test_a_guard_that_begins_late_receives_what_came_before() -> None:
-    """Another rank may be ahead of this one, and have begun its next fit."""
+@pytest.mark.parametrize("before", [0, 1 << 20], ids=["begun", "found"])
+def test_a_guard_that_begins_late_receives_what_came_before(before: int) -> None:
+    """Another rank may be ahead of this one, and have begun its next fit; what this one has found has a high number."""
     link = Link(0, range(2))
-    states(link, 0)
+    states(link, before)
     link.receive(0, warning(1, "early"))
     link.receive(1, warning(1, "later"))
     (late,) = states(link, 1)

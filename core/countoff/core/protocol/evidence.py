@@ -29,8 +29,8 @@ class Evidence:
         found_by: How countoff has found the loop by itself, in a sentence or two; empty where a framework's trainer or
             the user's code says what trains. What is counted in a loop that was found ends nothing, and what the
             program does outside of its epochs is no stall.
-        found_at: Where a loop was found that countoff has found by itself: optimizer steps that the ranks have made
-            together until then. Ranks that have found another loop, or none, have other numbers.
+        found_at: Of a loop that countoff has found by itself: the optimizer steps before its fit, by which its guard is
+            numbered. Ranks that have found different loops have different numbers.
         elsewhere: Batches that this rank has taken from loaders which are not counted, as far as they are seen. They
             show that it makes progress.
     """

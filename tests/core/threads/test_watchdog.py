@@ -217,6 +217,18 @@ def test_a_rank_that_is_gone_is_lost_once_this_rank_waits(standing: Standing) ->
     assert found.sentence.startswith("rank 1 is gone (pid ")
 
 
+@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
+def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing, found_by: str, lost: bool) -> None:
+    """In a loop that was found by watching, ranks wait for nobody there: only one that waits needs the other."""
+    state = standing.rank.state
+    state.complete, state.evidence.found_by = False, found_by
+    begin_fit(standing.rank.store, 1)
+    standing.rank.speaker.link.heartbeats.neighbours[1] = Process(1, os.getpid(), 1)
+    assert (standing.look(60) is not None) == lost
+    standing.place = Place("collective", (), ("2",))
+    assert standing.look(0.8) is not None
+
+
 def test_a_rank_that_has_left_in_order_is_not_looked_at_again(
     standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

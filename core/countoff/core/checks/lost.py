@@ -115,7 +115,7 @@ class Need:
         known: Seconds since it has known that the other rank is away.
         waited: Seconds that its main thread has waited for others since then.
         failed: Whether one of its collectives has failed, as happens when another rank is lost.
-        counts_off: Whether it does not know yet that all ranks have begun the fit.
+        counts_off: Whether it waits for all ranks to begin the fit, and does not know yet that they have.
     """
 
     begun: int = 0

@@ -118,7 +118,9 @@ class Watchdog:
         if not away:
             return
         state, waited = self._state, self._waiting.seconds(now)
-        need = Need(state.begun, failed=state.collective_failed, counts_off=not state.complete)
+        # A loop that was found by watching needs no answer: that all ranks begin it is a guess.
+        counts_off = not (state.complete or state.evidence.found_by)
+        need = Need(state.begun, failed=state.collective_failed, counts_off=counts_off)
         for absence, key in since.items():
             known = now - self._away_since[key]
             if is_lost(absence, replace(need, known=known, waited=min(waited, known)), state.settings):

@@ -12,6 +12,7 @@ COVERAGE_FLOOR := 93
 BENCH_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
+SHIPPED_FLAGS ?=
 SOAK_FLAGS ?=
 SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
@@ -27,7 +28,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-suites bench faults hosts killed zoo soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-suites bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +101,9 @@ killed: .venv/.installed ## who is named where a rank of a real torchrun job is 
 
 zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
 	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)
+
+shipped: .venv/.installed ## programs of other projects, unchanged, as a table; SHIPPED_FLAGS="--lightning CHECKOUT"
+	.venv/bin/python -m integration_tests.shipped $(SHIPPED_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)

@@ -175,7 +175,7 @@ def _say_nobody_came(command: Sequence[str]) -> None:
     shown = clip(shlex.join(command), 80)
     print(
         f"countoff: nothing was compared: no Python process below `{shown}` has made a process group with the hooks in "
-        "it. If ranks have trained, they ran as python -I, -E or -S, or on another host, or the launcher dropped "
-        "PYTHONPATH: put -m countoff.run in front of the script.",
+        "it. One rank alone has nothing to compare. If several have trained, they ran as python -I, -E or -S, or on "
+        "another host, or the launcher dropped PYTHONPATH: put -m countoff.run in front of the script.",
         file=sys.stderr,
     )

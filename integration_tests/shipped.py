@@ -1,0 +1,296 @@
+"""Programs of other projects, unchanged, by their users' launchers: ``python -m integration_tests.shipped``.
+
+Each program runs on two CPU ranks without countoff, and with it in front of the script or in front of the launcher. A
+healthy one must end alike: the same exit code, the same result to the last bit, and not a word of countoff's. Then one
+rank gets a batch less, from outside: by what the command line gives that rank. It must be named.
+
+The data are scikit-learn's digits and texts that are written here, and nothing is downloaded. These programs need no
+GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, and PyTorch's own examples with several ranks,
+need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEADLINE_SECONDS = 240
+RANKS = 2
+COUNTED = ("-m", "countoff.run")
+FABRIC = "examples/fabric/image_classifier/train_fabric.py"
+LIGHTNING = "examples/pytorch/basics/backbone_image_classifier.py"
+_TRAINED_BY_TRL = (
+    "-m trl.scripts.sft --model_name_or_path model --use_cpu --bf16 false --num_train_epochs 2 --report_to none "
+    "--per_device_train_batch_size 4 --max_length 32 --logging_steps 2 --output_dir out --dataset_name data-{rank}"
+)
+_TRAINED_BY_LIGHTNING = (
+    f"{LIGHTNING} --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.devices 2 --data.batch_size 256 "
+    "--trainer.limit_val_batches 2 --trainer.enable_progress_bar false --trainer.limit_train_batches {batches}"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as its project ships it.
+
+    Attributes:
+        name: Its name in the table.
+        arguments: Python's arguments, in the form of a shell. ``{rank}`` is the rank that a part of the command line
+            depends on, ``{batches}`` the number of its train batches: in a healthy job they are the same on all ranks.
+        launchers: The launchers, by what stands in the table.
+        prepare: Writes its data into a directory.
+        results: Which files hold what it has learned; empty: the lines that it has printed.
+        checkout: Whether it stands in a checkout, and not in an installed package.
+        environment: What it needs in its environment.
+    """
+
+    name: str
+    arguments: str
+    launchers: tuple[str, ...]
+    prepare: Callable[[Path], None]
+    results: str = ""
+    checkout: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def _write_texts(directory: Path) -> None:
+    """A tokenizer of letters, a model of one layer, and one directory of texts for each rank; rank 1 has fewer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {each: place for place, each in enumerate([*"abcdefghijklmnopqrstuvwxyz 0123456789.", "<e>", "<u>"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<u>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<e>", unk_token="<u>", pad_token="<e>"
+    ).save_pretrained(directory / "model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        eos_token_id=vocabulary["<e>"],
+        pad_token_id=vocabulary["<e>"],
+        bos_token_id=vocabulary["<e>"],
+    )
+    LlamaForCausalLM(config).save_pretrained(directory / "model")
+    for rank in range(RANKS):
+        texts = [{"text": f"text {number} of the shard."} for number in range(64 - 8 * rank)]
+        (directory / f"data-{rank}").mkdir()
+        (directory / f"data-{rank}" / "train.jsonl").write_text("\n".join(map(json.dumps, texts)))
+
+
+def _write_digits(directory: Path, *, train: int) -> None:
+    """The digits as files of MNIST, with so many train images; again and again the same ones."""
+    import numpy
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    large = numpy.zeros((len(images), 28, 28), numpy.uint8)
+    large[:, 2:26, 2:26] = numpy.kron(images.reshape(-1, 8, 8) * 15, numpy.ones((3, 3)))
+    raw = directory / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, count in (("train", train), ("t10k", 256)):
+        chosen = numpy.arange(count) % len(images)
+        head = struct.pack(">IIII", 0x803, count, 28, 28)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(head + large[chosen].tobytes())
+        head = struct.pack(">II", 0x801, count)
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(head + labels[chosen].astype(numpy.uint8).tobytes())
+
+
+def _write_for_lightning(directory: Path) -> None:
+    """What its example reads: as many digits as MNIST has, because it splits them by numbers."""
+    _write_digits(directory / "examples" / "Datasets", train=60000)
+    (directory / "data").symlink_to("examples/Datasets")
+
+
+def _write_for_fabric(directory: Path) -> None:
+    """One copy of the program for each rank, because it finds its data beside itself; that of rank 1 has fewer."""
+    for rank in range(RANKS):
+        _write_digits(directory / f"copy-{rank}" / "Datasets", train=512 - 64 * rank)
+        (directory / f"copy-{rank}" / FABRIC).parent.mkdir(parents=True)
+        shutil.copy(directory / FABRIC, directory / f"copy-{rank}" / FABRIC)
+
+
+PROGRAMS = (
+    Program(
+        "TRL, trl.scripts.sft",
+        _TRAINED_BY_TRL,
+        ("torchrun", "composer"),
+        _write_texts,
+        "out/model.safetensors",
+    ),
+    Program(
+        "Lightning, backbone_image_classifier.py",
+        _TRAINED_BY_LIGHTNING,
+        ("torchrun", "python"),
+        _write_for_lightning,
+        checkout=True,
+    ),
+    Program(
+        "Fabric, train_fabric.py",
+        f"copy-{{rank}}/{FABRIC} --epochs 2 --batch-size 32",
+        ("torchrun", "fabric run"),
+        _write_for_fabric,
+        checkout=True,
+        environment={"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_DEVICES": str(RANKS)},  # as `fabric run` sets it
+    ),
+)
+ALONE = ("python", "fabric run")
+"""Launchers that start all ranks with one command line, so that no rank can be given another one."""
+
+
+def command(program: Program, launcher: str, where: str, *, uneven: bool) -> list[str]:
+    """The command line of a job.
+
+    Args:
+        program: The program.
+        launcher: How its ranks are started.
+        where: Where countoff stands: ``"script"``, ``"launcher"``, or empty for a job without it.
+        uneven: Whether rank 1 gets a batch less.
+    """
+    tools = Path(sys.executable).parent
+    counted = COUNTED if where == "script" else ()
+    in_front = (str(tools / "countoff"), "run", "--") if where == "launcher" else ()
+    arguments = program.arguments.format(rank="$RANK", batches="$((10 - RANK))")
+    if not uneven:
+        arguments = program.arguments.format(rank=0, batches=10)
+    python = (*counted, *shlex.split(arguments))
+    shell = ("bash", "-c", f"exec {shlex.quote(sys.executable)} {' '.join(counted)} {arguments}")
+    if launcher == "python":
+        return [*in_front, sys.executable, *python]
+    if launcher == "fabric run":
+        return [*in_front, str(tools / "fabric"), "run", "--accelerator=cpu", f"--devices={RANKS}", *python]
+    if launcher == "torchrun":
+        start = [str(tools / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}"]
+        return [*in_front, *start, *(("--no-python", *shell) if uneven else python)]
+    start = [str(tools / "composer"), f"--nproc={RANKS}"]
+    return [*in_front, *start, *(("--command_mode", *shell) if uneven else python)]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: its exit code, all that it printed, and a digest of what it has learned."""
+
+    exit_code: int
+    output: str
+    result: str
+
+    @property
+    def said(self) -> list[str]:
+        """The lines that countoff has printed."""
+        return [line for line in self.output.splitlines() if "countoff:" in line]
+
+
+def run(program: Program, template: Path, line: Sequence[str]) -> Ended:
+    """Runs a job in a fresh copy of its directory, and ends it at a deadline."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
+    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **program.environment}
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place) / "job"
+        shutil.copytree(template, directory, symlinks=True)
+        log = Path(place) / "log"
+        with log.open("wb") as stream:
+            job = subprocess.Popen(
+                line, cwd=directory, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                exit_code = job.wait(DEADLINE_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(job.pid, 9)
+                exit_code = job.wait()
+        output = log.read_text(errors="replace")
+        learned = (directory / program.results).read_bytes() if program.results and exit_code == 0 else None
+        return Ended(exit_code, output, hashlib.sha256(learned or _printed(output).encode()).hexdigest())
+
+
+def _printed(output: str) -> str:
+    """The losses and predictions that a program has printed, of all ranks, in one order."""
+    return "\n".join(sorted(line for line in output.splitlines() if re.search(r"tensor|\[ *-?\d|[Ll]oss", line)))
+
+
+def rows(programs: Sequence[Program], checkout: Path | None, wrong: list[str]) -> Iterator[str]:
+    """Runs programs, and yields a line of the table for each of them, each launcher, and each place of countoff.
+
+    Args:
+        programs: The programs.
+        checkout: A checkout of Lightning, in which some of them stand.
+        wrong: Where what went wrong is added.
+    """
+    for program in programs:
+        with tempfile.TemporaryDirectory() as place:
+            template = Path(place) / "template"
+            template.mkdir()
+            if program.checkout and checkout is not None:
+                shutil.copytree(checkout / "examples", template / "examples")
+            program.prepare(template)
+            for launcher in program.launchers:
+                without = run(program, template, command(program, launcher, "", uneven=False))
+                if without.exit_code:
+                    wrong.append(f"{program.name}, {launcher}, without countoff:\n{without.output}")
+                    continue
+                for where in ("launcher",) if launcher == "fabric run" else ("script", "launcher"):
+                    yield _row(program, template, launcher, where, without, wrong)
+
+
+def _row(program: Program, template: Path, launcher: str, where: str, without: Ended, wrong: list[str]) -> str:
+    began = time.monotonic()
+    healthy = run(program, template, command(program, launcher, where, uneven=False))
+    same = (healthy.exit_code, healthy.result) == (0, without.result)
+    said = [line for line in healthy.said if "Countoff is on" not in line]
+    told = "silent, the same result" if same and not said else "WRONG"
+    if told == "WRONG":
+        wrong.append(f"{program.name}, {launcher}, {where}, healthy:\n{healthy.output}")
+    sentence = "(one command line for all ranks)"
+    if launcher not in ALONE:
+        uneven = run(program, template, command(program, launcher, where, uneven=True))
+        named = [line.partition("countoff: ")[2].removesuffix(" See the output of rank 0.") for line in uneven.said]
+        named = [line for line in dict.fromkeys(named) if "rank 1" in line]
+        sentence = " Then: ".join(named) or "WRONG"
+        if not named:
+            wrong.append(f"{program.name}, {launcher}, {where}, uneven:\n{uneven.output}")
+    seconds = time.monotonic() - began
+    return f"| {program.name} | {launcher} | {where} | {told} | {sentence} | {seconds:.0f} s |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; returns 1 if a healthy job was not left alone, or an uneven one not named."""
+    parser = argparse.ArgumentParser(
+        "python -m integration_tests.shipped", description=(__doc__ or "").splitlines()[0].partition(":")[0] + "."
+    )
+    parser.add_argument("--lightning", type=Path, metavar="CHECKOUT", help="Lightning's repository, for its examples")
+    given = parser.parse_args(arguments)
+    if given.lightning is not None and not (given.lightning / FABRIC).is_file():
+        parser.error(f"{given.lightning} has no {FABRIC}")
+    programs = [each for each in PROGRAMS if given.lightning is not None or not each.checkout]
+    for each in PROGRAMS:
+        if each not in programs:
+            print(f"left out without --lightning: {each.name}", file=sys.stderr)
+    wrong: list[str] = []
+    print("| program | launcher | countoff in front of | healthy | rank 1 has a batch less | time |")
+    print("|---|---|---|---|---|---|")
+    for row in rows(programs, given.lightning, wrong):
+        print(row, flush=True)
+    print(*wrong, sep="\n\n", end="\n" if wrong else "")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

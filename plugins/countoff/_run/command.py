@@ -168,11 +168,8 @@ def _pass_on(received: Any, process: int) -> None:
 
 
 def _say_nobody_came(command: Sequence[str]) -> None:
-    import shlex
-
-    from countoff.core.words import clip
-
-    shown = clip(shlex.join(command), 80)
+    shown = " ".join(command)
+    shown = shown if len(shown) <= 80 else f"{shown[:79]}…"  # shlex, and the functions for words, take longer to import
     print(
         f"countoff: nothing was compared: no Python process below `{shown}` has made a process group with the hooks in "
         "it. One rank alone has nothing to compare. If several have trained, they ran as python -I, -E or -S, or on "

@@ -207,3 +207,17 @@ def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_fo
     state.receive(mark_entry(1, Mark("train_end", EPOCH, at=3, reason="exhausted", rank=1)))
     state.look()
     assert [entry["type"] for entry in written(state)] == found
+
+
+@pytest.mark.parametrize(("found_by", "entry"), [("", "end"), ("Found by watching.", "notice")])
+def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost(found_by: str, entry: str) -> None:
+    """That the others go on without it ends the job, but not where they may be in a loop that is another one."""
+    state = state_of()
+    state.evidence.found_by = found_by
+    state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))
+    span.started = 5
+    drain(state)
+    state.receive(mark_entry(1, Mark("fit_end", "the fit", at=4, reason="exited", rank=1)))
+    state.look()
+    assert [(each["type"], each["verdict"]["kind"]) for each in written(state)] == [(entry, "LostRank")]
+    assert list(state.absences) == [1]  # so it is lost as soon as this rank waits for it

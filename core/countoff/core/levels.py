@@ -42,12 +42,14 @@ def effect(verdict: Verdict, chosen: Mapping[str, Level]) -> Level:
     return "warn" if level == "raise" and (verdict.guess or legitimate) else level
 
 
-def unless_found(verdict: Verdict, found_by: str) -> Verdict:
+def unless_found(verdict: Verdict, found_by: str, *, by_counts: bool = False) -> Verdict:
     """Returns the warning for a finding in a loop that countoff has found by itself, which can end nothing.
 
     Args:
         verdict: The finding; one that does not rest on counts is returned as it is.
         found_by: How the loop was found, as sentences; empty if it was not: then the finding is returned as it is.
+        by_counts: Whether this finding rests on counts, though others of its kind do not: a rank that has left is lost
+            where others wait for it, but that they go on without it is seen by what is taken for the loop.
 
     Example:
         >>> uneven = unless_found(Verdict("UnevenBatches", "rank 1 ran out of data."), "Found by watching.")
@@ -57,7 +59,7 @@ def unless_found(verdict: Verdict, found_by: str) -> Verdict:
         'raise'
     """
     kind = KINDS.get(verdict.kind)
-    if not found_by or (kind is not None and not kind.counted):
+    if not found_by or not (by_counts or kind is None or kind.counted):
         return verdict
     return replace(verdict, harmful=False, guess=found_by, why=f"{found_by} {verdict.why}".strip())
 

@@ -28,8 +28,14 @@ from pathlib import Path
 
 
 def load(patience):
+    Path("loading").touch()
     deadline = time.monotonic() + patience
     while "explain Stalled" not in Path("stderr").read_text() and time.monotonic() < deadline: time.sleep(0.02)
+
+
+def come_a_second_later():
+    while not Path("loading").exists(): time.sleep(0.02)
+    time.sleep(1)
 """
 TRAIN = """\
 import sys
@@ -39,6 +45,8 @@ import data
 dist.init_process_group("gloo")
 if dist.get_rank() == 2:
     data.load(float(sys.argv[1]))
+else:
+    data.come_a_second_later()
 dist.barrier()
 print(f"rank {dist.get_rank()} goes on\\n", end="", flush=True)
 dist.destroy_process_group()
@@ -70,7 +78,7 @@ def test_a_rank_that_loads_alone_is_named_and_the_program_goes_on(tmp_path):
     code, printed, errors = launch(tmp_path, "-m", "countoff.run", "train.py", "120")
     assert code == 0, errors
     (said,) = [line for line in errors.splitlines() if "countoff: Stalled: " in line]
-    place, waiting = "rank 2, at data.py:7 in load, for ", " wait in torch.distributed.barrier at train.py:8."
+    place, waiting = "rank 2, at data.py:8 in load, for ", " wait in torch.distributed.barrier at train.py:10."
     assert said.startswith(f"[rank 0] countoff: Stalled: not in the fit yet: {place}"), errors
     assert said.endswith(f" s; ranks 0, 1, 3{waiting}"), errors
     assert 2 <= int(said.removeprefix(said.partition(place)[0] + place).partition(" s")[0]) < 60

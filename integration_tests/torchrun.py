@@ -121,10 +121,19 @@ def started(
         within: A command that runs the command that follows it, as `nsenter`.
         log: Name of the file for the output, in `directory`.
     """
+    command = [*within, sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
+    with launched(command, directory=directory, env=env, log=log) as torchrun:
+        yield torchrun
+
+
+@contextlib.contextmanager
+def launched(
+    command: Sequence[str], *, directory: Path, env: Mapping[str, str] | None = None, log: str = "torchrun.log"
+) -> Iterator[Torchrun]:
+    """Start any launcher by its command line, and end it and its workers at the end of the block; see `started`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COUNTOFF")}
     # With the fault handler, SIGABRT makes a worker print its stacks.
     fixed = {"PYTHONPATH": python_path(), "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1", **NAME_LOOKUPS}
-    command = [*within, sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
     path = directory / log
     with path.open("wb") as output:
         process = subprocess.Popen(

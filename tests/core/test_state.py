@@ -211,7 +211,7 @@ def test_what_follows_from_a_difference_that_another_rank_has_accepted_is_not_fo
 
 @pytest.mark.parametrize(("found_by", "entry"), [("", "end"), ("Found by watching.", "notice")])
 def test_a_rank_that_has_left_a_loop_by_sys_exit_is_lost(found_by: str, entry: str) -> None:
-    """That the others go on without it ends the job, but not where they may be in a loop that is another one."""
+    """Where the others go on without it, the job ends. In a loop that was found by watching, that is a guess."""
     state = state_of()
     state.evidence.found_by = found_by
     state.reach(Mark("train_start", EPOCH), opens=(span := SpanCounters(EPOCH)))

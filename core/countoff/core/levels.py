@@ -48,8 +48,8 @@ def unless_found(verdict: Verdict, found_by: str, *, by_counts: bool = False) ->
     Args:
         verdict: The finding; one that does not rest on counts is returned as it is.
         found_by: How the loop was found, as sentences; empty if it was not: then the finding is returned as it is.
-        by_counts: Whether this finding rests on counts, though others of its kind do not: a rank that has left is lost
-            where others wait for it, but that they go on without it is seen by what is taken for the loop.
+        by_counts: Whether this finding rests on counts, although its kind does not: that the others go on without a
+            rank that has left is seen by their batches.
 
     Example:
         >>> uneven = unless_found(Verdict("UnevenBatches", "rank 1 ran out of data."), "Found by watching.")

@@ -229,6 +229,22 @@ def test_a_rank_that_is_gone_before_all_have_begun_is_lost(standing: Standing, f
     assert standing.look(0.8) is not None
 
 
+@pytest.mark.parametrize(("found_by", "lost"), [("", True), ("Found by watching.", False)])
+def test_a_rank_that_has_raised_is_lost_once_this_rank_is_batches_ahead(
+    standing: Standing, found_by: str, lost: bool
+) -> None:
+    """In a loop that was found by watching, that the others go on without it is a guess."""
+    state = standing.rank.state
+    state.evidence.found_by = found_by
+    state.receive(absence_entry(Absence(1, "raised ValueError: torn", begun=3)))
+    state.reach(Mark("train_start", "train epoch 0"), opens=(span := SpanCounters("train epoch 0")))
+    span.started = 6
+    assert state.begun == 6
+    assert (standing.look(16) is not None) == lost
+    standing.place = Place("collective", (), ("2",))
+    assert standing.look(16) is not None
+
+
 def test_a_rank_that_has_left_in_order_is_not_looked_at_again(
     standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,9 +118,9 @@ class Watchdog:
         if not away:
             return
         state, waited = self._state, self._waiting.seconds(now)
-        # A loop that was found by watching needs no answer: that all ranks begin it is a guess.
-        counts_off = not (state.complete or state.evidence.found_by)
-        need = Need(state.begun, failed=state.collective_failed, counts_off=counts_off)
+        need = Need(state.begun, failed=state.collective_failed, counts_off=not state.complete)
+        if state.evidence.found_by:  # that all ranks begin this loop, or take its batches together, is a guess
+            need = replace(need, begun=0, counts_off=False)
         for absence, key in since.items():
             known = now - self._away_since[key]
             if is_lost(absence, replace(need, known=known, waited=min(waited, known)), state.settings):

@@ -24,6 +24,7 @@ LADDER = [
     {"ranks", "totals"},
     {"levels"},
     {"settings"},
+    {"alerts"},
     {"state"},
     {"part"},
     {"store"},

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from countoff.core.alerts.telling import Telling
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart, Listener
 from countoff.core.checks.data import DataIdentity
@@ -42,6 +43,7 @@ from countoff.core.verdict import DivergenceError, Remedies, Verdict
 from countoff.core.words import clip
 
 if TYPE_CHECKING:
+    from countoff.core.alerts.alert import Place
     from countoff.core.checks.datasets import HeldDataset
     from countoff.core.checks.model import SharedModel
     from countoff.core.checks.splits import SplitSample
@@ -104,6 +106,8 @@ class Guard:
         weights: Begins to compute hashes of what this rank's model must hold in common with other ranks; called every
             `weights_every` optimizer steps. None: weights are not compared.
         framework: The framework's name, for the trace.
+        trackers: Returns the runs that trackers, such as W&B, have open in this process, to be told of findings; called
+            on a thread of countoff's, when there is a finding.
 
     Attributes:
         state: This rank's state, which its threads share.
@@ -127,6 +131,7 @@ class Guard:
         ticks_per_step: int = 1,
         weights: Callable[[], PendingHashes] | None = None,
         framework: str = "",
+        trackers: Callable[[], Sequence[Place]] = tuple,
     ) -> None:
         self._settings = settings
         self._learning_rates = learning_rates
@@ -142,6 +147,7 @@ class Guard:
         self._own_batches: int | None = None
         self.span = self._train = SpanCounters("before the first span", compared=False)
         self.state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
+        self.state.telling = Telling(settings, trackers)
         self._part = part
         self._checks = checks = Checks.of(
             self.state, learning_rates_in_force=learning_rates, schedule=self._schedule, hash_weights=weights

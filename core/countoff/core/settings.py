@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
 from countoff.core.flag import FLAG, FLAG_TEXTS
 from countoff.core.levels import checked, parsed
-from countoff.core.verdict import Level
+from countoff.core.verdict import Level, Restart
 from countoff.core.words import nearest
 
-__all__ = ["OptionValues", "Settings", "SettingsError", "variable_of"]
+__all__ = ["SECRET_OPTIONS", "OptionValues", "Settings", "SettingsError", "variable_of"]
 
 # Kubernetes sets these in every pod if a Service is named countoff; they are not options.
 _OTHER_VARIABLES = ("COUNTOFF_SERVICE_", "COUNTOFF_PORT")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://\S")
 _NEEDED_TO_BE_EVEN: tuple[str, ...] = ("PlanMismatch", "UnevenBatches", "LostRank", "LateRank")
 """Kinds that must end a job in which ranks wait for one another's batches."""
 
@@ -59,6 +62,9 @@ class OptionValues(TypedDict, total=False):
     weights_every: int | None
     verdict_file: str | os.PathLike[str] | None
     trace_dir: str | os.PathLike[str] | None
+    notify: Literal[False] | str | Iterable[str] | None
+    termination_log: str | os.PathLike[str] | None
+    exit_codes: Mapping[str, int] | None
 
 
 class _Rule(NamedTuple):
@@ -68,11 +74,13 @@ class _Rule(NamedTuple):
         good: The accepted values, in words.
         check: Returns a value in the form that the option keeps; raises ValueError if it is not accepted.
         parse: Returns the value of an environment variable's text; raises ValueError if there is none.
+        secret: Whether a value is shown nowhere, because it may hold a secret.
     """
 
     good: str
     check: Callable[[object], object]
     parse: Callable[[str], object]
+    secret: bool = False
 
 
 def _check_flag(value: object) -> bool:
@@ -141,6 +149,37 @@ def _check_path(value: object) -> str | None:
     return os.path.abspath(path)  # the program may change its directory later
 
 
+def _check_addresses(value: object) -> Literal[False] | tuple[str, ...]:
+    if value is False or value is None:
+        return () if value is None else False
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ValueError
+    each: tuple[object, ...] = tuple(value.split() if isinstance(value, str) else cast("Iterable[object]", value))
+    addresses = tuple(one.strip() for one in each if isinstance(one, str) and _ADDRESS.match(one.strip()))
+    if len(addresses) != len(each):
+        raise ValueError
+    return addresses
+
+
+def _parse_addresses(text: str) -> object:
+    return text if FLAG_TEXTS.get(text.strip().lower(), True) else False
+
+
+def _check_exit_codes(value: object) -> dict[str, int]:
+    if not isinstance(value, Mapping):
+        raise ValueError
+    codes = dict(cast("Mapping[object, object]", value))
+    for restart, code in codes.items():
+        if restart not in get_args(Restart) or _check_count(1, code) > 255:
+            raise ValueError
+    return cast("dict[str, int]", codes)
+
+
+def _parse_exit_codes(text: str) -> dict[str, int]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    return {restart.strip(): int(code) for restart, _, code in pairs}
+
+
 def _choice(*good: str) -> _Rule:
     def check(value: object) -> str:
         if not isinstance(value, str) or value not in good:
@@ -177,7 +216,23 @@ _RULES: dict[str, _Rule] = {
     ),
     "verdict_file": _Rule("the path of a file", _check_path, str),
     "trace_dir": _Rule("the path of a directory", _check_path, str),
+    "notify": _Rule(
+        "False, or one or more addresses of apprise, such as slack://… (in the environment: 0, or addresses with "
+        "spaces between them)",
+        _check_addresses,
+        _parse_addresses,
+        secret=True,
+    ),
+    "termination_log": _Rule("the path of a file", _check_path, str),
+    "exit_codes": _Rule(
+        "a mapping from 'useless', 'may_help' or 'unknown' to exit codes from 1 to 255 (in the environment: "
+        "useless=86,may_help=87)",
+        _check_exit_codes,
+        _parse_exit_codes,
+    ),
 }
+SECRET_OPTIONS = frozenset(name for name, rule in _RULES.items() if rule.secret)
+"""Options whose values may hold secrets: they are written and printed nowhere."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +263,11 @@ class Settings:
             ranks.
         verdict_file: Absolute path of the file for the verdict that ends the fit; None: no file.
         trace_dir: Absolute path of the directory for the trace, in which each rank has a file; None: no trace.
+        notify: Addresses of apprise that are told of findings, besides the runs that trackers have open; False: not
+            even these are told.
+        termination_log: Absolute path of Kubernetes' termination log, which gets the verdict in a pod.
+        exit_codes: By what is known of a restart, the exit code of a process that the verdict ends, where that is not
+            the default; see `countoff.core.verdict.Restart`.
 
     Raises:
         SettingsError: If a value is outside the domain of its option.
@@ -230,6 +290,9 @@ class Settings:
     weights_every: int = 0
     verdict_file: str | None = None
     trace_dir: str | None = None
+    notify: Literal[False] | tuple[str, ...] = field(default=(), repr=False)
+    termination_log: str = "/dev/termination-log"
+    exit_codes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         for name in _RULES:
@@ -254,6 +317,9 @@ class Settings:
             raise SettingsError(
                 "uneven_eval='stop' needs every rank to evaluate, so it cannot be combined with eval_ranks"
             )
+
+        if self.notify and importlib.util.find_spec("apprise") is None:
+            raise SettingsError("`notify` needs apprise: pip install 'countoff[notify]'")
 
     @property
     def keeps_even(self) -> bool:
@@ -335,6 +401,8 @@ def _checked(name: str, value: object, where: str, parse: Callable[[str], object
     try:
         return rule.check(parse(str(value)) if parse else value)
     except ValueError as error:
-        shown = " ".join(repr(value).split())
+        shown = (
+            "a value that is not shown, because it may hold a secret" if rule.secret else " ".join(repr(value).split())
+        )
         reason = f": {error}" if rule.check is checked and error.args else ""
         raise SettingsError(f"{where} must be {rule.good}, got {shown}{reason}") from None

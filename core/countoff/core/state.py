@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from countoff.core.alerts.telling import Telling
 from countoff.core.checks import judge, shows_other_counts
 from countoff.core.checks.lost import absence_by_exit
 from countoff.core.checks.uneven import nothing_to_repeat
@@ -102,6 +103,9 @@ class State:
         late_entries: Indices of the entries of the log about an even span that this rank had closed before they came.
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
+        telling: Tells of findings where the user looks besides the output.
+        teller: The rank that tells the trackers and the user's addresses of the verdict; None if the ranks have
+            not agreed on one.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
@@ -141,6 +145,8 @@ class State:
     late_entries: deque[int] = field(default_factory=lambda: deque[int](maxlen=_EARLY_SPANS))
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
+    telling: Telling = field(init=False)
+    teller: int | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     last_step: tuple[int, int] = (-1, -1)
@@ -153,6 +159,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
+        self.telling = Telling(self.settings)
         self.ranks = self.ranks or range(self.world_size)
 
     @property

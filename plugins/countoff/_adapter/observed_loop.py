@@ -369,7 +369,9 @@ class ObservedLoop:
         late = self.guard.verdict is not None and not raised and raises
         self.guard.close()  # waits until a verdict is printed
         if late:
-            shutdown.exit_now()  # the verdict came after the program's last line: only an exit code can report it
+            shutdown.exit_now(
+                self.guard.state
+            )  # the verdict came after the program's last line: only an exit code can report it
 
 
 def active_loops() -> list[ObservedLoop]:

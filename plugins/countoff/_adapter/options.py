@@ -86,6 +86,11 @@ class Options:
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.
         verdict_file: Path of a JSON file for the verdict that ends the fit, for a scheduler to read.
         trace_dir: Path of a directory for the trace, to which every rank writes what it does.
+        notify: Addresses of apprise, such as `slack://…`, that are told of findings; False also leaves alone the runs
+                that trackers have open.
+        termination_log: Path of Kubernetes' termination log, if it is not `/dev/termination-log`.
+        exit_codes: By what is known of a restart (`useless`, `may_help`, `unknown`), the exit code of a process that
+                the verdict ends.
 
     Attributes:
         settings: The settings in force.
@@ -116,6 +121,9 @@ class Options:
         weights_every: int | None = None,
         verdict_file: str | os.PathLike[str] | None = None,
         trace_dir: str | os.PathLike[str] | None = None,
+        notify: bool | str | list[str] | None = None,
+        termination_log: str | os.PathLike[str] | None = None,
+        exit_codes: dict[str, int] | None = None,
         **unknown: NoReturn,  # so that type checkers refuse it, and the settings name it
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "unknown", "__class__")}

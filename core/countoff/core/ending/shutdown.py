@@ -24,6 +24,7 @@ from typing import TextIO
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
+from countoff.core.ending.exit_codes import EXIT_CODE, code_of, exit_with, note_of
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
@@ -45,7 +46,6 @@ told_of_evaluations: set[int] = set()
 """The processes, by pid, that have warned of an uneven evaluation: this one, or the one that it was forked from."""
 _REPORTED_BY = "countoff_reported_by"
 """An attribute of an exception: which guard has reported it."""
-EXIT_CODE = 87  # unlike any signal's or Python's own, so that a scheduler's log tells it apart
 
 
 def print_to_stderr(verdict: Verdict, rank: int, reporter: int | None = None) -> None:
@@ -79,6 +79,8 @@ def print_warning(state: State, warning: Verdict) -> None:
         told_of_evaluations.add(process)
     if state.observer is not None:
         state.observer.warned(warning)
+    if state.leads:
+        state.telling.warn(warning)
 
 
 def print_line(rank: int, sentence: str) -> None:
@@ -146,13 +148,17 @@ def write_verdict_file(verdict: Verdict, state: State) -> None:
         print_line(state.rank, f"the verdict is not in {path!r}: {plain(problem)}")
 
 
-def exit_now(code: int = EXIT_CODE) -> None:
-    """Ends the process without waiting for its main thread."""
+def exit_now(state: State) -> None:
+    """Ends the process without waiting for its main thread.
+
+    Args:
+        state: The state of a guard that has a verdict.
+    """
     # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(code)
+    os._exit(code_of(state.end, state.settings.exit_codes) or EXIT_CODE)
 
 
 def _flush() -> None:
@@ -194,10 +200,21 @@ def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -
         print_to_stderr(verdict, state.rank, reporter)
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
+        whole = replace(verdict, world_size=state.world_size)
+        state.telling.tell(whole, for_host=reporter is None, for_job=_tells(state, verdict))
     elif state.leads:
         print_to_stderr(verdict, state.rank)
+        state.telling.warn(replace(verdict, world_size=state.world_size))
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
+
+
+def _tells(state: State, verdict: Verdict) -> bool:
+    """Whether this rank tells of the verdict: the teller, and where none was agreed on, the first rank that is left."""
+    if state.teller is not None:
+        return state.teller == state.rank
+    gone = verdict.ranks if verdict.gone else ()
+    return state.rank == next((rank for rank in state.ranks if rank not in gone), None)
 
 
 def _ends_beside(state: State) -> bool:
@@ -224,6 +241,7 @@ def raise_verdict(state: State) -> None:
     wait_until_printed(state)
     sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
+        exit_with(state.end, state.settings)
         raise error_for(state.end)
 
 
@@ -295,7 +313,8 @@ def _report_lost_peer(
     if state.end is not None or state.proposed is not None:
         wait_until_printed(state)
     if state.end is not None and not isinstance(error, DivergenceError):
-        notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
+        exit_with(state.end, state.settings)
+        notes = [*getattr(error, "__notes__", ()), note_of(state.end)]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
 
 
@@ -326,12 +345,14 @@ def in_words(error: BaseException) -> str:
 
 
 def wait_until_printed(state: State) -> None:
-    """Waits for the verdict and its table, but prints what is known without it if the store takes too long."""
-    if state.printed.wait(PRINT_SECONDS):
-        return
-    verdict = state.end or state.proposed
+    """Waits for the verdict and its table, but prints what is known without it if the store takes too long.
+
+    Then it waits until the places are told of it, where there are any.
+    """
+    verdict = None if state.printed.wait(PRINT_SECONDS) else state.end or state.proposed
     if verdict is not None:
         print_verdict(state, verdict)
+    state.telling.wait()
 
 
 def _in_one_line(text: str) -> str:

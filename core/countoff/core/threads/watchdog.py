@@ -212,6 +212,7 @@ class Watchdog:
             shutdown.print_verdict(state, verdict)
         if state.observer is not None:
             state.observer.ended_by("SIGTERM")
+        state.telling.wait()
 
     def _look_a_last_time(self, deadline: float) -> None:
         """Proposes the loss of a neighbour that is gone and takes part; waits for the verdict.
@@ -350,7 +351,8 @@ class Watchdog:
             gloo.cut_collectives()  # again: a group whose thread was busy at that moment was not found
         elif now - ending.since > grace and state.printed.is_set():
             if ending.cut_at:
-                shutdown.exit_now()
+                state.telling.wait()
+                shutdown.exit_now(state)
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()
             ending.cut_at = time.monotonic()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.ending import verdict_file
 from countoff.core.liveness import processes, stacks
 from countoff.core.protocol.records import Records
-from countoff.core.settings import Settings
+from countoff.core.settings import SECRET_OPTIONS, Settings, variable_of
 from countoff.core.trace import format
 from countoff.core.verdict import Verdict
 from countoff.core.waiting import until
@@ -190,6 +190,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     {'NCCL_DEBUG': 'INFO'}
     """
     own = {"COUNTOFF", *(f"COUNTOFF_{field.name.upper()}" for field in dataclasses.fields(Settings))}
+    own -= {variable_of(name) for name in SECRET_OPTIONS}
     return {
         name: variables[name]
         for name in sorted(variables)

@@ -1,0 +1,87 @@
+"""Notifications: an alert to a phone, a chat or a mailbox, by apprise.
+
+apprise runs in a process of its own (`notifier.py`), which gets the addresses through a pipe. So an address that hangs
+holds nothing back here, none appears in this process's log or in the list of processes, and the message may still go
+out when the process that has sent it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from countoff.core.alerts.alert import Alert, NotTold
+from countoff.core.flag import FLAG
+
+__all__ = ["Notifications"]
+
+SEND_SECONDS = 5
+"""After so long the process that sends is ended, whatever a receiver does."""
+
+
+class Notifications:
+    """The addresses that the user wants to be told at.
+
+    Args:
+        addresses: Addresses of apprise, as ``slack://…``. They hold secrets.
+    """
+
+    name = "notifications"
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    def tell(self, alert: Alert) -> None:
+        """Sends an alert to all of them.
+
+        Raises:
+            NotTold: If some of them have not taken it; the message names their schemas alone.
+        """
+        failed = self.send(alert.title, alert.text, kind="failure" if alert.ends else "warning")
+        if failed:
+            raise NotTold(f"not taken by {', '.join(failed)}")
+
+    def send(self, title: str, text: str, *, kind: str) -> list[str]:
+        """Sends a message to all addresses, and waits for that, for `SEND_SECONDS` at most.
+
+        Args:
+            title: Its title.
+            text: Its text.
+            kind: What apprise is to show it as: ``info``, ``warning`` or ``failure``.
+
+        Returns:
+            The schemas of the addresses that have not taken it, as ``slack``.
+        """
+        message = {
+            "path": sys.path,
+            "addresses": self._addresses,
+            "title": title,
+            "text": text,
+            "kind": kind,
+            "seconds": SEND_SECONDS,
+        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(FLAG)}
+        sender = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("notifier.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # a launcher that ends this process group does not end the message
+        )
+        told, _ = sender.communicate(json.dumps(message).encode())
+        taken = json.loads(told) if sender.returncode == 0 else [False] * len(self._addresses)
+        return [schema for schema, ok in zip(schemas(self._addresses), taken, strict=True) if not ok]
+
+
+def schemas(addresses: Sequence[str]) -> list[str]:
+    """What is no secret of each address: the part before its ``://``.
+
+    >>> schemas(["slack://token/channel", "mailto://user:secret@example.org"])
+    ['slack', 'mailto']
+    """
+    return [address.partition("://")[0] for address in addresses]

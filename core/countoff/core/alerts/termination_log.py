@@ -1,0 +1,57 @@
+"""Kubernetes' termination log: `kubectl describe pod` shows what a container has written there before it ended.
+
+https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/
+"""
+
+from __future__ import annotations
+
+import os
+
+from countoff.core.alerts.alert import Alert
+
+__all__ = ["TerminationLog"]
+
+_MOST_BYTES = 4096
+"""The kubelet reads no more of it."""
+_OWN = b"countoff"
+
+
+class TerminationLog:
+    """The termination log of this container.
+
+    Args:
+        path: Where it lies; the container's `terminationMessagePath`.
+    """
+
+    name = "termination log"
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    @property
+    def exists(self) -> bool:
+        """Whether this process runs in a pod that has one. The kubelet makes it, an empty file, before it starts."""
+        return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and os.path.isfile(self._path)
+
+    def tell(self, alert: Alert) -> None:
+        """Writes what has ended the job. What another program has written there stays: it is the better reason."""
+        with open(self._path, "r+b") as file:  # in place: it is mounted, so no other file can be put there
+            begins = file.read(len(_OWN))
+            if begins and begins != _OWN:
+                return
+            file.seek(0)
+            file.write(shortened(f"countoff: {alert.text}\n"))
+            file.truncate()
+
+
+def shortened(text: str) -> bytes:
+    """A text in at most as many bytes as the kubelet reads, cut between two characters.
+
+    >>> len(shortened("é" * 4096)), shortened("a short one")
+    (4095, b'a short one')
+    """
+    whole = text.encode()
+    if len(whole) <= _MOST_BYTES:
+        return whole
+    end = "…".encode()
+    return whole[: _MOST_BYTES - len(end)].decode(errors="ignore").encode() + end

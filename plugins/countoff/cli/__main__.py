@@ -208,8 +208,10 @@ _SETTINGS = (
     ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),
     ("verdict-file", "FILE", "where the verdict that ends the job is written, for a scheduler"),
     ("trace-dir", "DIR", "where each rank writes what it did, for countoff report and top"),
+    ("termination-log", "FILE", "Kubernetes' termination log, if it is not /dev/termination-log"),
+    ("exit-codes", "RESTART=N,…", "the exit code by what is known of a restart: useless=86,may_help=87"),
 )
-"""The settings as flags of `countoff run`: name, metavar, meaning."""
+"""The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
 """Longer lines are hard to read."""
 

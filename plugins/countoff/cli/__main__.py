@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from countoff.core.words import nearest
+from countoff.core.words import count_of, nearest
 
 _RANKS = range(2, 65)
 _MAX_SECONDS = 60.0
@@ -186,6 +186,15 @@ it is. On GPUs the demo has not been tried yet.
 """
 
 
+_NOTIFY = """\
+Sends a test message to the addresses of apprise in COUNTOFF_NOTIFY, which get the verdicts of your jobs.
+
+    export COUNTOFF_NOTIFY="slack://… mailto://…"
+    countoff notify
+
+Needs the extra notify: pip install 'countoff[notify]'. https://appriseit.com/services/ lists what an address can be.
+Exit code: 0 if all of them have taken it, 1 if one has not, 2 if there is none.
+"""
 _VERSION = """\
 Prints the version of countoff.
 
@@ -364,6 +373,24 @@ def run(chosen: argparse.Namespace) -> None:
     sys.exit(code)
 
 
+def notify(chosen: argparse.Namespace) -> None:
+    """Sends a message to try the addresses."""
+    from countoff.core.alerts.notifications import Notifications
+    from countoff.core.settings import Settings, SettingsError
+
+    del chosen
+    try:
+        addresses = Settings.of_environment(os.environ).notify
+    except SettingsError as error:
+        _refuse(str(error), code=2)
+    if not addresses:
+        _refuse("COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'", code=2)
+    failed = Notifications(addresses).send("countoff: a test", "This is how countoff sends a verdict.", kind="info")
+    if failed:
+        _refuse(f"not taken by {', '.join(failed)}: compare the address with https://appriseit.com/services/")
+    print(f"sent to {count_of(len(addresses), 'receiver')}")
+
+
 def demo(chosen: argparse.Namespace) -> None:
     """Runs the demonstration."""
     ranks, seconds_before_cut = chosen.ranks, chosen.seconds_before_cut
@@ -412,6 +439,7 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _completion_arguments(
         _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
     )
+    _command(add, "notify", description=_NOTIFY, help="try the addresses that get verdicts", run=notify)
     _command(add, "version", description=_VERSION, help="print the version", run=version)
     return parser, commands.choices
 

@@ -311,6 +311,9 @@ def test_a_job_with_many_ranks_has_series_for_the_first_and_the_odd_ones(tmp_pat
         writer.save()
     seen = look(reader, collector, live, 101)
     assert set(seen.values("countoff_batches_total")) == {"0", "2", "7"}
+    writers[9].line("verdict", verdict=verdict(ranks=[8], world_size=ranks))
+    writers[9].save()
+    assert set(look(reader, collector, live, 101).values("countoff_batches_total")) == {"0", "2", "7", "8"}
     assert sum(seen.values("countoff_ranks", "state").values()) == ranks
     for writer in writers[10:]:
         writer.line("end", how="failed", what="ValueError: no")

@@ -110,8 +110,9 @@ class JobCollector:
         """The ranks that have series. In a large job: the first one, and those to look at, from then on."""
         if run.world_size <= MOST_RANKS:
             return run.fits.values()
-        odd = (rank for row in rows if row.state in ODD_STATES for rank in row.ranks if rank in run.fits)
-        for rank in (min(run.fits), *odd):
+        named = run.verdict.named if run.verdict else ()
+        odd = (rank for row in rows if row.state in ODD_STATES for rank in row.ranks)
+        for rank in (min(run.fits), *named, *odd):
             if len(self._shown) < MOST_RANKS:
                 self._shown[rank] = None
         return [run.fits[rank] for rank in self._shown if rank in run.fits]

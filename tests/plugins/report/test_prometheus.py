@@ -206,6 +206,22 @@ def test_evaluations_are_counted_apart(tmp_path: Path) -> None:
     assert seen.value("countoff_ranks", state="finished") == 2
 
 
+def test_how_late_ranks_are_is_told_of_the_span_that_has_ended_last(tmp_path: Path) -> None:
+    """An evaluation within an epoch ends before it. A rank that is still in the epoch is compared in the evaluation."""
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        writer.tick(5, 10)
+        writer.open("evaluation", eval=True)
+        writer.tick(5 + rank, 10)
+        writer.close("evaluation")
+        writer.time += rank
+        if rank < 2:
+            writer.close("train epoch 0")
+        writer.save()
+    assert looked(tmp_path).values("countoff_late_seconds") == {"0": 0, "1": 2, "2": 2}
+
+
 def test_counters_do_not_fall_where_old_spans_are_dropped(tmp_path: Path) -> None:
     """A counter that falls is a restart to Prometheus."""
     writer = RankWriter(tmp_path)
@@ -257,6 +273,19 @@ def test_what_a_verdict_has_counted_is_newer_than_the_last_line(tmp_path: Path) 
     assert seen.value("countoff_behind_batches", rank="2") is None  # it has closed its epoch
     assert seen.values("countoff_batches_total") == {str(rank): 90 if rank == 2 else 91 for rank in range(8)}
     assert seen.value("countoff_verdicts_total", kind="UnevenBatches") == 1
+
+
+def test_how_far_a_rank_is_behind_is_exact_after_a_verdict(tmp_path: Path) -> None:
+    """The verdict's table has counts of one moment, also of ranks that wrote their last line at another one."""
+    rows = [{"rank": rank, "where": "train epoch 0", "batches": 45 if rank == 1 else 46} for rank in range(3)]
+    for rank in range(3):
+        writer = RankWriter(tmp_path, rank, 3)
+        writer.open("train epoch 0")
+        for _ in range(3 if rank == 2 else 4):
+            writer.tick(5, 10)
+        writer.line("verdict", verdict=verdict(ranks=[1], world_size=3, rows=rows))
+        writer.save()
+    assert looked(tmp_path).values("countoff_behind_batches") == {"0": 0, "1": 1, "2": 0}
 
 
 def test_totals_are_those_of_most_ranks(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
 from statistics import median
 
 from countoff.core.trace.format import SILENT_SECONDS
-from countoff.report.facts.spans import spans_of
 from countoff.report.model import Fit, Run, Span
+
+_FEW = 4
+"""Of each rank, so many of its last spans are compared: a look must not take longer the longer the job runs."""
 
 
 def behind_batches(run: Run) -> dict[int, float]:
@@ -47,11 +51,24 @@ def _batches_at(span: Span, moment: float) -> float:
 
 
 def late_seconds(run: Run) -> dict[int, float]:
-    """How many seconds after the first rank each rank came to the end of its last span that other ranks have closed."""
+    """How many seconds after the first rank each rank came to the end of its last span that other ranks have closed.
+
+    Ranks that are more than a few spans behind the others are left out.
+    """
+    ends: defaultdict[tuple[int, str], dict[int, float]] = defaultdict(dict)
+    for rank, fit in run.fits.items():
+        for place, span in _last_closed(fit):
+            ends[place, span.name][rank] = span.last
     found: dict[int, float] = {}
-    for spans in spans_of(run).values():
-        ends = {rank: span.end for rank, span in spans.items() if span.end is not None}
-        if len(ends) > 1:
-            first = min(ends.values())
-            found |= {rank: end - first for rank, end in ends.items()}
+    for ranks in sorted(ends.values(), key=lambda ranks: min(ranks.values())):
+        if len(ranks) > 1:
+            first = min(ranks.values())
+            found |= {rank: end - first for rank, end in ranks.items()}
     return found
+
+
+def _last_closed(fit: Fit) -> Iterator[tuple[int, Span]]:
+    """The last spans that a rank has closed, each with its place among all its spans."""
+    closed = ((place, span) for place, span in reversed(list(enumerate(fit.spans))) if span.end is not None)
+    for place, span in islice(closed, _FEW):
+        yield fit.dropped_spans + place, span

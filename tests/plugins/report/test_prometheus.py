@@ -210,6 +210,10 @@ def test_how_late_ranks_are_is_told_of_the_span_that_has_ended_last(tmp_path: Pa
     """An evaluation within an epoch ends before it. A rank that is still in the epoch is compared in the evaluation."""
     for rank in range(3):
         writer = RankWriter(tmp_path, rank, 3)
+        writer.open("evaluation before", eval=True)
+        writer.time += 9 - rank
+        writer.close("evaluation before")
+        writer.time = BEGAN + 10
         writer.open("train epoch 0")
         writer.tick(5, 10)
         writer.open("evaluation", eval=True)

@@ -120,6 +120,7 @@ def _served(address: Address, collector: JobCollector) -> Iterator[str]:
     try:
         yield address._replace(port=server.server_port).url
     finally:
+        server.shutdown()
         server.server_close()
 
 

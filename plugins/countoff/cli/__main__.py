@@ -132,6 +132,7 @@ set COUNTOFF_TRACE_DIR.
     countoff top --once runs/today
     countoff top --every 30 runs/today | tee top.tsv
     countoff top --json runs/today | jq .rows
+    countoff top --prometheus :9464 runs/today
 
 Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
 share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
@@ -139,8 +140,11 @@ first. A note says why ranks are not with the others: silent (no line for 15 sec
 Below is the last warning. The view ends with the verdict, or when all ranks have ended; q leaves it.
 It only reads files, so the job does not notice it, and several people can look at once.
 In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
-Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
-gives the reason; 130 after Ctrl-C.
+With --prometheus it draws nothing. It serves what it sees to Prometheus at http://127.0.0.1:9464/metrics, also after
+the end of the job and in the next run, until Ctrl-C. :9464 is for this machine alone, 0.0.0.0:9464 for all others too.
+examples/grafana_countoff.json is a dashboard. It needs the extra: pip install 'countoff[prometheus]'.
+Exit code: 0; 1 if the job ended with a verdict or an exception, or the extra is missing; 2 if a directory cannot be
+read or an address is taken, with one line that gives the reason; 130 after Ctrl-C.
 """
 _RUN = """\
 Runs a command that starts a job, with countoff in every Python process below it. The code stays as it is.
@@ -555,6 +559,11 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
     parser.add_argument("--json", action="store_true", help="print what --once shows as JSON, and end")
+    parser.add_argument(
+        "--prometheus",
+        metavar="HOST:PORT",
+        help="serve metrics for Prometheus there; :9464, without a host, is for this machine alone",
+    )
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -259,6 +259,14 @@ class Guard:
         """
         self._totals, self._horizon = metrics, horizon
 
+    def listen(self, listener: Listener) -> None:
+        """Tells a listener what happens to this guard, after the checks; to be called before `fit_start`.
+
+        Args:
+            listener: Each of its calls returns at once but `closed`, for which `close` waits.
+        """
+        self._listeners = (*self._listeners, listener)
+
     def train_start(self, epoch: int, position: int = 0) -> None:
         """Opens a train epoch.
 
@@ -664,7 +672,7 @@ class Guard:
 
             made_of = self._learning_rates, self._totals, self._horizon, self._framework
             self.state.observer = recorder = Recorder(self.state, number, directory, *made_of)
-            self._listeners = (recorder, *self._checks)
+            self._listeners = (recorder, *self._listeners)
 
     def _tell(self, what: Callable[[Listener], None]) -> None:
         for each in self._listeners:

@@ -1,0 +1,88 @@
+"""An HTTP server on a thread, which keeps what it is sent and answers as a test wants it to."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was sent.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path.
+        headers: The headers, by their names in lower case.
+        content: The JSON of the body.
+    """
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    content: Any
+
+
+class Receiver(ThreadingHTTPServer):
+    """The server.
+
+    Args:
+        answer: Answers a request.
+
+    Attributes:
+        requests: What was sent until now.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+        self.requests: list[Request] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                requests.append(Request(self.command, self.path, headers, json.loads(body)))
+                answer(self)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Prints nothing."""
+
+        requests = self.requests
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def wait_for(self, number: int, seconds: float = 20.0) -> list[Request]:
+        """Returns the requests, once there are so many."""
+        deadline = time.monotonic() + seconds
+        while len(self.requests) < number:
+            assert time.monotonic() < deadline, f"{len(self.requests)} requests after {seconds} s"
+            time.sleep(0.01)
+        return self.requests
+
+
+def accepts(handler: BaseHTTPRequestHandler) -> None:
+    """Answers with 200 and no content."""
+    handler.send_response(200)
+    handler.end_headers()
+
+
+@contextlib.contextmanager
+def receiving(answer: Callable[[BaseHTTPRequestHandler], None] = accepts) -> Iterator[Receiver]:
+    """A server that runs until the block ends."""
+    with Receiver(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

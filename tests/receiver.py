@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -32,6 +34,7 @@ class Receiver(ThreadingHTTPServer):
 
     Args:
         answer: Answers a request.
+        certificate: A file with the key and the certificate for HTTPS; None for HTTP.
 
     Attributes:
         requests: What was sent until now.
@@ -39,7 +42,7 @@ class Receiver(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None], certificate: Path | None = None) -> None:
         self.requests: list[Request] = []
 
         class Handler(BaseHTTPRequestHandler):
@@ -54,11 +57,20 @@ class Receiver(ThreadingHTTPServer):
 
         requests = self.requests
         super().__init__(("127.0.0.1", 0), Handler)
+        self._scheme = "http"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self._scheme = "https"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client may go away."""
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self.server_address[1]}"
 
     def wait_for(self, number: int, seconds: float = 20.0) -> list[Request]:
         """Returns the requests, once there are so many."""
@@ -76,9 +88,11 @@ def accepts(handler: BaseHTTPRequestHandler) -> None:
 
 
 @contextlib.contextmanager
-def receiving(answer: Callable[[BaseHTTPRequestHandler], None] = accepts) -> Iterator[Receiver]:
+def receiving(
+    answer: Callable[[BaseHTTPRequestHandler], None] = accepts, certificate: Path | None = None
+) -> Iterator[Receiver]:
     """A server that runs until the block ends."""
-    with Receiver(answer) as server:
+    with Receiver(answer, certificate) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

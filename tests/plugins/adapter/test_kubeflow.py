@@ -1,6 +1,8 @@
 """What Kubeflow is told of a fit, by a server that answers well, badly or never."""
 
 import logging
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +10,7 @@ from datetime import datetime, timezone
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,12 +130,12 @@ def test_the_remaining_time_is_that_of_this_fits_steps(
     server: Receiver, soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000.0]
-    monkeypatch.setattr(kubeflow.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(kubeflow, "time", SimpleNamespace(monotonic=lambda: now[0]))
     fit = begun(steps_before=6)
+    server.wait_for(1)
     now[0] += 10.0
     step(fit, 2)
-    while "estimatedRemainingSeconds" not in told(server)[-1:][0:1].__str__():
-        threading.Event().wait(0.01)
+    server.wait_for(2)
     assert told(server)[-1]["estimatedRemainingSeconds"] == 20
     end(fit)
 
@@ -345,3 +348,25 @@ def test_a_status_that_was_not_taken_is_posted_again(token: Path, soon: None, mo
         time.sleep(0.2)
         assert len(server.requests) == 3
         fit.guard.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_a_server_is_known_by_the_jobs_certificate(
+    token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another one does not get the token."""
+    caplog.set_level(logging.DEBUG, "countoff")
+    key, certificate = tmp_path / "both.pem", tmp_path / "ca.crt"
+    name = ("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1")
+    made = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *name)
+    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+    key.write_text(key.read_text() + certificate.read_text())
+    with receiving(certificate=key) as server:
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", f"{server.url}{PATH}")
+        end(begun())
+        assert server.requests == []
+        assert len(caplog.messages) == 1
+        assert caplog.messages[0].startswith("Kubeflow was not told how far the fit is: SSLCertVerificationError")
+        monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(certificate))
+        end(begun())
+        assert told(server)[-1]["progressPercentage"] == 100

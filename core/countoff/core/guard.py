@@ -85,9 +85,9 @@ class Guard:
     until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
     its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
     completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
-    has to tell is written, at most `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No
-    method calls the store. With one rank nothing is ever raised, and nothing is started but the thread that writes the
-    trace.
+    has to tell is written, at most `lost_seconds`, with `trace_dir` 1.5 s at most until the trace is written, and for
+    what `listen` has added. No method calls the store. With one rank nothing is ever raised, and nothing is started but
+    the thread that writes the trace.
 
     Args:
         settings: The user's choices.

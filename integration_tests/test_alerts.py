@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from integration_tests.jobs import fit, own_rank, share_loader, verdict_lines
 from integration_tests.test_faults import long_job
 from integration_tests.test_stalled_jobs import hang_beside_the_others
 from integration_tests.torchrun import launched
-from tests.receiver import Receiver
+from tests.receiver import Receiver, breaks, hangs, receiving, talks_nonsense
 
 ROOT = Path(__file__).parents[1]
 SECRET = "hunter2"
@@ -29,7 +30,13 @@ SENTENCE = "UnevenBatches: rank 3 ran out of data after 4 batches of train epoch
 
 
 def notify(receiver: Receiver) -> str:
-    return f"json://me:{SECRET}@127.0.0.1:{receiver.port}/{SECRET}"
+    return f"json://me:{SECRET}@{receiver.place}/{SECRET}"
+
+
+def bodies_of(receiver: Receiver) -> list[dict[str, Any]]:
+    """What has come, once there is something."""
+    receiver.wait_for(1)
+    return receiver.bodies
 
 
 def environment(directory: Path, address: str) -> dict[str, str]:
@@ -46,7 +53,7 @@ def environment(directory: Path, address: str) -> dict[str, str]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver("ok").serving() as receiver:
+    with receiving() as receiver:
         yield receiver
 
 
@@ -98,7 +105,7 @@ def test_one_message_and_the_log_of_a_job(run_ranks, tmp_path, receiver):
     """A launcher that ends all ranks as soon as it sees one end does not cut the message off."""
     env = environment(tmp_path, notify(receiver))
     results = run_ranks(log_everything_and_train, 4, [5, 5, 5, 4], expect=None, env=env, kill_peers_after=0)
-    [body] = receiver.wait_for(1)
+    [body] = bodies_of(receiver)
     assert body["title"].startswith(f"countoff: {SENTENCE}"), body
     assert body["type"] == "failure"
     verdict = json.loads((tmp_path / "verdict.json").read_text())
@@ -116,7 +123,7 @@ def test_all_ranks_fail_at_once_and_one_message_is_sent(run_ranks, tmp_path, rec
     env = environment(tmp_path, notify(receiver))
     results = run_ranks(raise_everywhere, 4, expect=None, env=env)
     assert [result.exit_code for result in results] == [1] * 4
-    [body] = receiver.wait_for(1)
+    [body] = bodies_of(receiver)
     assert "raised ValueError: torn shard on rank" in body["title"]
     assert (tmp_path / "termination-log").read_text().startswith(body["title"].removesuffix("…"))
 
@@ -129,13 +136,13 @@ def test_a_healthy_job_sends_nothing(run_ranks, tmp_path, receiver):
     assert_no_secret(results, tmp_path)
 
 
-@pytest.mark.parametrize("answer", ["hang", "error", "garbage", "refuse"])
+@pytest.mark.parametrize("answer", [hangs, breaks, talks_nonsense, None])
 def test_what_a_receiver_does_changes_no_end(run_ranks, tmp_path, answer):
     """The ranks get their exception, later by no more than the stated limit."""
-    with Receiver("hang" if answer == "refuse" else answer).serving() as receiver, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1] if answer == "refuse" else receiver.port
-        env = environment(tmp_path, f"json://me:{SECRET}@127.0.0.1:{port}")
+    with receiving(answer or hangs) as receiver, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # nobody listens there
+        place = receiver.place if answer else f"127.0.0.1:{free.getsockname()[1]}"
+        env = environment(tmp_path, f"json://me:{SECRET}@{place}")
         results = run_ranks(time_the_end, 2, expect=None, env=env)
     slack = 5.0
     assert max(result.value for result in results) < PRINT_SECONDS + TELL_SECONDS + slack, results
@@ -150,14 +157,14 @@ def test_where_rank_0_is_gone_another_one_tells(run_ranks, tmp_path, receiver):
     env = environment(tmp_path, notify(receiver))
     results = run_ranks(fit, 3, long_job(3), expect=None, env=env, while_running=kill)
     assert [result.exit_code for result in results] == [-signal.SIGKILL, 1, 1], results
-    [body] = receiver.wait_for(1)
+    [body] = bodies_of(receiver)
     assert body["title"].startswith("countoff: LostRank: rank 0 is gone")
 
 
 def test_a_warning_is_sent_as_one_and_stands_in_no_log(run_ranks, tmp_path, receiver):
     env = environment(tmp_path, notify(receiver))
     run_ranks(loops.uneven_eval, 2, [3, 2], "warn", env=env)
-    [body] = receiver.wait_for(1)
+    [body] = bodies_of(receiver)
     assert body["type"] == "warning"
     assert body["title"].startswith("countoff: UnevenBatches: ")
     assert (tmp_path / "termination-log").read_text() == ""
@@ -168,7 +175,7 @@ def test_a_process_that_cannot_raise_has_its_message_and_its_code(run_ranks, tmp
     env = {"COUNTOFF_NOTIFY": notify(receiver), "COUNTOFF_EXIT_CODES": "unknown=85"}
     results = run_ranks(hang_beside_the_others, 2, str(tmp_path), expect=None, env=env)
     assert [result.exit_code for result in results] == [1, 85], results
-    assert [body["title"].split(": ")[1] for body in receiver.wait_for(1)] == ["Stalled"]
+    assert [body["title"].split(": ")[1] for body in bodies_of(receiver)] == ["Stalled"]
 
 
 @pytest.mark.torchrun
@@ -181,7 +188,7 @@ def test_torchrun_in_a_pod(tmp_path, receiver):
     with launched(command, directory=ROOT, env=env) as launcher:
         run = launcher.finish(time.monotonic() + 180)
     assert run.exit_code == 86, run.output
-    [body] = receiver.wait_for(1)
+    [body] = bodies_of(receiver)
     assert re.match("countoff: UnevenBatches: rank 1 ran out of data after 23 batches", body["title"]), body
     assert (tmp_path / "termination-log").read_text().startswith(body["title"])
     assert SECRET not in run.output

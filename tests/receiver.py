@@ -1,66 +1,128 @@
-"""An HTTP server on this machine that keeps what it is sent, and answers as a test wants."""
+"""An HTTP server on a thread, which keeps what it is sent and answers as a test wants it to."""
 
 import contextlib
-import http.server
 import json
+import ssl
 import threading
-from collections.abc import Iterator
-from typing import Any, Literal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
-Answer = Literal["ok", "error", "garbage", "hang"]
-_ANSWERS = {"ok": b"HTTP/1.0 200 OK\r\n\r\n", "error": b"HTTP/1.0 500 No\r\n\r\n", "garbage": b"\0\xff no HTTP \0" * 99}
 
-
-class Receiver:
-    """What has come.
+@dataclass(frozen=True)
+class Request:
+    """What was sent.
 
     Attributes:
-        port: Where it listens, on 127.0.0.1.
-        bodies: The JSON that was posted, in the order of its arrival.
+        method: The HTTP method.
+        path: The path.
+        headers: The headers, by their names in lower case.
+        content: The JSON of the body.
     """
 
-    def __init__(self, answer: Answer) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self._answer = answer
-        self._came = threading.Condition()
-        self._released = threading.Event()
-        receiver = self
+    method: str
+    path: str
+    headers: dict[str, str]
+    content: Any
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+
+class Receiver(ThreadingHTTPServer):
+    """The server.
+
+    Args:
+        answer: Answers a request.
+        certificate: A file with the key and the certificate for HTTPS; None for HTTP.
+
+    Attributes:
+        requests: What was sent until now.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None], certificate: Path | None = None) -> None:
+        self.requests: list[Request] = []
+
+        class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                receiver._take(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                if receiver._answer == "hang":
-                    receiver._released.wait()
-                else:
-                    self.wfile.write(_ANSWERS[receiver._answer])
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                requests.append(Request(self.command, self.path, headers, json.loads(body)))
+                answer(self)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing is printed."""
+                """Prints nothing."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_port
+        requests = self.requests
+        super().__init__(("127.0.0.1", 0), Handler)
+        self._scheme = "http"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+            self._scheme = "https"
 
-    def _take(self, body: dict[str, Any]) -> None:
-        with self._came:
-            self.bodies.append(body)
-            self._came.notify_all()
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints nothing: a client may go away."""
 
-    def wait_for(self, count: int, seconds: float = 60.0) -> list[dict[str, Any]]:
-        """Returns what has come, once that is so much."""
-        with self._came:
-            assert self._came.wait_for(lambda: len(self.bodies) >= count, seconds), self.bodies
-            return list(self.bodies)
+    @property
+    def place(self) -> str:
+        """Its address and port."""
+        return f"127.0.0.1:{self.server_address[1]}"
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator["Receiver"]:
-        """Serves until the end of the block."""
-        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"{self._scheme}://{self.place}"
+
+    @property
+    def bodies(self) -> list[Any]:
+        """The JSON that was sent until now."""
+        return [request.content for request in self.requests]
+
+    def wait_for(self, number: int, seconds: float = 20.0) -> list[Request]:
+        """Returns the requests, once there are so many."""
+        deadline = time.monotonic() + seconds
+        while len(self.requests) < number:
+            assert time.monotonic() < deadline, f"{len(self.requests)} requests after {seconds} s"
+            time.sleep(0.01)
+        return self.requests
+
+
+def accepts(handler: BaseHTTPRequestHandler) -> None:
+    """Answers with 200 and no content."""
+    handler.send_response(200)
+    handler.end_headers()
+
+
+def hangs(handler: BaseHTTPRequestHandler) -> None:
+    """Does not answer."""
+    time.sleep(60)
+
+
+def breaks(handler: BaseHTTPRequestHandler) -> None:
+    """Answers with 500."""
+    handler.send_error(500)
+
+
+def talks_nonsense(handler: BaseHTTPRequestHandler) -> None:
+    """Answers what is no HTTP."""
+    handler.wfile.write(b"\0\xff no HTTP \0\r\n\r\n")
+    handler.close_connection = True
+
+
+@contextlib.contextmanager
+def receiving(
+    answer: Callable[[BaseHTTPRequestHandler], None] = accepts, certificate: Path | None = None
+) -> Iterator[Receiver]:
+    """A server that runs until the block ends."""
+    with Receiver(answer, certificate) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:
-            yield self
+            yield server
         finally:
-            self._released.set()
-            self._server.shutdown()
-            self._server.server_close()
+            server.shutdown()
             thread.join()

@@ -87,30 +87,49 @@ def trace_directory(variables: dict[str, str]) -> str:
     return given
 
 
-def describe(command: Sequence[str], variables: Mapping[str, str]) -> None:
+def describe(command: Sequence[str], variables: Mapping[str, str], *, as_json: bool = False) -> None:
     """Prints what would be run, in which environment, and what becomes of the frameworks that are installed.
 
     Args:
         command: The program and its arguments.
         variables: Variables that the command gets besides.
+        as_json: Whether a program is to read it.
     """
-    import shlex
-    from importlib import metadata
-
     environment = with_hooks({**os.environ, **variables})
+    added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    is_on = not _is_off(environment)
+    versions = {name: _version(name) for name in _ADDED_TO}
+    if as_json:
+        import json
+
+        hooked = [
+            {"name": name, "version": version, "hooked": is_on and version is not None, "text": _ADDED_TO[name]}
+            for name, version in versions.items()
+        ]
+        found = {"command": [*command], "environment": added, "enabled": is_on, "frameworks": hooked}
+        print(json.dumps(found, indent=2))
+        return
+    import shlex
+
     print(f"would run: {shlex.join(command)}")
-    for name, value in environment.items():
-        if os.environ.get(name) != value:
-            print(f"  with {name}={value}")
-    if _is_off(environment):
+    for name, value in added.items():
+        print(f"  with {name}={value}")
+    if not is_on:
         print(f"  {FLAG}={environment[FLAG]} turns countoff off: nothing would be hooked")
         return
     print("in each Python process below:")
-    for name, text in _ADDED_TO.items():
-        try:
-            print(f"  {name} {metadata.version(name)}: {text}")
-        except metadata.PackageNotFoundError:
-            print(f"  {name}: not installed beside countoff")
+    for name, version in versions.items():
+        known = f" {version}: {_ADDED_TO[name]}" if version is not None else ": not installed beside countoff"
+        print(f"  {name}{known}")
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> int:

@@ -362,10 +362,12 @@ def run(chosen: argparse.Namespace) -> None:
 
     if not chosen.command:
         _refuse("run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py", code=2)
+    if chosen.json and not chosen.dry_run:
+        _refuse("--json of countoff run needs --dry-run: the job itself prints what it prints", code=2)
     try:
         variables = command.variables(chosen)
         if chosen.dry_run:
-            command.describe(chosen.command, variables)
+            command.describe(chosen.command, variables, as_json=chosen.json)
             return
         directory = command.trace_directory(variables) if chosen.report else ""
         code = command.run(chosen.command, variables)
@@ -568,8 +570,9 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] -- COMMAND…"
-    parser.set_defaults(known=["--dry-run", "--report", *(f"--{name}" for name, _, _ in _SETTINGS)])
+    parser.set_defaults(known=["--dry-run", "--json", "--report", *(f"--{name}" for name, _, _ in _SETTINGS)])
     parser.add_argument("--dry-run", action="store_true", help="print what would be hooked, and run nothing")
+    parser.add_argument("--json", action="store_true", help="print what --dry-run prints as JSON")
     parser.add_argument("--report", action="store_true", help="write a trace, and draw it when the command has ended")
     settings = parser.add_argument_group("settings")
     for name, metavar, text in _SETTINGS:

@@ -4,6 +4,8 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
@@ -11,39 +13,39 @@ from countoff.core.alerts import notifications
 from countoff.core.alerts.alert import Alert, NotTold
 from countoff.core.alerts.notifications import Notifications
 from countoff.core.verdict import Verdict
-from tests.receiver import Receiver
+from tests.receiver import Receiver, breaks, hangs, receiving, talks_nonsense
 
 ALERT = Alert(Verdict("LostRank", "rank 2 is gone.", why="It was killed."), ends=True)
 
 
 def address(receiver: Receiver) -> str:
-    return f"json://me:hunter2@127.0.0.1:{receiver.port}/"
+    return f"json://me:hunter2@{receiver.place}/"
 
 
 def test_an_address_gets_title_text_and_kind() -> None:
-    with Receiver("ok").serving() as receiver:
+    with receiving() as receiver:
         Notifications([address(receiver)]).tell(ALERT)
     [body] = receiver.bodies
     assert (body["title"], body["message"], body["type"]) == (ALERT.title, ALERT.text, "failure")
 
 
 def test_a_warning_is_told_as_one() -> None:
-    with Receiver("ok").serving() as receiver:
+    with receiving() as receiver:
         Notifications([address(receiver)]).tell(Alert(ALERT.verdict, ends=False))
     assert [body["type"] for body in receiver.bodies] == ["warning"]
 
 
 def test_one_that_fails_holds_no_other_back() -> None:
     """The error names what is no secret of it."""
-    with Receiver("ok").serving() as receiver, Receiver("error").serving() as other:
+    with receiving() as receiver, receiving(breaks) as other:
         with pytest.raises(NotTold, match=r"^not taken by json, nonsense$"):
             Notifications([address(other), address(receiver), "nonsense://hunter2"]).tell(ALERT)
         assert len(receiver.bodies) == len(other.bodies) == 1
 
 
-@pytest.mark.parametrize("answer", ["error", "garbage"])
-def test_what_is_not_taken_is_told(answer: str) -> None:
-    with Receiver(answer).serving() as receiver, pytest.raises(NotTold, match=r"^not taken by json$"):  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("answer", [breaks, talks_nonsense])
+def test_what_is_not_taken_is_told(answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    with receiving(answer) as receiver, pytest.raises(NotTold, match=r"^not taken by json$"):
         Notifications([address(receiver)]).tell(ALERT)
 
 
@@ -57,7 +59,7 @@ def test_nobody_who_listens() -> None:
 def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that sends is ended, and none is left behind."""
     monkeypatch.setattr(notifications, "SEND_SECONDS", 2)
-    with Receiver("hang").serving() as receiver:
+    with receiving(hangs) as receiver:
         begun = time.monotonic()
         with pytest.raises(NotTold, match=r"^not taken by json$"):
             Notifications([address(receiver)]).tell(ALERT)
@@ -69,7 +71,7 @@ def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_program_itself_may_have_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """apprise may lie where only the program has put it."""
-    with Receiver("ok").serving() as receiver:
+    with receiving() as receiver:
         path = [*sys.path]
         monkeypatch.setattr(sys, "path", [])
         with pytest.raises(NotTold):

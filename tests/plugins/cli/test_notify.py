@@ -3,7 +3,7 @@
 import pytest
 
 from countoff.cli.__main__ import main
-from tests.receiver import Receiver
+from tests.receiver import breaks, receiving
 
 
 def ended(capfd: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
@@ -16,16 +16,16 @@ def ended(capfd: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
 
 
 def test_a_test_message(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    with Receiver("ok").serving() as receiver:
-        monkeypatch.setenv("COUNTOFF_NOTIFY", f"json://127.0.0.1:{receiver.port}")
+    with receiving() as receiver:
+        monkeypatch.setenv("COUNTOFF_NOTIFY", f"json://{receiver.place}")
         assert ended(capfd) == (0, "sent to 1 receiver\n", "")
     assert [(body["title"], body["type"]) for body in receiver.bodies] == [("countoff: a test", "info")]
 
 
 def test_who_has_not_taken_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """By what is no secret of the address."""
-    with Receiver("error").serving() as receiver:
-        monkeypatch.setenv("COUNTOFF_NOTIFY", f"json://me:hunter2@127.0.0.1:{receiver.port} slak://hunter2")
+    with receiving(breaks) as receiver:
+        monkeypatch.setenv("COUNTOFF_NOTIFY", f"json://me:hunter2@{receiver.place} slak://hunter2")
         line = "countoff: not taken by json, slak: compare the address with https://appriseit.com/services/\n"
         assert ended(capfd) == (1, "", line)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -173,6 +175,11 @@ def test_a_python_that_runs_another_program_first_is_refused(tmp_path: Path) -> 
         ),
         (["true"], 2, "there is no argument true; the command stands behind --"),
         ([], 2, "run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py"),
+        (
+            ["--json", "--", "true"],
+            2,
+            "--json of countoff run needs --dry-run: the job itself prints what it prints",
+        ),
         (["--"], 2, "run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py"),
         (["--", "no-such-command"], 127, "there is no command 'no-such-command'"),
         (["--", "/"], 126, "cannot run '/': Permission denied"),
@@ -270,6 +277,32 @@ def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) 
         for line in lines
     )
     assert not Path("train it").exists()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_dry_run_as_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
+    monkeypatch.setenv("COUNTOFF", str(int(is_on)))
+    main(["run", "--dry-run", "--json", "--tick-batches", "8", "--", "touch", "train it"])
+    found = json.loads(capfd.readouterr().out)
+    assert list(found) == ["command", "environment", "enabled", "frameworks"]
+    assert (found["command"], found["enabled"]) == (["touch", "train it"], is_on)
+    assert found["environment"]["COUNTOFF_TICK_BATCHES"] == "8"
+    lightning = found["frameworks"][0]
+    assert (lightning["name"], lightning["version"]) == ("lightning", metadata.version("lightning"))
+    assert (lightning["hooked"], lightning["text"][:12]) == (is_on, "the callback")
+    assert not Path("train it").exists()
+
+
+def test_a_dry_run_as_json_says_what_is_not_installed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    main(["run", "--dry-run", "--json", "--", "true"])
+    frameworks = json.loads(capfd.readouterr().out)["frameworks"]
+    assert {(each["version"], each["hooked"]) for each in frameworks} == {(None, False)}
 
 
 def test_a_job_without_ranks_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

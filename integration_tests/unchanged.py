@@ -245,7 +245,8 @@ def with_deepspeed(directory: str) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         engine, _, own, _ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, training_data=digits)
         stream = Stream(batches - (RANK == RANKS - 1))
-        for _ in range(2):
+        for epoch in range(2):
+            own.data_sampler.set_epoch(epoch)
             for batch in DataLoader(stream, batch_size=BATCH_SIZE) if short else own:
                 engine.backward(loss_of(engine, batch))
                 engine.step()

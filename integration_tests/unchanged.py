@@ -218,7 +218,7 @@ def with_torch(directory: str) -> None:
 
 
 def with_gloo_alone() -> Any:
-    """DeepSpeed on CPUs, without collectives of its own, which it would compile with a C++ compiler for a minute."""
+    """DeepSpeed on CPUs, without collectives of its own, which it would compile for minutes when a first job begins."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
     import deepspeed.ops

@@ -84,6 +84,6 @@ def test_the_loop_of_a_deepspeed_engine_is_found_where_all_ranks_are_data_ranks(
     pytest.importorskip("deepspeed")
     from integration_tests import found_engines
 
-    results = run_ranks(found_engines.run_all, 2, deadline_seconds=120)
+    results = run_ranks(found_engines.run_all, 2, deadline_seconds=180)
     assert [result.value for result in results] == [OF_DEEPSPEED, OF_DEEPSPEED]
     assert not any(text for result in results for text in said(result))

@@ -221,9 +221,9 @@ def with_gloo_alone() -> Any:
     """DeepSpeed on CPUs, without collectives of its own, which it would compile for minutes when a first job begins."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
-    import deepspeed.ops
 
-    deepspeed.ops.__compatible_ops__ = {}
+    ops: Any = deepspeed.ops
+    ops.__compatible_ops__ = {}
     return deepspeed
 
 

@@ -28,6 +28,7 @@ _ADDED_TO = {
     "transformers": "the callback is added to every Trainer",
     "accelerate": "the loader on which a loop trains is found by watching",
     "torch": "the same, where the model is wrapped, or sharded, for all ranks of the job",
+    "deepspeed": "the same, where all ranks of the job are data ranks of the engine",
 }
 """What becomes of a program, by the distribution of its framework."""
 

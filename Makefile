@@ -144,7 +144,8 @@ gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_repo
 alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
-trackers = $(call pytest,.venv-trackers) integration_tests/test_trackers.py -n $(WORKERS) $(PYTEST_FLAGS)
+# One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
+trackers = $(call pytest,.venv-trackers) integration_tests/test_trackers.py $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile

@@ -121,9 +121,9 @@ def texts(path: Path) -> Iterator[tuple[str, str]]:
     """The texts of countoff in an event file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.backend.event_processing import event_accumulator  # pyright: ignore[reportMissingImports]
 
-        events: Any = EventAccumulator(str(path)).Reload()
+        events: Any = event_accumulator.EventAccumulator(str(path)).Reload()
     for tag in events.Tags()["tensors"]:
         if tag.startswith("countoff"):
             yield tag.removesuffix("/text_summary"), events.Tensors(tag)[0].tensor_proto.string_val[0].decode()
@@ -165,7 +165,7 @@ def test_the_run_of_the_first_rank_is_told(run_ranks, tmp_path):
 
 def test_the_run_of_the_last_rank_is_told(run_ranks, tmp_path):
     """Also where another rank than the first has the run, and has opened it after `attach`."""
-    run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [1], {}, open_late=True, expect=None)
+    run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [1], {}, "late", expect=None)
     assert_told(told(tmp_path, 1), *ALL)
 
 
@@ -197,7 +197,7 @@ def test_a_process_that_is_ended_hard_has_told(run_ranks, tmp_path):
     Comet makes the archive of an offline experiment in its exit handler, so there is none.
     """
     options = {"grace_seconds": 1}
-    results = run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [0], options, blocked=True, expect=None)
+    results = run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [0], options, "blocked", expect=None)
     assert results[0].exit_code == 87
     found = told(tmp_path, 0)
     assert_told(found, *ALL - {"comet"})
@@ -206,7 +206,7 @@ def test_a_process_that_is_ended_hard_has_told(run_ranks, tmp_path):
 
 def test_a_tracker_that_hangs_delays_the_end_by_5_s(run_ranks, tmp_path):
     """The end waits 5 s for a tracker that never answers, and the others are told."""
-    results = run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [0], {}, hanging=True, expect=None)
+    results = run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [0], {}, "hanging", expect=None)
     assert_told(told(tmp_path, 0), *ALL - {"wandb"})
     waited = re.search(r"^left (\S+) s after", results[0].output, re.MULTILINE)
     assert waited is not None
@@ -246,4 +246,4 @@ def test_trackers_of_accelerate_are_told(run_ranks, tmp_path):
 def test_trackers_of_the_trainer_are_told(run_ranks, tmp_path):
     """What `report_to` has opened."""
     run_ranks(jobs.transformers, 2, str(tmp_path), expect=None)
-    assert_told(told(tmp_path, 0), "tensorboard", "mlflow")
+    assert_told(told(tmp_path, 0), "tensorboard", "wandb")

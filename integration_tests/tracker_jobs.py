@@ -74,14 +74,7 @@ def let_wandb_hang() -> None:
 
 
 def plain(
-    directory: str,
-    batches: Sequence[int],
-    opening: Sequence[int],
-    options: Mapping[str, Any],
-    *,
-    open_late: bool = False,
-    blocked: bool = False,
-    hanging: bool = False,
+    directory: str, batches: Sequence[int], opening: Sequence[int], options: Mapping[str, Any], special: str = ""
 ) -> None:
     """A plain loop.
 
@@ -90,26 +83,25 @@ def plain(
         batches: Batches of each rank.
         opening: The ranks that open runs.
         options: Options of `attach`.
-        open_late: Whether they are opened after `attach`.
-        blocked: Whether rank 0 stays for ever in its fifth batch.
-        hanging: Whether W&B takes the alert for ever.
+        special: ``late``: runs are opened after `attach`; ``blocked``: rank 0 stays for ever in its fifth batch;
+            ``hanging``: W&B takes the alert for ever.
     """
     devices.join()
     model, optimizer = model_and_optimizer()
     loader, opens = share_loader(batches[own_rank()]), own_rank() in opening
-    if opens and not open_late:
+    if opens and special != "late":
         open_runs(directory)
-    if opens and hanging:
+    if opens and special == "hanging":
         let_wandb_hang()
     attach(train=loader, optimizer=optimizer, **options)
-    if opens and open_late:
+    if opens and special == "late":
         open_runs(directory)
     began = time.monotonic()
     try:
         for number, batch in enumerate(loader):
             if number == 4:
                 began = time.monotonic()
-                if blocked and own_rank() == 0:
+                if special == "blocked" and own_rank() == 0:
                     time.sleep(600)
             train_on(model, optimizer, batch)
     except DivergenceError:
@@ -128,7 +120,7 @@ def warned(directory: str) -> None:
     for batch in loader:
         train_on(model, optimizer, batch)
     if own_rank() == 0:
-        until(alerts, time.monotonic() + 20, 0.01)
+        until(lambda: bool(alerts()), time.monotonic() + 20, 0.01)
         for each in alerts():
             each.join()
 
@@ -177,12 +169,12 @@ def accelerate(directory: str) -> None:
 
 
 def transformers(directory: str) -> None:
-    """A Trainer that reports to TensorBoard and MLflow; rank 1 has a batch less."""
+    """A Trainer that reports to TensorBoard and W&B; rank 1 has a batch less."""
     own = prepare(directory)
     from integration_tests.trainer_jobs import Job
 
     args = {
-        "report_to": ["tensorboard", "mlflow"],
+        "report_to": ["tensorboard", "wandb"],
         "accelerator_config": {"dispatch_batches": False},
         "max_steps": 1000,
     }

@@ -3,6 +3,7 @@
 Each rank keeps its runs below a directory of its own, `runs(directory, rank)`.
 """
 
+import atexit
 import os
 import threading
 import time
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from countoff.core import DivergenceError
 from countoff.core.waiting import until
 from countoff.torch import attach
 from integration_tests import devices
@@ -67,10 +67,15 @@ def open_runs(directory: str) -> None:
 
 
 def let_wandb_hang() -> None:
-    """Lets the run of W&B take an alert for ever."""
+    """Lets the run of W&B take an alert for ever, and prints when that begins, and when the rank's exit handlers run."""
     import wandb  # pyright: ignore[reportMissingImports]
 
-    wandb.run.alert = lambda **_: time.sleep(600)
+    def hang(**_: str) -> None:
+        print(f"told at {time.monotonic()}", flush=True)
+        time.sleep(600)
+
+    wandb.run.alert = hang
+    atexit.register(lambda: print(f"left at {time.monotonic()}", flush=True))
 
 
 def plain(
@@ -83,7 +88,7 @@ def plain(
         batches: Batches of each rank.
         opening: The ranks that open runs.
         options: Options of `attach`.
-        special: ``late``: runs are opened after `attach`; ``blocked``: rank 0 stays for ever in its fifth batch;
+        special: ``late``: runs are opened after `attach`; ``blocked``: the fifth batch takes for ever;
             ``hanging``: W&B takes the alert for ever.
     """
     devices.join()
@@ -96,17 +101,14 @@ def plain(
     attach(train=loader, optimizer=optimizer, **options)
     if opens and special == "late":
         open_runs(directory)
-    began = time.monotonic()
-    try:
-        for number, batch in enumerate(loader):
-            if number == 4:
-                began = time.monotonic()
-                if special == "blocked" and own_rank() == 0:
-                    time.sleep(600)
-            train_on(model, optimizer, batch)
-    except DivergenceError:
-        print(f"left {time.monotonic() - began:.2f} s after its fifth batch began", flush=True)
-        raise
+    for number, batch in enumerate(loader):
+        if number == 4:
+            Path("begun").touch()
+            if special == "blocked":
+                time.sleep(600)
+        train_on(model, optimizer, batch)
+        if number == 3 and own_rank() == 1:  # it runs out after the other one has begun its fifth batch
+            until(Path("begun").exists, time.monotonic() + 20, 0.01)
 
 
 def warned(directory: str) -> None:

@@ -67,7 +67,7 @@ def open_runs(directory: str) -> None:
 
 
 def let_wandb_hang() -> None:
-    """Lets the run of W&B take an alert for ever, and prints when that begins, and when the rank's exit handlers run."""
+    """Lets the run of W&B take an alert for ever. Prints when that begins, and when the exit handlers run."""
     import wandb  # pyright: ignore[reportMissingImports]
 
     def hang(**_: str) -> None:

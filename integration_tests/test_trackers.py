@@ -109,6 +109,8 @@ def mlflow_run(store: Path) -> tuple[dict[str, str], str]:
 
 def comet_values(path: Path) -> Iterator[tuple[str, str]]:
     with zipfile.ZipFile(path) as archive:
+        if not archive.namelist():
+            return
         for line in archive.read("messages.json").decode().splitlines():
             message = json.loads(line)
             if message["type"] == "log_other" and message["payload"]["key"].startswith("countoff"):
@@ -194,7 +196,7 @@ def test_notify_off_tells_nothing(run_ranks, tmp_path):
 def test_a_process_that_is_ended_hard_has_told(run_ranks, tmp_path):
     """A blocked rank exits with 87, without any exit handler, after its trackers have stored the verdict.
 
-    Comet makes the archive of an offline experiment in its exit handler, so there is none.
+    Comet fills the archive of an offline experiment in its exit handler, so it is empty.
     """
     options = {"grace_seconds": 1}
     results = run_ranks(jobs.plain, 2, str(tmp_path), [5, 4], [0], options, "blocked", expect=None)
@@ -211,7 +213,7 @@ def test_a_tracker_that_hangs_delays_the_end_by_5_s(run_ranks, tmp_path):
     began, left = (re.search(rf"^{event} at (\S+)$", results[0].output, re.MULTILINE) for event in ("told", "left"))
     assert began is not None
     assert left is not None
-    assert 4.9 < float(left[1]) - float(began[1]) < 5 + 3
+    assert 4.9 < float(left[1]) - float(began[1]) < 5 + 5
 
 
 def test_a_warning_is_told(run_ranks, tmp_path):

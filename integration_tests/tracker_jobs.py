@@ -5,6 +5,7 @@ Each rank keeps its runs below a directory of its own, `runs(directory, rank)`.
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -71,11 +72,16 @@ def let_wandb_hang() -> None:
     import wandb  # pyright: ignore[reportMissingImports]
 
     def hang(**_: str) -> None:
-        print(f"told at {time.monotonic()}", flush=True)
+        write_time("told")
         time.sleep(600)
 
     wandb.run.alert = hang
-    atexit.register(lambda: print(f"left at {time.monotonic()}", flush=True))
+    atexit.register(write_time, "left")
+
+
+def write_time(event: str) -> None:
+    """Prints when something happens, in one write: other threads print too."""
+    sys.stdout.write(f"\n{event} at {time.monotonic()}\n")
 
 
 def plain(

@@ -154,7 +154,7 @@ def lightning(directory: str) -> None:
 
 
 def accelerate(directory: str) -> None:
-    """A loop of Accelerate with all of its trackers; rank 1 has a batch less."""
+    """A loop of Accelerate with four of its trackers; rank 1 has a batch less."""
     own = prepare(directory)
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration

@@ -50,7 +50,7 @@ def find(loggers: Callable[[], Iterable[Any]] = tuple) -> list[MlflowRun]:
         return []
     runs: dict[str, MlflowRun] = {}
     for logger in loggers():
-        fields = vars(logger)
+        fields = getattr(logger, "__dict__", {})
         if fields.get("_mlflow_client") is not None and fields.get("_initialized"):
             runs[fields["_run_id"]] = MlflowRun(fields["_run_id"], fields["_mlflow_client"])
     for stack in fluent._active_run_stack.get_all_thread_values().values():

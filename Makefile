@@ -1,5 +1,5 @@
-# Two environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything.
-# A third, small one is for those who try the demo first.
+# Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything, and
+# .venv-trackers the trackers: where one is installed, frameworks report to it. A small one is for who tries the demo.
 PYTHON ?= python3
 FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 UV_FLAGS := $(FIND_LINKS)
@@ -20,15 +20,20 @@ ZOO_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
 EXTRAS_.venv-latest := all,demo
+EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
+GROUP_.venv := dev
+GROUP_.venv-latest := dev
+GROUP_.venv-trackers := trackers
 CONSTRAINTS_.venv := constraints/torch-2.7.txt
 CONSTRAINTS_.venv-latest := constraints/latest.txt
+CONSTRAINTS_.venv-trackers := constraints/trackers.txt
 
 comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-suites bench faults hosts killed zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,9 +56,10 @@ test-under-load: .venv/.installed ## `make test` ten times while every core is b
 
 test-all: coverage ## test and the slow rest (marker `nightly`), with branch coverage and its floor
 
-integration: .venv/.installed ## real ranks and frameworks, and unit tests that must run alone
+integration: .venv/.installed .venv-trackers/.installed ## real ranks, frameworks and trackers, and unit tests that must run alone
 	$(call alone,.venv)
 	$(call integration,.venv)
+	$(call trackers)
 
 integration-latest: .venv-latest/.installed ## the same on the newest torch and frameworks
 	$(call alone,.venv-latest)
@@ -86,6 +92,9 @@ test-torchtitan: ## TorchTitan's own trainer on two CPU ranks, in an environment
 	.venv-torchtitan/bin/uv pip install --quiet --python .venv-torchtitan/bin/python $(UV_FLAGS) \
 		torchtitan==0.3.0 torch==2.13.0 triton pytest --editable .
 	.venv-torchtitan/bin/python -m pytest integration_tests/test_torchtitan.py $(PYTEST_FLAGS)
+
+test-trackers: .venv-trackers/.installed ## W&B, Trackio, MLflow, Comet and TensorBoard, each told of verdicts
+	$(call trackers)
 
 bench: .venv/.installed ## what countoff costs, how soon it knows, how both grow; BENCH_FLAGS="--only scale --quick"
 	.venv/bin/python -m benchmarks $(BENCH_FLAGS)
@@ -122,9 +131,10 @@ lint: .venv/.installed ## ruff, its formatter, pyright
 lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv,constraints/torch-2.7.in)
 	$(call compile,.venv-latest,constraints/latest.in)
+	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan .venv-trackers build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -134,19 +144,21 @@ gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_repo
 alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
+# One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
+trackers = $(call pytest,.venv-trackers) integration_tests/test_trackers.py $(PYTEST_FLAGS)
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile
 .venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade --no-annotate --no-header \
-	--no-emit-index-url --no-emit-find-links --group dev $(call extras,$(1)) \
+	--no-emit-index-url --no-emit-find-links --group $(GROUP_$(1)) $(call extras,$(1)) \
 	--output-file $(CONSTRAINTS_$(1)) pyproject.toml $(2)
 endef
 
 .SECONDEXPANSION:
-.venv/.installed .venv-latest/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
+.venv/.installed .venv-latest/.installed .venv-trackers/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
 	test -x $*/bin/uv || { $(PYTHON) -m venv $* && $*/bin/python -m pip install --quiet uv; }
 	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
-		--constraints $(CONSTRAINTS_$*) --group dev --editable '.[$(EXTRAS_$*)]'
+		--constraints $(CONSTRAINTS_$*) --group $(GROUP_$*) --editable '.[$(EXTRAS_$*)]'
 	touch $@
 
 # torch for CPUs has a tenth of the size of the one with CUDA, and the demo needs no more. Where its index cannot be

@@ -30,6 +30,9 @@ for name in (
     "accelerate",
     "transformers.trainer",
     "sklearn.datasets",
+    "comet_ml",
+    "wandb",
+    "mlflow",
 ):
     if wanted and name.partition(".")[0] not in wanted:
         continue

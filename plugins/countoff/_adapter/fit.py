@@ -12,6 +12,7 @@ from countoff._adapter.held_datasets import held_datasets
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
 from countoff._adapter.torch_facts import learning_rates, schedule_positions
+from countoff._adapter.trackers.open_runs import open_runs
 from countoff._adapter.weight_hashes import PendingReplicas, shared_models
 from countoff._adapter.whole_epochs import may_begin_inside, whole_epoch
 from countoff._adapter.words import Words
@@ -86,6 +87,7 @@ class Fit:
             `weights_every` optimizer steps. None: none are compared.
         tells_kubeflow: Whether the fit tells Kubeflow how far it is, where that is asked for; False where the framework
             tells it itself.
+        loggers: Returns the framework's loggers, one of which may be all that shows the run of its tracker.
 
     Attributes:
         settings: The user's choices.
@@ -113,6 +115,7 @@ class Fit:
         ticks_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
         tells_kubeflow: bool = True,
+        loggers: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self.settings = settings
         self.own = own
@@ -127,6 +130,7 @@ class Fit:
         self._ticks_per_step = ticks_per_step
         self._models = models
         self._tells_kubeflow = tells_kubeflow
+        self._loggers = loggers
         self.short = ShortEpochs()
         self.left = False
         self.epochs_ended = 0
@@ -376,6 +380,7 @@ class Fit:
             ticks_per_step=self._ticks_per_step,
             weights=None if models is None else lambda: PendingReplicas(() if self.trains_apart else models()),
             framework=self._words.framework,
+            trackers=lambda: open_runs(self._loggers),
         )
 
     def _shared_models(self) -> Sequence[SharedModel]:

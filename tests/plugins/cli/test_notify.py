@@ -12,7 +12,8 @@ def ended(capfd: pytest.CaptureFixture[str]) -> tuple[object, str, str]:
         main(["notify"])
     except SystemExit as error:
         code = error.code
-    return code, *capfd.readouterr()
+    printed = capfd.readouterr()
+    return code, printed.out, printed.err
 
 
 def test_a_test_message(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ SUITES_FLAGS ?= accelerate
 LOAD_FLAGS ?=
 ZOO_FLAGS ?=
 
-EXTRAS_.venv := composer,lightning,accelerate,transformers,report,plan,demo
+EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
 EXTRAS_.venv-latest := all,demo
 EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
 GROUP_.venv := dev

@@ -189,6 +189,31 @@ def test_a_demo_that_is_interrupted_or_killed_leaves_no_process(tmp_path, moment
         assert list(tmp_path.iterdir()) == []
 
 
+PRESSES_AGAIN_AND_AGAIN = """
+import os, signal, subprocess, time
+while not os.path.exists(os.environ["TMPDIR"] + "/server.pid"):
+    time.sleep(0.01)
+own = os.getpid()
+command = f"sleep 0.1; while kill -INT {own}; do sleep 0.002; done"
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+subprocess.Popen(["sh", "-c", command], **quiet)
+exec("while True: os.kill(own, signal.SIGINT)")
+"""
+
+
+def test_a_demo_that_is_interrupted_again_and_again_cleans_up_and_ends_with_its_exit_code(tmp_path_factory):
+    """The first Ctrl-C comes in a text that is executed, as where a named tuple is made; others until its very end."""
+    tmp_path, impatient = tmp_path_factory.mktemp("temporary"), tmp_path_factory.mktemp("impatient")
+    (impatient / "sklearn.py").write_text(PRESSES_AGAIN_AND_AGAIN)
+    with running(tmp_path, path=str(impatient)) as demo:
+        output, _ = demo.communicate(timeout=DEADLINE_SECONDS)
+    assert demo.returncode == 130, output
+    assert output.count("countoff: interrupted; every process of the demo has been ended") == 1, output
+    assert "Traceback" not in output
+    assert_no_process(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
 def test_a_job_that_cannot_be_imported_ends_the_demo_with_the_reason(tmp_path_factory, error):
     """No rank is started that could not train."""

@@ -37,6 +37,11 @@ OF_TORCH = {
     "attached later": ["2 epochs of 16 steps"],
     "without a group": [],
 }
+OF_DEEPSPEED = {
+    **{f"ZeRO {stage}": ["2 epochs of 8 steps, found"] for stage in range(4)},
+    "in a pipeline": [],
+    "of one data rank": [],
+}
 SAID = {"asked to make ranks even": NOT_EVEN, "of two learning rates": BY_WATCHING}
 
 
@@ -72,3 +77,13 @@ def test_the_loader_of_torch_that_trains_is_found_by_its_use(run_ranks):
     for number, name in enumerate(("packed once on the first rank", "packed once on the last rank")):
         assert [bool(result.value[name]) for result in results] == [number == 1, number == 0]
     assert_said(found_loaders.JOBS, results, "countoff: this loop is not observed: AttributeError: no batch_sampler")
+
+
+def test_the_loop_of_a_deepspeed_engine_is_found_where_all_ranks_are_data_ranks(run_ranks):
+    """One over a part of the job, and one that takes its batches by itself, are left alone. Nobody says a word."""
+    pytest.importorskip("deepspeed")
+    from integration_tests import found_engines
+
+    results = run_ranks(found_engines.run_all, 2, deadline_seconds=180)
+    assert [result.value for result in results] == [OF_DEEPSPEED, OF_DEEPSPEED]
+    assert not any(text for result in results for text in said(result))

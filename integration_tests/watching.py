@@ -39,9 +39,11 @@ def watching_loaders() -> Iterator[None]:
         followed = watched.follow(loader, batches)
         return batches if followed is None else followed
 
-    wrappers = weakref.WeakSet[Any]()
-    with contextlib.closing(WatchedLoaders(wrappers)) as watched, contextlib.ExitStack() as hooks:
+    wrappers, engines = weakref.WeakSet[Any](), weakref.WeakSet[Any]()
+    with contextlib.closing(WatchedLoaders(wrappers, engines)) as watched, contextlib.ExitStack() as hooks:
         _place(hooks, DistributedDataParallel, "__init__", after=lambda model, *_, **__: wrappers.add(model))
+        if (deepspeed := sys.modules.get("deepspeed")) is not None:
+            _place(hooks, deepspeed.DeepSpeedEngine, "__init__", after=lambda engine, /, *_, **__: engines.add(engine))
         _place(hooks, DataLoader, "__iter__", instead=iterate)
         yield
 

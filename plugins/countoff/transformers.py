@@ -170,6 +170,7 @@ class Countoff(Options, TrainerCallback, ExportableState):  # noqa: D101  # the 
             optimizers=lambda: [optimizer],
             schedulers=lambda: [getattr(scheduler, "scheduler", scheduler)],
             models=Wrappers(lambda: [model]),
+            tells_kubeflow="kubeflow" not in (args.report_to or ()),  # else the Trainer has transformers' own callback
         )
         applied = unwrapped(optimizer)
         loop = ObservedLoop(fit, epoch=first_epoch(facts, args, state), steps_of=lambda each: each is applied)

@@ -35,6 +35,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     documented = (True, "raise", {}, "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0, 64, 2, 0, None, None)
+    documented += ((), "/dev/termination-log", {})
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -94,6 +95,10 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
         ("COUNTOFF_VERDICT_FILE", "/run/verdict.json", "verdict_file", "/run/verdict.json"),
         ("COUNTOFF_TRACE_DIR", "/runs/today", "trace_dir", "/runs/today"),
+        ("COUNTOFF_NOTIFY", "slack://a/b  mailto://y.org?to=a,b", "notify", ("slack://a/b", "mailto://y.org?to=a,b")),
+        ("COUNTOFF_NOTIFY", "Off", "notify", False),
+        ("COUNTOFF_TERMINATION_LOG", "/dev/end", "termination_log", "/dev/end"),
+        ("COUNTOFF_EXIT_CODES", "useless=86, may_help=87", "exit_codes", {"useless": 86, "may_help": 87}),
     ],
 )
 def test_every_option_has_an_environment_variable(
@@ -177,6 +182,15 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("verdict_file", "verdict\0.json"),
         ("trace_dir", ""),
         ("trace_dir", 1),
+        ("notify", True),
+        ("notify", ["slack"]),
+        ("notify", ["slack://a", 1]),
+        ("notify", b"slack://a"),
+        ("exit_codes", "useless=86"),
+        ("exit_codes", {"never": 86}),
+        ("exit_codes", {"useless": 0}),
+        ("exit_codes", {"useless": 256}),
+        ("exit_codes", {"useless": True}),
     ],
 )
 def test_a_bad_argument_is_refused(name: str, value: object) -> None:
@@ -185,6 +199,22 @@ def test_a_bad_argument_is_refused(name: str, value: object) -> None:
     assert line.startswith(f"argument `{name}` must be ")
     with pytest.raises(SettingsError, match=name):
         Settings(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["slack://hunter2 hunter2", "hunter2", ["slack://hunter2", "://hunter2"]])
+def test_no_error_shows_an_address(given: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address may hold a secret; nor does the settings' own text show one."""
+    assert "hunter2" not in refusal(notify=given)
+    assert "slack" not in repr(Settings(notify=("slack://hunter2",)))
+    monkeypatch.setenv("COUNTOFF_NOTIFY", str(given))
+    assert "hunter2" not in refusal()
+
+
+def test_addresses_need_apprise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is said when the settings are made: on the worst day of the month it would be too late."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert refusal(notify="slack://a") == "`notify` needs apprise: pip install 'countoff[notify]'"
+    assert Settings.resolve(notify=False).notify is False
 
 
 @pytest.mark.parametrize("even", [{"uneven_train": "stop"}, {"uneven_train": "repeat"}, {"uneven_eval": "stop"}])

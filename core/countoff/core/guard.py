@@ -87,9 +87,9 @@ class Guard:
     until all ranks are there, at most 5 ms, and `fit_end` at most 50 ms; every other method waits at most 50 ms, for
     its own threads. Once there is a verdict, a method waits until that is printed, a few seconds at most, and `close`
     completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
-    has to tell is written, at most `lost_seconds`, and with `trace_dir` 1.5 s at most until the trace is written. No
-    method calls the store. With one rank nothing is ever raised, and nothing is started but the thread that writes the
-    trace.
+    has to tell is written, at most `lost_seconds`, with `trace_dir` 1.5 s at most until the trace is written, and for
+    what `listen` has added. No method calls the store. With one rank nothing is ever raised, and nothing is started but
+    the thread that writes the trace.
 
     Args:
         settings: The user's choices.
@@ -264,6 +264,14 @@ class Guard:
                 while that is not known.
         """
         self._totals, self._horizon = metrics, horizon
+
+    def listen(self, listener: Listener) -> None:
+        """Tells a listener what happens to this guard, after the checks; to be called before `fit_start`.
+
+        Args:
+            listener: Each of its calls returns at once but `closed`, for which `close` waits.
+        """
+        self._listeners = (*self._listeners, listener)
 
     def train_start(self, epoch: int, position: int = 0) -> None:
         """Opens a train epoch.
@@ -670,7 +678,7 @@ class Guard:
 
             made_of = self._learning_rates, self._totals, self._horizon, self._framework
             self.state.observer = recorder = Recorder(self.state, number, directory, *made_of)
-            self._listeners = (recorder, *self._checks)
+            self._listeners = (recorder, *self._listeners)
 
     def _tell(self, what: Callable[[Listener], None]) -> None:
         for each in self._listeners:

@@ -326,6 +326,11 @@ class Settings:
         """Whether ranks with different numbers of batches take the same number, in training or in evaluations."""
         return self.uneven_train != "raise" or self.uneven_eval == "stop"
 
+    def without_secrets(self) -> dict[str, Any]:
+        """The settings by name, as they may be written into files; those that may hold secrets are left out."""
+        values = dataclasses.asdict(self)
+        return {name: values[name] for name in values if name not in SECRET_OPTIONS}
+
     @classmethod
     def resolve(cls, *arguments: str, **given: object) -> Settings:
         """Returns the settings: arguments win over the environment, and the environment wins over the defaults.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from countoff._adapter import kubeflow
 from countoff._adapter.held_datasets import held_datasets
 from countoff._adapter.schedule_watch import Schedule, ScheduleWatch, run_length
 from countoff._adapter.split_sample import split_sample
@@ -84,6 +85,8 @@ class Fit:
         ticks_per_step: How often a scheduler is stepped at each optimizer step, at most.
         models: Returns the modules that are compared, as the framework wraps them; called when the fit begins and every
             `weights_every` optimizer steps. None: none are compared.
+        tells_kubeflow: Whether the fit tells Kubeflow how far it is, where that is asked for; False where the framework
+            tells it itself.
         loggers: Returns the framework's loggers, one of which may be all that shows the run of its tracker.
 
     Attributes:
@@ -111,6 +114,7 @@ class Fit:
         schedulers: Callable[[], Iterable[Any]] = tuple,
         ticks_per_step: int = 1,
         models: Callable[[], Iterable[Any]] | None = None,
+        tells_kubeflow: bool = True,
         loggers: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self.settings = settings
@@ -125,6 +129,7 @@ class Fit:
         self._schedulers = schedulers
         self._ticks_per_step = ticks_per_step
         self._models = models
+        self._tells_kubeflow = tells_kubeflow
         self._loggers = loggers
         self.short = ShortEpochs()
         self.left = False
@@ -189,6 +194,8 @@ class Fit:
         """
         planned = self.schedules.plans(self.steps_before) if schedules is None else schedules
         self.guard.trace_totals(self._totals_known, self._steps_left)
+        if self._tells_kubeflow and self.own.rank == 0 and kubeflow.is_asked_for():
+            self.guard.listen(kubeflow.StatusPosts(self))
         split = self._split(loaders)
         self.guard.fit_start(
             plan,
@@ -297,6 +304,11 @@ class Fit:
     def steps_done(self) -> int:
         """The optimizer steps of the whole run until now."""
         return self.steps_before + self.guard.steps
+
+    @property
+    def total_steps(self) -> int | None:
+        """The optimizer steps of the whole run; None while they are not known."""
+        return None if self.totals is None else self.totals.plan.total_steps
 
     def progress(self) -> float | None:
         """Returns the fraction of the train epoch that this rank has done, 0 to 1; None while that is unknown."""

@@ -19,6 +19,7 @@ from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import UNREADABLE, Restored, ResumeRecord
 from countoff.core.ending import shutdown
 from countoff.core.ending.at_exit import exception_at_exit
+from countoff.core.ending.exit_codes import code_of
 
 __all__ = ["ObservedLoop", "active_loops"]
 
@@ -369,9 +370,8 @@ class ObservedLoop:
         late = self.guard.verdict is not None and not raised and raises
         self.guard.close()  # waits until a verdict is printed
         if late:
-            shutdown.exit_now(
-                self.guard.state
-            )  # the verdict came after the program's last line: only an exit code can report it
+            # The verdict came after the program's last line: only an exit code can report it.
+            shutdown.exit_now(code_of(self.guard.verdict, self.fit.settings))
 
 
 def active_loops() -> list[ObservedLoop]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["CommandError", "describe", "run", "trace_directory", "variables"]
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_VERDICT_FILE = f"{FLAG}_VERDICT_FILE"
+_CLOCKS_SECONDS = 1.0
+"""The clocks of a host and of its file systems may differ by as much."""
 _ADDED_TO = {
     "lightning": "the callback is added to every Trainer, and to every Fabric",
     "pytorch-lightning": "the callback is added to every Trainer",
@@ -25,6 +28,7 @@ _ADDED_TO = {
     "transformers": "the callback is added to every Trainer",
     "accelerate": "the loader on which a loop trains is found by watching",
     "torch": "the same, where the model is wrapped, or sharded, for all ranks of the job",
+    "deepspeed": "the same, where all ranks of the job are data ranks of the engine",
 }
 """What becomes of a program, by the distribution of its framework."""
 
@@ -84,30 +88,49 @@ def trace_directory(variables: dict[str, str]) -> str:
     return given
 
 
-def describe(command: Sequence[str], variables: Mapping[str, str]) -> None:
+def describe(command: Sequence[str], variables: Mapping[str, str], *, as_json: bool = False) -> None:
     """Prints what would be run, in which environment, and what becomes of the frameworks that are installed.
 
     Args:
         command: The program and its arguments.
         variables: Variables that the command gets besides.
+        as_json: Whether a program is to read it.
     """
-    import shlex
-    from importlib import metadata
-
     environment = with_hooks({**os.environ, **variables})
+    added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    is_on = not _is_off(environment)
+    versions = {name: _version(name) for name in _ADDED_TO}
+    if as_json:
+        import json
+
+        hooked = [
+            {"name": name, "version": version, "hooked": is_on and version is not None, "text": _ADDED_TO[name]}
+            for name, version in versions.items()
+        ]
+        found = {"command": [*command], "environment": added, "enabled": is_on, "frameworks": hooked}
+        print(json.dumps(found, indent=2))
+        return
+    import shlex
+
     print(f"would run: {shlex.join(command)}")
-    for name, value in environment.items():
-        if os.environ.get(name) != value:
-            print(f"  with {name}={value}")
-    if _is_off(environment):
+    for name, value in added.items():
+        print(f"  with {name}={value}")
+    if not is_on:
         print(f"  {FLAG}={environment[FLAG]} turns countoff off: nothing would be hooked")
         return
     print("in each Python process below:")
-    for name, text in _ADDED_TO.items():
-        try:
-            print(f"  {name} {metadata.version(name)}: {text}")
-        except metadata.PackageNotFoundError:
-            print(f"  {name}: not installed beside countoff")
+    for name, version in versions.items():
+        known = f" {version}: {_ADDED_TO[name]}" if version is not None else ": not installed beside countoff"
+        print(f"  {name}{known}")
+
+
+def _version(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
@@ -118,7 +141,9 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
         variables: Variables that the command gets besides.
 
     Returns:
-        Its exit code; 128 and the signal's number if a signal has ended it, as in a shell.
+        Its exit code; 128 and the signal's number if a signal has ended it, as in a shell. Where it has failed, and a
+        verdict has ended the job, the one that the setting `exit_codes` has for that verdict: a launcher does not pass
+        the exit codes of its ranks on.
 
     Raises:
         CommandError: If it cannot be started.
@@ -126,15 +151,39 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     place = os.environ.get("TMPDIR") or "/tmp"
     report = os.path.join(place, f"countoff-run-{os.getpid()}-{time.time_ns()}")
     environment = with_hooks({**os.environ, **variables, REPORT: report})
+    own_file = f"{report}.json"
+    verdict_file = environment.get(_VERDICT_FILE, "").strip() or own_file
+    chosen = bool(environment.get(f"{FLAG}_EXIT_CODES", "").strip())
+    if chosen:
+        environment[_VERDICT_FILE] = verdict_file
+    begun = time.time()
     try:
         code = _run_and_pass_on(command, environment)
+        if chosen and 0 < code <= 128:
+            code = _code_of_verdict(verdict_file, begun, environment) or code
         ran = code == 0 or code > 128  # else it is said already what was wrong
         if ran and not os.path.exists(report) and not _is_off(environment):
             _say_nobody_came(command)
         return code
     finally:
-        if os.path.exists(report):
-            os.unlink(report)
+        for path in (report, own_file):
+            if os.path.exists(path):
+                os.unlink(path)
+
+
+def _code_of_verdict(path: str, begun: float, environment: Mapping[str, str]) -> int | None:
+    """The exit code that the user has chosen for the verdict at a path, if there is one of this run."""
+    import json
+
+    from countoff.core.settings import Settings, SettingsError
+
+    try:
+        codes = Settings.of_environment(environment).exit_codes
+        with open(path, encoding="utf-8") as file:
+            of_this_run = os.fstat(file.fileno()).st_mtime >= begun - _CLOCKS_SECONDS
+            return codes.get(json.load(file)["restart"]) if of_this_run else None
+    except (SettingsError, OSError, ValueError, LookupError, TypeError):
+        return None  # what the job has printed says more
 
 
 def _is_off(environment: Mapping[str, str]) -> bool:

@@ -32,23 +32,26 @@ _COUNTED_THERE = frozenset(
 )
 """Modules that are imported where a framework's Trainer, or a loop over what it has prepared, is counted."""
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+_engines: weakref.WeakSet[Any] = weakref.WeakSet()
+_MODELS = {
+    "torch.nn.parallel.distributed": ("DistributedDataParallel", _wrappers),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine", _engines),
+}
+"""By module: its class of models in whose optimizer steps ranks may meet, and where each of them is kept."""
 
 
 def hook(module: Any) -> None:
-    """Watches what is made of a class of torch's, or of torchdata's, from here on.
+    """Watches what is made of a class of torch's, of torchdata's or of DeepSpeed's, from here on.
 
     Args:
-        module: That of a loader, or of `DistributedDataParallel`.
+        module: That of a loader, of `DistributedDataParallel`, or of `DeepSpeedEngine`.
     """
     loader = _LOADERS.get(module.__name__)
     if loader is not None:
         MethodHook(getattr(module, loader), "__iter__", instead=_iterate)
-    else:
-        MethodHook(module.DistributedDataParallel, "__init__", after=_wrapped)
-
-
-def _wrapped(model: Any, *_: Any, **__: Any) -> None:
-    _wrappers.add(model)
+        return
+    name, made = _MODELS[module.__name__]
+    MethodHook(getattr(module, name), "__init__", after=lambda model, /, *_, **__: made.add(model))
 
 
 def _iterate(iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
@@ -74,4 +77,4 @@ def _watched() -> Any:
     except ImportError as error:  # another version of torch, which lacks something
         say_unobserved("a loop over torch's loaders", str(error))
         return None
-    return WatchedLoaders(_wrappers)
+    return WatchedLoaders(_wrappers, _engines)

@@ -30,19 +30,21 @@ class WatchedLoaders(WatchedLoops):
     """The loops of a script over torch's loaders, as far as ranks meet in their optimizer steps.
 
     Ranks are known to meet where an optimizer has parameters of a model that is wrapped for all ranks of the job, or
-    that is sharded over all of them. The loop must take equally many batches for each step: else what it trains on is
-    not what its loader gives.
+    that is sharded over all of them, and where it is the one that an engine of DeepSpeed's steps, whose data-parallel
+    ranks are all of the job. The loop must take equally many batches for each step: else what it trains on is not what
+    its loader gives.
 
     Args:
         wrappers: The wrapped models, to which later ones are added.
+        engines: The engines of DeepSpeed's, likewise.
     """
 
-    def __init__(self, wrappers: weakref.WeakSet[Any]) -> None:
+    def __init__(self, wrappers: weakref.WeakSet[Any], engines: weakref.WeakSet[Any]) -> None:
         super().__init__("this loop")
-        self._wrappers = wrappers
+        self._wrappers, self._engines = wrappers, engines
         self._process = os.getpid()
         self._rhythm = Rhythm()  # of the pass that is counted, or the last one that was
-        self._together: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+        self._together: weakref.WeakKeyDictionary[Any, tuple[tuple[int, int], bool]] = weakref.WeakKeyDictionary()
         for name, inside in (("__enter__", True), ("__exit__", False)):
             self.hooks.callback(MethodHook(Join, name, after=lambda *_, inside=inside: self.train_apart(inside)).remove)
 
@@ -54,10 +56,10 @@ class WatchedLoaders(WatchedLoops):
         return self._steps_together(optimizer)
 
     def _steps_together(self, optimizer: Any) -> bool:
-        wrapped = len(self._wrappers)
+        made = len(self._wrappers), len(self._engines)
         known = self._together.get(optimizer)
-        if known is None or known[0] != wrapped:
-            self._together[optimizer] = known = wrapped, self._ranks_meet(optimizer)
+        if known is None or known[0] != made:
+            self._together[optimizer] = known = made, self._ranks_meet(optimizer)
         return known[1]
 
     def trains(self, noticed: Noticed) -> bool:
@@ -108,6 +110,8 @@ class WatchedLoaders(WatchedLoops):
     def _ranks_meet(self, optimizer: Any) -> bool:
         if not dist.is_initialized():
             return False
+        if any(each.basic_optimizer is optimizer and _reduces_over_all(each) for each in list(self._engines)):
+            return True
         return bool(self._wrappers_of(optimizer)) or any(map(_is_sharded_over_all, _parameters(optimizer)))
 
     def _wrappers_of(self, optimizer: Any) -> list[Any]:
@@ -133,6 +137,11 @@ def _is_sharded_over_all(parameter: Any) -> bool:
     """Whether `fully_shard` has cut a parameter into a share for each rank of the job."""
     mesh = getattr(parameter, "device_mesh", None)
     return mesh is not None and mesh.ndim == 1 and mesh.size() == dist.get_world_size()
+
+
+def _reduces_over_all(engine: Any) -> bool:
+    """Whether an engine of DeepSpeed's reduces its gradients over all ranks of the job, in one loop over batches."""
+    return not engine.pipeline_parallelism and engine.dp_world_size == dist.get_world_size()
 
 
 def _facts(loader: Any) -> LoaderFacts:

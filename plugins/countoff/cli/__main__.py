@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from countoff.core.words import nearest
+from countoff.core.words import count_of, nearest
 
 _RANKS = range(2, 65)
 _MAX_SECONDS = 60.0
@@ -132,6 +132,7 @@ set COUNTOFF_TRACE_DIR.
     countoff top --once runs/today
     countoff top --every 30 runs/today | tee top.tsv
     countoff top --json runs/today | jq .rows
+    countoff top --prometheus :9464 runs/today
 
 Each row is a class of ranks that do the same: which ranks, their host, their span, its batches, batches per second, the
 share of the time that they wait for the loader, the learning rate, and how old their last line is. The slowest come
@@ -139,8 +140,11 @@ first. A note says why ranks are not with the others: silent (no line for 15 sec
 Below is the last warning. The view ends with the verdict, or when all ranks have ended; q leaves it.
 It only reads files, so the job does not notice it, and several people can look at once.
 In a pipe it prints lines: one for each row, with tabs between columns; lines with # are the header, warnings, the end.
-Exit code: 0; 1 if the job ended with a verdict or an exception; 2 if a directory cannot be read, with one line that
-gives the reason; 130 after Ctrl-C.
+With --prometheus it draws nothing. It serves what it sees to Prometheus at http://127.0.0.1:9464/metrics, also after
+the end of the job and in the next run, until Ctrl-C. :9464 is for this machine alone, 0.0.0.0:9464 for all others too.
+examples/grafana_countoff.json is a dashboard. It needs the extra: pip install 'countoff[prometheus]'.
+Exit code: 0; 1 if the job ended with a verdict or an exception, or the extra is missing; 2 if a directory cannot be
+read or an address is taken, with one line that gives the reason; 130 after Ctrl-C.
 """
 _RUN = """\
 Runs a command that starts a job, with countoff in every Python process below it. The code stays as it is.
@@ -186,6 +190,15 @@ it is. On GPUs the demo has not been tried yet.
 """
 
 
+_NOTIFY = """\
+Sends a test message to the addresses of apprise in COUNTOFF_NOTIFY, which get the verdicts of your jobs.
+
+    export COUNTOFF_NOTIFY="slack://… mailto://…"
+    countoff notify
+
+Needs the extra notify: pip install 'countoff[notify]'. https://appriseit.com/services/ lists what an address can be.
+Exit code: 0 if all of them have taken it, 1 if one has not, 2 if there is none.
+"""
 _VERSION = """\
 Prints the version of countoff.
 
@@ -208,8 +221,10 @@ _SETTINGS = (
     ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),
     ("verdict-file", "FILE", "where the verdict that ends the job is written, for a scheduler"),
     ("trace-dir", "DIR", "where each rank writes what it did, for countoff report and top"),
+    ("termination-log", "FILE", "Kubernetes' termination log, if it is not /dev/termination-log"),
+    ("exit-codes", "RESTART=N,…", "the exit code by what is known of a restart: useless=86,may_help=87"),
 )
-"""The settings as flags of `countoff run`: name, metavar, meaning."""
+"""The settings as flags of `countoff run`: name, metavar, meaning. Addresses to notify are none: others see flags."""
 _WIDEST = 120
 """Longer lines are hard to read."""
 
@@ -347,10 +362,12 @@ def run(chosen: argparse.Namespace) -> None:
 
     if not chosen.command:
         _refuse("run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py", code=2)
+    if chosen.json and not chosen.dry_run:
+        _refuse("--json of countoff run needs --dry-run: the job itself prints what it prints", code=2)
     try:
         variables = command.variables(chosen)
         if chosen.dry_run:
-            command.describe(chosen.command, variables)
+            command.describe(chosen.command, variables, as_json=chosen.json)
             return
         directory = command.trace_directory(variables) if chosen.report else ""
         code = command.run(chosen.command, variables)
@@ -360,6 +377,24 @@ def run(chosen: argparse.Namespace) -> None:
         with contextlib.suppress(SystemExit):  # the exit code is the job's
             main(["report", directory])
     sys.exit(code)
+
+
+def notify(chosen: argparse.Namespace) -> None:
+    """Sends a message to try the addresses."""
+    from countoff.core.alerts.notifications import Notifications
+    from countoff.core.settings import Settings, SettingsError
+
+    del chosen
+    try:
+        addresses = Settings.of_environment(os.environ).notify
+    except SettingsError as error:
+        _refuse(str(error), code=2)
+    if not addresses:
+        _refuse("COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'", code=2)
+    failed = Notifications(addresses).send("countoff: a test", "This is how countoff sends a verdict.", kind="info")
+    if failed:
+        _refuse(f"not taken by {', '.join(failed)}: compare the address with https://appriseit.com/services/")
+    print(f"sent to {count_of(len(addresses), 'receiver')}")
 
 
 def demo(chosen: argparse.Namespace) -> None:
@@ -410,6 +445,7 @@ def _parser(program: str) -> tuple[_Parser, Collection[str]]:
     _completion_arguments(
         _command(add, "completion", description=_COMPLETION, help="complete commands in your shell", run=completion)
     )
+    _command(add, "notify", description=_NOTIFY, help="try the addresses that get verdicts", run=notify)
     _command(add, "version", description=_VERSION, help="print the version", run=version)
     return parser, commands.choices
 
@@ -525,12 +561,18 @@ def _top_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print what there is to see at this moment, and end")
     parser.add_argument("--json", action="store_true", help="print what --once shows as JSON, and end")
+    parser.add_argument(
+        "--prometheus",
+        metavar="HOST:PORT",
+        help="serve metrics for Prometheus there; :9464, without a host, is for this machine alone",
+    )
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] -- COMMAND…"
-    parser.set_defaults(known=["--dry-run", "--report", *(f"--{name}" for name, _, _ in _SETTINGS)])
+    parser.set_defaults(known=["--dry-run", "--json", "--report", *(f"--{name}" for name, _, _ in _SETTINGS)])
     parser.add_argument("--dry-run", action="store_true", help="print what would be hooked, and run nothing")
+    parser.add_argument("--json", action="store_true", help="print what --dry-run prints as JSON")
     parser.add_argument("--report", action="store_true", help="write a trace, and draw it when the command has ended")
     settings = parser.add_argument_group("settings")
     for name, metavar, text in _SETTINGS:

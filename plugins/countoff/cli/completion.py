@@ -27,6 +27,8 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     for action in _actions(parser):
         if action.metavar in _FILES:
             action.complete = _FILES[str(action.metavar)]  # pyright: ignore[reportAttributeAccessIssue]  # as shtab asks
+        elif action.metavar == "SHELL":
+            action.choices = list(SHELLS)
         elif action.metavar == "CODE":
             action.choices = list(CODES)
         elif action.metavar == "NAME" and action.dest == "names":

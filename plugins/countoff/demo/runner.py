@@ -25,6 +25,40 @@ _NEEDED = {"torch": "torch", "lightning": "lightning", "sklearn": "scikit-learn"
 _PART_SECONDS = 60.0
 
 
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C. A `KeyboardInterrupt` proper would do no more than this, and Python might still end by the signal.
+
+    `python -m` does so where one has come out of a text that was executed, as in many an import, though it was caught.
+    """
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Makes Ctrl-C and SIGTERM end the demo by an exception, so that everything is cleaned up.
+
+    From the first Ctrl-C on, further ones are ignored, until the process has ended: they would cut the cleaning up.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise _Interrupted
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # a shell starts what is in the background so
+        signal.signal(signal.SIGINT, interrupt)
+    before_end = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before_end)
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, before)
+
+
+@_interruptible()
 def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu", trace_dir: str | None = None) -> None:
     """Runs the demo.
 
@@ -46,7 +80,6 @@ def run_demo(*, ranks: int, seconds_before_cut: float, device: str = "cpu", trac
     began = time.monotonic()
     show = Show()
     with (
-        _interruptible(),
         trace_directory(trace_dir) as trace,
         tempfile.TemporaryDirectory(prefix="countoff-demo-") as temporary,
     ):
@@ -87,17 +120,3 @@ def _prepare(directory: Path, ranks: int, show: Show, on_gpu: bool) -> Data:
         f"{data.batch_size} samples per batch and rank. Ready after {time.monotonic() - began:.0f} s."
     )
     return data
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Makes SIGTERM end the demo by an exception, as Ctrl-C does, so that everything is cleaned up."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -83,6 +83,11 @@ class Span:
         return self.ticks[-1].time if self.ticks else self.begin
 
     @property
+    def read(self) -> int:
+        """Batches of this span, without those before a resume."""
+        return max(0, self.batches - self.before)
+
+    @property
     def points(self) -> list[Tick]:
         """How far the rank was, from the begin on."""
         return [self.start or Tick(self.begin, self.before, 0, 0.0, ()), *self.ticks]
@@ -176,6 +181,9 @@ class Fit:
         clock_error: By how many seconds that may be wrong; None if it has not been measured.
         spans: The spans in the order in which they were opened.
         dropped_spans: Spans that were left out of `spans` because there are too many.
+        dropped_batches: Batches of those of them that are train epochs, without those before a resume.
+        dropped_evaluation_batches: Batches of those that are evaluations.
+        dropped_loader_seconds: Seconds waited for the loader in all of them.
         dropped_lines: Lines that the rank could not write, because its file system was too slow.
         open: The spans that are open, the innermost last.
         steps_before: Optimizer steps before the checkpoint from which the fit resumes.
@@ -214,6 +222,9 @@ class Fit:
     clock_error: float | None = None
     spans: list[Span] = field(default_factory=list)
     dropped_spans: int = 0
+    dropped_batches: int = 0
+    dropped_evaluation_batches: int = 0
+    dropped_loader_seconds: float = 0.0
     dropped_lines: int = 0
     open: list[Span] = field(default_factory=list)
     steps_before: int = 0
@@ -231,6 +242,21 @@ class Fit:
     stacks: list[Stack] = field(default_factory=list)
     verdict: Verdict | None = None
     ending: Ending | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches of all train epochs of the fit."""
+        return self.dropped_batches + sum(span.read for span in self.spans if not span.is_evaluation)
+
+    @property
+    def evaluation_batches(self) -> int:
+        """Batches of all its evaluations."""
+        return self.dropped_evaluation_batches + sum(span.read for span in self.spans if span.is_evaluation)
+
+    @property
+    def loader_seconds(self) -> float:
+        """Seconds waited for the loader in all its spans."""
+        return self.dropped_loader_seconds + sum(span.loader_seconds for span in self.spans)
 
     def shift(self, seconds: float) -> None:
         """Adds as many seconds to all times."""

@@ -99,7 +99,7 @@ def test_the_help_has_each_command_on_a_line() -> None:
     start = lines.index("  COMMAND")
     rows = [line.split(maxsplit=1) for line in lines[start + 1 :] if line.startswith("    ")]
     assert [row[0] for row in rows if len(row) == 2] == [
-        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "version")
+        *("plan", "check", "explain", "report", "top", "run", "demo", "completion", "notify", "version")
     ]
 
 

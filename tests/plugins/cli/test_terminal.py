@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from countoff.cli.__main__ import main
+from countoff.demo.show import Show
 from countoff.report.reader import read
 from countoff.report.text import print_facts
 from tests import example_traces
+from tests.terminal import Terminal
 
 CONFIG = """
 [training]
@@ -74,6 +76,45 @@ def test_a_trace_as_text_is_in_colour_on_a_terminal_only(printed: Printed, tmp_p
     shown = printed("report", tmp_path, columns=80)
     assert shown.startswith("\x1b[1;31mcountoff: UnevenBatches: rank 2 ran out of data")
     assert "\x1b[33m≠ 90 / 90\x1b[0m" in shown
+
+
+@pytest.mark.parametrize("more", [("plan", "--curve"), ("check",), ("explain", "UnevenBatches"), ("top", "--once")])
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False)],
+)
+def test_no_color_is_heeded(
+    config: Path, tmp_path: Path, more: tuple[str, ...], variables: dict[str, str], coloured: bool
+) -> None:
+    """On a real terminal, by each command that has colours; it wins over FORCE_COLOR."""
+    command, *options = more
+    given = {"explain": [], "top": [str(tmp_path / "trace")]}.get(command, [str(config), "--world-size", "4"])
+    example_traces.uneven(tmp_path / "trace")
+    with Terminal([command, *options, *given], environment=variables) as terminal:
+        terminal.wait()
+        assert bool(COLOUR.search(terminal.output)) == coloured, terminal.output
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_heeded_by_the_demo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    Show().verbatim("countoff: UnevenBatches")
+    assert bool(COLOUR.search(capsys.readouterr().out)) == coloured
+
+
+def test_rows_for_a_program_have_no_colours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a pipe, `top` prints columns; FORCE_COLOR does not change them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    example_traces.uneven(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["top", "--once", str(tmp_path)])
+    assert "\x1b" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])

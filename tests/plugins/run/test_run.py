@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from countoff._run.environment import SITE, with_hooks
 from countoff.cli.__main__ import main
 from countoff.core import Settings
-from countoff.core.settings import variable_of
+from countoff.core.settings import SECRET_OPTIONS, variable_of
 from tests.paths import ROOT
 
 PYTHON = [sys.executable]
@@ -173,6 +175,11 @@ def test_a_python_that_runs_another_program_first_is_refused(tmp_path: Path) -> 
         ),
         (["true"], 2, "there is no argument true; the command stands behind --"),
         ([], 2, "run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py"),
+        (
+            ["--json", "--", "true"],
+            2,
+            "--json of countoff run needs --dry-run: the job itself prints what it prints",
+        ),
         (["--"], 2, "run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py"),
         (["--", "no-such-command"], 127, "there is no command 'no-such-command'"),
         (["--", "/"], 126, "cannot run '/': Permission denied"),
@@ -193,15 +200,70 @@ def test_every_setting_is_an_option(capfd: pytest.CaptureFixture[str], tmp_path:
         "verdict_file": str(tmp_path / "verdict.json"),
         "trace_dir": str(tmp_path / "trace"),
         "on_divergence": "warn",
+        "exit_codes": "useless=86",
     }
     for name, default in vars(Settings()).items():
-        if name != "enabled":
+        if name not in {"enabled", *SECRET_OPTIONS}:
             text = str(values.get(name, default))
             option = f"--{name.replace('_', '-')}"
             script = f"import os; print(os.environ[{variable_of(name)!r}])"
             with pytest.raises(SystemExit):
                 main(["run", option, text, "--", sys.executable, "-c", script])
             assert capfd.readouterr().out == f"{text}\n", option
+
+
+def test_no_address_is_a_flag_or_printed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each user of a machine sees the flags of its processes."""
+    with pytest.raises(SystemExit):
+        main(["run", "--notify", "slack://hunter2", "--", "true"])
+    assert "hunter2" not in "".join(capfd.readouterr())
+    monkeypatch.setenv("COUNTOFF_NOTIFY", "slack://hunter2")
+    main(["run", "--dry-run", "--", "true"])
+    assert "hunter2" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("writes", "code"),
+    [
+        ('{"restart": "useless"}', 86),
+        ('{"restart": "unknown"}', 3),  # nothing was chosen for it
+        ("[]", 3),
+        ("no JSON", 3),
+        (None, 3),
+    ],
+)
+@pytest.mark.parametrize("own_file", [False, True])
+def test_the_exit_code_of_a_verdict(
+    writes: str | None, code: int, own_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher does not pass on the exit codes of its ranks. The file is the user's, or one that is gone then."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    if own_file:
+        monkeypatch.setenv("COUNTOFF_VERDICT_FILE", str(tmp_path / "verdict.json"))
+    script = (
+        f"import os, sys\nif {writes!r}: open(os.environ['COUNTOFF_VERDICT_FILE'], 'w').write({writes!r})\nsys.exit(3)"
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--exit-codes", "useless=86", "--", sys.executable, "-c", script])
+    assert ended.value.code == code
+    assert {path.name for path in tmp_path.iterdir()} == ({"verdict.json"} if own_file and writes else set())
+
+
+def test_the_verdict_of_an_earlier_run_gives_no_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "verdict.json"
+    path.write_text('{"restart": "useless"}')
+    os.utime(path, (1e9, 1e9))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--exit-codes", "useless=86", "--verdict-file", str(path), "--", sys.executable, "-c", "exit(3)"])
+    assert ended.value.code == 3
+
+
+def test_a_job_that_has_not_failed_keeps_its_exit_code(tmp_path: Path) -> None:
+    path = str(tmp_path / "verdict.json")
+    script = f"open({path!r}, 'w').write('{{\"restart\": \"useless\"}}')"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--exit-codes", "useless=86", "--verdict-file", path, "--", sys.executable, "-c", script])
+    assert ended.value.code == 0
 
 
 def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +277,32 @@ def test_a_dry_run_says_what_would_be_hooked(capfd: pytest.CaptureFixture[str]) 
         for line in lines
     )
     assert not Path("train it").exists()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_dry_run_as_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
+    monkeypatch.setenv("COUNTOFF", str(int(is_on)))
+    main(["run", "--dry-run", "--json", "--tick-batches", "8", "--", "touch", "train it"])
+    found = json.loads(capfd.readouterr().out)
+    assert list(found) == ["command", "environment", "enabled", "frameworks"]
+    assert (found["command"], found["enabled"]) == (["touch", "train it"], is_on)
+    assert found["environment"]["COUNTOFF_TICK_BATCHES"] == "8"
+    lightning = found["frameworks"][0]
+    assert (lightning["name"], lightning["version"]) == ("lightning", metadata.version("lightning"))
+    assert (lightning["hooked"], lightning["text"][:12]) == (is_on, "the callback")
+    assert not Path("train it").exists()
+
+
+def test_a_dry_run_as_json_says_what_is_not_installed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    main(["run", "--dry-run", "--json", "--", "true"])
+    frameworks = json.loads(capfd.readouterr().out)["frameworks"]
+    assert {(each["version"], each["hooked"]) for each in frameworks} == {(None, False)}
 
 
 def test_a_job_without_ranks_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

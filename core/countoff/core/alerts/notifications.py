@@ -19,8 +19,9 @@ from countoff.core.flag import FLAG
 
 __all__ = ["Notifications"]
 
-SEND_SECONDS = 5
-"""After so long the process that sends is ended, whatever a receiver does."""
+SEND_SECONDS = 15
+"""After so long the process that sends is ended, whatever a receiver does. The job's end does not wait so long for it,
+but apprise takes two seconds to be imported on an idle machine."""
 
 
 class Notifications:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from types import TracebackType
 
 from countoff.core.settings import Settings
@@ -15,14 +14,14 @@ EXIT_CODE = 87
 """Of a process whose main thread cannot be reached; unlike any signal's or Python's own, to be told apart in a log."""
 
 
-def code_of(verdict: Verdict | None, codes: Mapping[str, int]) -> int | None:
-    """Returns the exit code that the user has chosen for a verdict, if there is one.
+def code_of(verdict: Verdict | None, settings: Settings) -> int:
+    """Returns the exit code of a process that ends without its main thread.
 
     Args:
-        verdict: The verdict that ends the process.
-        codes: The codes, by what is known of a restart.
+        verdict: The verdict that ends it.
+        settings: The user's choices.
     """
-    return None if verdict is None else codes.get(verdict.restart)
+    return EXIT_CODE if verdict is None else settings.exit_codes.get(verdict.restart, EXIT_CODE)
 
 
 def exit_with(verdict: Verdict, settings: Settings) -> None:
@@ -36,7 +35,7 @@ def exit_with(verdict: Verdict, settings: Settings) -> None:
         verdict: The verdict, before its exception is raised.
         settings: The user's choices.
     """
-    code = code_of(verdict, settings.exit_codes)
+    code = settings.exit_codes.get(verdict.restart)
     if code is None:
         return
     before = sys.excepthook

@@ -24,7 +24,7 @@ from typing import TextIO
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
-from countoff.core.ending.exit_codes import EXIT_CODE, code_of, exit_with, note_of
+from countoff.core.ending.exit_codes import EXIT_CODE, exit_with, note_of
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
@@ -148,17 +148,13 @@ def write_verdict_file(verdict: Verdict, state: State) -> None:
         print_line(state.rank, f"the verdict is not in {path!r}: {plain(problem)}")
 
 
-def exit_now(state: State) -> None:
-    """Ends the process without waiting for its main thread.
-
-    Args:
-        state: The state of a guard that has a verdict.
-    """
+def exit_now(code: int = EXIT_CODE) -> None:
+    """Ends the process without waiting for its main thread."""
     # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(1.0)
-    os._exit(code_of(state.end, state.settings.exit_codes) or EXIT_CODE)
+    os._exit(code)
 
 
 def _flush() -> None:

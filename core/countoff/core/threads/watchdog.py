@@ -13,6 +13,7 @@ from typing import Any
 
 from countoff.core.checks.lost import AHEAD, DIED, STOPPED, Need, is_lost, loss_of, lost_rank
 from countoff.core.ending import gloo, nccl, shutdown
+from countoff.core.ending.exit_codes import code_of
 from countoff.core.liveness import collectives, stacks
 from countoff.core.liveness.heartbeats import announce_signal, has_signal, takes_part
 from countoff.core.liveness.lifelines import Loss
@@ -352,7 +353,7 @@ class Watchdog:
         elif now - ending.since > grace and state.printed.is_set():
             if ending.cut_at:
                 state.telling.wait()
-                shutdown.exit_now(state)
+                shutdown.exit_now(code_of(state.end, state.settings))
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()
             ending.cut_at = time.monotonic()

@@ -139,7 +139,7 @@ def write(
             "host": socket.gethostname(),
             "run": verdict_file.run(),
             "versions": dict(versions),
-            "settings": dataclasses.asdict(settings),
+            "settings": settings.without_secrets(),
             "environment": environment(os.environ),
         },
     }

@@ -22,7 +22,7 @@ from countoff.core.ending.at_exit import at_exit
 from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records
-from countoff.core.settings import SECRET_OPTIONS, Settings
+from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.trace import incident, writer
 from countoff.core.trace.clocks import LOOK_SECONDS, ClockComparison
@@ -425,10 +425,8 @@ class Pauses:
 def changed(settings: Settings) -> dict[str, Any]:
     """The settings that are not the default ones; those that may hold secrets are left out."""
     defaults = Settings()
-    values = dataclasses.asdict(settings)
-    return {
-        name: value for name, value in values.items() if name not in SECRET_OPTIONS and value != getattr(defaults, name)
-    }
+    values = settings.without_secrets()
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def _short(rate: float) -> float | None:

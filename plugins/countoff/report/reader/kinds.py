@@ -186,6 +186,12 @@ def drop_spans(fit: Fit, limit: int) -> None:
     """Drops the oldest spans: evaluations first, for an epoch is worth more."""
     old = [span for span in fit.spans if span.end is not None]
     old = [span for span in old if span.is_evaluation] or old or fit.spans
-    dropped = {id(span) for span in old[: 1 + limit // 4]}
+    dropped = {id(span): span for span in old[: 1 + limit // 4]}
     fit.spans[:] = [span for span in fit.spans if id(span) not in dropped]
     fit.dropped_spans += len(dropped)
+    for span in dropped.values():
+        if span.is_evaluation:
+            fit.dropped_evaluation_batches += span.read
+        else:
+            fit.dropped_batches += span.read
+        fit.dropped_loader_seconds += span.loader_seconds

@@ -36,20 +36,25 @@ COLUMNS = (
 _LEAST_SECONDS, _MOST_SECONDS = 0.2, 3_600.0
 _REST = 4
 """Between looks at many files, so many times as long passes as a look takes."""
+_EXTRA = "pip install 'countoff[prometheus]'"
 
 
 def top(chosen: argparse.Namespace) -> int:
     """Shows what ranks are doing until the job ends or the user leaves.
 
     Returns:
-        The exit code: 0, or 1 if the job has ended with a verdict or an exception, or 130 after Ctrl-C.
+        The exit code: 0; 1 if the job has ended with a verdict or an exception, or a package is not installed; or 130
+            after Ctrl-C.
 
     Raises:
-        ValueError: If a directory cannot be read, or a number is out of its domain; the message is one line.
+        ValueError: If a directory cannot be read, an option is out of its domain, or nothing can be served at an
+            address; the message is one line.
     """
     if not _LEAST_SECONDS <= chosen.every <= _MOST_SECONDS:  # NaN is in no domain, either
         domain = f"from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}"
         raise ValueError(f"--every must be a number of seconds {domain}, got {chosen.every:g}")
+    if chosen.prometheus is not None:
+        return _serve(chosen)
     console = Console(highlight=False)
     on_terminal = sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
     job = WatchedJob(chosen.directories, once=chosen.once or chosen.json)
@@ -61,6 +66,27 @@ def top(chosen: argparse.Namespace) -> int:
         if chosen.once:
             return _once(job, console if on_terminal else None)
         return _on_screen(job, console, chosen.every) if on_terminal else _in_lines(job, chosen.every)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(chosen: argparse.Namespace) -> int:
+    """Serves metrics until Ctrl-C; returns the exit code.
+
+    Raises:
+        ValueError: As `top`.
+    """
+    if chosen.once or chosen.json:
+        raise ValueError("--prometheus goes on until Ctrl-C, so it does not go with --once and --json")
+    try:
+        from countoff.report.top.exporter import serve
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("prometheus_client"):
+            raise
+        print(f"countoff: --prometheus needs prometheus-client: {_EXTRA}", file=sys.stderr)
+        return 1
+    try:
+        serve(WatchedJob(chosen.directories, once=False), chosen.directories, chosen.prometheus, chosen.every, _REST)
     except KeyboardInterrupt:
         return 130
 

@@ -30,6 +30,12 @@ ENDINGS = {
     "signal": "ended by a signal",
 }
 """How ranks have ended, by how a trace says it."""
+_NOTES = ("lost", "silent", "behind", "slow", "slow loader")
+_NO_TRACE, _OUTSIDE = "no trace", ("before the first span", "between spans")
+STATES = ("in a span", "outside of spans", *_NOTES, _NO_TRACE, *ENDINGS.values())
+"""All values of `Row.state`."""
+ODD_STATES = (*_NOTES, ENDINGS["failed"], ENDINGS["signal"])
+"""Those that tell which ranks to look at."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,15 @@ class Row:
     loader_share: float | None = None
     learning_rates: tuple[float, ...] = ()
     age_seconds: float | None = None
+
+    @property
+    def state(self) -> str:
+        """What these ranks are doing, as one of `STATES`: without the names of spans and the texts of exceptions."""
+        if self.where in (_NO_TRACE, *ENDINGS.values()):
+            return self.where
+        if self.note in _NOTES:
+            return self.note
+        return "outside of spans" if self.where in _OUTSIDE else "in a span"
 
 
 class _Sample(NamedTuple):
@@ -155,7 +170,7 @@ class LiveRanks:
                 found.append(((_severity(row), opened, row.batches_per_second or 0.0, batches), row))
         rows = [row for _, row in sorted(found, key=lambda pair: (pair[0], pair[1].ranks))]
         missing = run.missing
-        return [Row(tuple(missing), (), "no trace"), *rows] if missing else rows
+        return [Row(tuple(missing), (), _NO_TRACE), *rows] if missing else rows
 
     def _now(self, run: Run, time: float) -> float:
         """The time by the clock of rank 0, as far as lines that have just come in tell it."""
@@ -175,7 +190,7 @@ def _state(followed: _Followed, now: float) -> _State:
     if fit.ending is not None:
         return _State(fit, (opened, ENDINGS[fit.ending.how], fit.ending.what), None, 0, 0.0, None, age)
     if span is None:
-        where = "between spans" if fit.spans else "before the first span"
+        where = _OUTSIDE[bool(fit.spans)]
         return _State(fit, (opened, where, ""), None, 0, 0.0, None, age)
     read, waited, seconds = followed.since(now)
     ticked = len(followed.samples) > 1

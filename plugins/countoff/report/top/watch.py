@@ -61,6 +61,10 @@ class WatchedJob:
     Args:
         directories: Where its ranks write.
         once: Whether there is one look only, which waits for nothing: neither the table of a verdict nor the next run.
+
+    Attributes:
+        name: The directories, as text.
+        trace: What the last look has read; None before there is a directory. The next look changes it.
     """
 
     def __init__(self, directories: Sequence[str], *, once: bool) -> None:
@@ -70,6 +74,7 @@ class WatchedJob:
         self._table_seconds = 0.0 if once else _TABLE_SECONDS
         self._over: int | None = None
         self._reader: Reader | None = None
+        self.trace: Trace | None = None
         self._live = LiveRanks()
         self._verdict_since: float | None = None
 
@@ -88,7 +93,7 @@ class WatchedJob:
             if self.absent:
                 return Look(f"waiting for {self.absent}…")
             self._reader = Reader(self._directories, most_records=_RECORDS)
-        trace = self._reader.read()
+        self.trace = trace = self._reader.read()
         problem = next(iter(trace.problems), "")
         if not trace.runs:
             return Look(f"waiting for the first line of a rank in {self.name}…", problem=problem)

@@ -183,9 +183,18 @@ def test_torchrun_in_a_pod(tmp_path, receiver):
     """The real launcher ends the ranks as soon as one of them has ended. `countoff run` gives the chosen exit code."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     flags = ["--exit-codes", "useless=86,may_help=87"]
-    command = [sys.executable, "-m", "countoff.cli", "run", *flags, "--", *torchrun, "examples/torch_digits.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "countoff.cli",
+        "run",
+        *flags,
+        "--",
+        *torchrun,
+        str(ROOT / "examples" / "torch_digits.py"),
+    ]
     env = environment(tmp_path, notify(receiver))
-    with launched(command, directory=ROOT, env=env) as launcher:
+    with launched(command, directory=tmp_path, env=env) as launcher:
         run = launcher.finish(time.monotonic() + 180)
     assert run.exit_code == 86, run.output
     [body] = bodies_of(receiver)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
 """What ranks of one line of the table have in common."""
 _POLL_SECONDS = 0.005
+_ALERT_POLL_SECONDS = 0.1
+"""All ranks ask for it at once, for seconds: often enough for a person who waits, and not too often for the store."""
 _SETTLE_SECONDS = 0.3
 _GATHER_SECONDS = 1.5
 _TOLD_SECONDS = 1.0
@@ -93,7 +95,7 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
             state.telling.wait()
             channel.set("alerted", {"alerted": True})
         else:
-            until(lambda: channel.has("alerted"), time.monotonic() + TELL_SECONDS, _POLL_SECONDS)
+            until(lambda: channel.has("alerted"), time.monotonic() + TELL_SECONDS, _ALERT_POLL_SECONDS)
     finally:
         told()
 

@@ -171,10 +171,10 @@ def test_a_warning_is_sent_as_one_and_stands_in_no_log(run_ranks, tmp_path, rece
 
 
 def test_a_process_that_cannot_raise_has_its_message_and_its_code(run_ranks, tmp_path, receiver):
-    """Rank 1 never leaves a loop of its own, and is ended with the exit code that the user has chosen."""
+    """Rank 1 never leaves a loop of its own. Both ranks end with the exit code that the user has chosen."""
     env = {"COUNTOFF_NOTIFY": notify(receiver), "COUNTOFF_EXIT_CODES": "unknown=85"}
     results = run_ranks(hang_beside_the_others, 2, str(tmp_path), expect=None, env=env)
-    assert [result.exit_code for result in results] == [1, 85], results
+    assert [result.exit_code for result in results] == [85, 85], results
     assert [body["title"].split(": ")[1] for body in bodies_of(receiver)] == ["Stalled"]
 
 

@@ -98,7 +98,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_NOTIFY", "slack://a/b  mailto://y.org?to=a,b", "notify", ("slack://a/b", "mailto://y.org?to=a,b")),
         ("COUNTOFF_NOTIFY", "Off", "notify", False),
         ("COUNTOFF_TERMINATION_LOG", "/dev/end", "termination_log", "/dev/end"),
-        ("COUNTOFF_EXIT_CODES", "useless=86, may_help=87", "exit_codes", {"useless": 86, "may_help": 87}),
+        ("COUNTOFF_EXIT_CODES", "useless=86, may_help=87,", "exit_codes", {"useless": 86, "may_help": 87}),
     ],
 )
 def test_every_option_has_an_environment_variable(
@@ -182,6 +182,7 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("verdict_file", "verdict\0.json"),
         ("trace_dir", ""),
         ("trace_dir", 1),
+        ("termination_log", ""),
         ("notify", True),
         ("notify", ["slack"]),
         ("notify", ["slack://a", 1]),

@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from countoff.core.alerts.telling import Telling
+from countoff.core.alerts.termination_log import TerminationLog
 from countoff.core.checks import Checks
 from countoff.core.checks.check import FitStart, Listener
 from countoff.core.checks.data import DataIdentity
@@ -89,7 +90,7 @@ class Guard:
     completes the last roll calls for at most 5 s. Where ranks are kept even, `close` also waits until what this rank
     has to tell is written, at most `lost_seconds`, with `trace_dir` 1.5 s at most until the trace is written, and for
     what `listen` has added. No method calls the store. With one rank nothing is ever raised, and nothing is started but
-    the thread that writes the trace.
+    the thread that writes the trace, and those that tell of a warning.
 
     Args:
         settings: The user's choices.
@@ -193,6 +194,7 @@ class Guard:
             raise TypeError(f"expected a FitPlan, got a {type(plan).__name__}: fit_start(FitPlan(batch_size=…))")
         part = () if self._part is None else self._part.ranks
         verdict_file.clear(self._settings, self.state.rank, part)
+        TerminationLog(self._settings.termination_log).clear(began_at())
         first_fit.begin()
         evidence = self.state.evidence
         number = _FOUND + evidence.found_at if evidence.found_by else next(_numbers[part])

@@ -149,6 +149,13 @@ def _check_path(value: object) -> str | None:
     return os.path.abspath(path)  # the program may change its directory later
 
 
+def _check_own_path(value: object) -> str:
+    path = _check_path(value)
+    if path is None:
+        raise ValueError
+    return path
+
+
 def _check_addresses(value: object) -> Literal[False] | tuple[str, ...]:
     if value is False or value is None:
         return () if value is None else False
@@ -176,7 +183,7 @@ def _check_exit_codes(value: object) -> dict[str, int]:
 
 
 def _parse_exit_codes(text: str) -> dict[str, int]:
-    pairs = [pair.partition("=") for pair in text.split(",")]
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     return {restart.strip(): int(code) for restart, _, code in pairs}
 
 
@@ -223,7 +230,7 @@ _RULES: dict[str, _Rule] = {
         _parse_addresses,
         secret=True,
     ),
-    "termination_log": _Rule("the path of a file", _check_path, str),
+    "termination_log": _Rule("the path of a file", _check_own_path, str),
     "exit_codes": _Rule(
         "a mapping from 'useless', 'may_help' or 'unknown' to exit codes from 1 to 255 (in the environment: "
         "useless=86,may_help=87)",

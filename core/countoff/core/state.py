@@ -104,8 +104,6 @@ class State:
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
         telling: Tells of findings where the user looks besides the output.
-        teller: The rank that tells the trackers and the user's addresses of the verdict; None if the ranks have
-            not agreed on one.
         began: When this state was made, by `time.monotonic()`.
         pid: The process that this rank is. A process forked off it must report nothing.
     """
@@ -146,7 +144,6 @@ class State:
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
     telling: Telling = field(init=False)
-    teller: int | None = None
     began: float = field(default_factory=time.monotonic)
     pid: int = field(default_factory=os.getpid)
     last_step: tuple[int, int] = (-1, -1)

@@ -151,8 +151,7 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
     place = os.environ.get("TMPDIR") or "/tmp"
     report = os.path.join(place, f"countoff-run-{os.getpid()}-{time.time_ns()}")
     environment = with_hooks({**os.environ, **variables, REPORT: report})
-    own_file = f"{report}.json"
-    verdict_file = environment.get(_VERDICT_FILE, "").strip() or own_file
+    verdict_file = environment.get(_VERDICT_FILE, "").strip() or f"{report}.json"  # it stays: alerts may point to it
     chosen = bool(environment.get(f"{FLAG}_EXIT_CODES", "").strip())
     if chosen:
         environment[_VERDICT_FILE] = verdict_file
@@ -166,9 +165,8 @@ def run(command: Sequence[str], variables: Mapping[str, str]) -> int:
             _say_nobody_came(command)
         return code
     finally:
-        for path in (report, own_file):
-            if os.path.exists(path):
-                os.unlink(path)
+        if os.path.exists(report):
+            os.unlink(report)
 
 
 def _code_of_verdict(path: str, begun: float, environment: Mapping[str, str]) -> int | None:

@@ -28,7 +28,8 @@ def state_of(settings: Settings, loop: ObservedLoop | None, trainer_state: Any) 
         trainer_state: The TrainerState of that training.
     """
     defaults = vars(Settings())
-    chosen = {name: _as_json(value) for name, value in vars(settings).items() if value != defaults[name]}
+    values = settings.without_secrets()  # the checkpoint may be shared
+    chosen = {name: _as_json(value) for name, value in values.items() if value != defaults[name]}
     state: dict[str, Any] = {"args": chosen, "attributes": {}}
     if loop is None or trainer_state is None:
         return state

@@ -1,11 +1,13 @@
 """Notifications, by the real apprise to a receiver on this machine."""
 
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +60,7 @@ def test_nobody_who_listens() -> None:
 
 def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that sends is ended, and none is left behind."""
-    monkeypatch.setattr(notifications, "SEND_SECONDS", 2)
+    monkeypatch.setattr(notifications, "SEND_SECONDS", 3)
     with receiving(hangs) as receiver:
         begun = time.monotonic()
         with pytest.raises(NotTold, match=r"^not taken by json$"):
@@ -69,13 +71,43 @@ def test_one_that_hangs_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_the_program_itself_may_have_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """apprise may lie where only the program has put it."""
+def test_one_that_hangs_is_no_word_about_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program ignores the signal by which the process that sends ends itself."""
+    monkeypatch.setattr(notifications, "SEND_SECONDS", 8)
+    before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        with receiving() as receiver, receiving(hangs) as other:
+            failed = Notifications([address(receiver), f"json://127.0.0.1:{other.server_port}?rto=60"]).send(
+                "title", "text", kind="info"
+            )
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert failed == ["json"]
+    assert len(receiver.bodies) == 1
+
+
+def test_the_program_may_have_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """apprise may lie where only the program has put it. Python ignores what is no text."""
     with receiving() as receiver:
-        path = [*sys.path]
+        path = [*sys.path, Path("/nowhere")]
         monkeypatch.setattr(sys, "path", [])
         with pytest.raises(NotTold):
             Notifications([address(receiver)]).tell(ALERT)
         monkeypatch.setattr(sys, "path", path)
         Notifications([address(receiver)]).tell(ALERT)
         assert len(receiver.bodies) == 1
+
+
+def test_no_code_of_the_users_runs_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with receiving() as receiver:
+        Notifications([address(receiver)]).tell(ALERT)
+        assert len(receiver.bodies) == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_is_no_python_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(NotTold, match="there is no Python"):
+        Notifications(["json://127.0.0.1"]).tell(ALERT)

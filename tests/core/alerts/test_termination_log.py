@@ -54,3 +54,16 @@ def test_the_reason_of_another_program_stays(path: Path) -> None:
     path.write_text("out of quota")
     TerminationLog(str(path)).tell(ALERT)
     assert path.read_text() == "out of quota"
+
+
+def test_what_an_earlier_attempt_has_written_is_removed(path: Path) -> None:
+    """The attempt that begins may succeed. What was written since then, and another program's text, stay."""
+    log = TerminationLog(str(path))
+    log.tell(ALERT)
+    log.clear(before=path.stat().st_mtime - 1)
+    assert path.read_text("utf-8")
+    log.clear(before=path.stat().st_mtime + 1)
+    assert path.read_text("utf-8") == ""
+    path.write_text("out of quota")
+    log.clear(before=path.stat().st_mtime + 1)
+    assert path.read_text("utf-8") == "out of quota"

@@ -16,11 +16,11 @@ def exit_code_of(script: str, codes: str = "{'useless': 86}") -> tuple[int, str,
     begin = f"""
 import atexit
 from countoff.core import Settings
-from countoff.core.ending.exit_codes import exit_with, note_of
+from countoff.core.ending.exit_codes import VERDICT, choose_codes
 from countoff.core.verdict import Verdict, error_for
 atexit.register(print, "atexit has run")
 verdict = Verdict("UnevenBatches", "rank 1 ran out of data.")
-exit_with(verdict, Settings(exit_codes={codes}))
+choose_codes(Settings(exit_codes={codes}))
 """
     run = subprocess.run(
         [sys.executable, "-c", begin + script], capture_output=True, text=True, timeout=60, check=False
@@ -37,14 +37,32 @@ def test_an_uncaught_verdict_ends_the_process_with_its_code() -> None:
 
 
 def test_so_does_an_error_of_a_collective_that_it_has_broken() -> None:
-    code, *_ = exit_code_of("error = RuntimeError('peer'); error.__notes__ = [note_of(verdict)]; raise error")
+    code, *_ = exit_code_of("error = RuntimeError('peer'); vars(error)[VERDICT] = verdict; raise error")
     assert code == 86
+
+
+def test_so_does_what_was_raised_from_it() -> None:
+    code, *_ = exit_code_of("raise ValueError('training failed') from error_for(verdict)")
+    assert code == 86
+
+
+def test_the_verdict_that_ends_the_process_decides() -> None:
+    """Not one before it, which the program has survived, however many these were."""
+    script = """
+lost = Verdict("LostRank", "rank 1 is gone.", (1,), subject="died", gone=True)
+for number in range(2000):
+    choose_codes(Settings(exit_codes={"useless": 86, "may_help": 87}))
+assert lost.restart == "may_help", lost.restart
+raise error_for(lost)
+"""
+    assert exit_code_of(script)[0] == 87
 
 
 @pytest.mark.parametrize(
     ("script", "code"),
     [
         ("raise ValueError('mine')", 1),
+        ("try:\n    raise error_for(verdict)\nexcept RuntimeError:\n    raise ValueError('mine') from None", 1),
         ("raise SystemExit(5)", 5),
         ("try:\n    raise error_for(verdict)\nexcept RuntimeError:\n    pass", 0),
     ],

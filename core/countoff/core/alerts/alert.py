@@ -46,7 +46,7 @@ class Alert:
     def text(self) -> str:
         """What has happened, why, what to do, of which job this is, and where its files are; some lines."""
         verdict = self.verdict
-        lines = [verdict.headline, "The job has been ended." if self.ends else "This is a warning: the job goes on."]
+        lines = [verdict.headline, "countoff ends the job." if self.ends else "This is a warning: the job goes on."]
         if verdict.again:
             lines.append(f"again: the same happened in the attempt before ({verdict.again})")
         if verdict.why:
@@ -66,7 +66,8 @@ def job(world_size: int) -> str:
         world_size: Its ranks.
     """
     script = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
-    named = [f"{what} {os.environ[name]}" for name, what in _JOBS.items() if os.environ.get(name)]
+    ids = [(what, os.environ.get(name, "")) for name, what in _JOBS.items()]
+    named = [f"{what} {number}" for what, number in ids if number not in ("", "none")]  # torchrun's default is none
     return ", ".join([script, *([count_of(world_size, "rank")] if world_size else []), *named, f"on {platform.node()}"])
 
 

@@ -56,9 +56,14 @@ class Notifications:
 
         Returns:
             The schemas of the addresses that have not taken it, as ``slack``.
+
+        Raises:
+            NotTold: If this program is no Python that could send it.
         """
+        if not sys.executable or getattr(sys, "frozen", False):  # the program itself would be started
+            raise NotTold("there is no Python to send it with")
         message = {
-            "path": sys.path,
+            "path": [each for each in sys.path if isinstance(each, str)],  # pyright: ignore[reportUnnecessaryIsInstance]  # a program may add a Path
             "addresses": self._addresses,
             "title": title,
             "text": text,
@@ -67,14 +72,19 @@ class Notifications:
         }
         environment = {name: value for name, value in os.environ.items() if not name.startswith(FLAG)}
         sender = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("notifier.py"))],
+            # Isolated: no code of the user's runs there, as a sitecustomize.
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("notifier.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,  # a launcher that ends this process group does not end the message
         )
-        told, _ = sender.communicate(json.dumps(message).encode())
+        try:
+            told, _ = sender.communicate(json.dumps(message).encode(), timeout=2 * SEND_SECONDS)
+        except subprocess.TimeoutExpired:  # it could not even set its alarm
+            sender.kill()
+            told, _ = sender.communicate()
         taken = json.loads(told) if sender.returncode == 0 else [False] * len(self._addresses)
         return [schema for schema, ok in zip(schemas(self._addresses), taken, strict=True) if not ok]
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+
+_SPARE_SECONDS = 1
 
 
 def main() -> None:
     """Sends one message."""
     message = json.load(sys.stdin)
-    signal.alarm(message["seconds"])  # ends this process, also in a call that never returns
+    seconds = message["seconds"]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it may be ignored or blocked in the program
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.alarm(seconds)  # ends this process, also in an import that never returns
     sys.path[:] = message["path"]
     logging.disable()  # apprise logs what it was given
     import apprise
@@ -27,9 +33,11 @@ def main() -> None:
             service.notify(body=message["text"], title=message["title"], notify_type=message["kind"])
         )
 
-    with ThreadPoolExecutor(len(message["addresses"])) as threads:
-        taken = list(threads.map(send, message["addresses"]))
-    print(json.dumps(taken))
+    threads = ThreadPoolExecutor(len(message["addresses"]))
+    sent = [threads.submit(send, address) for address in message["addresses"]]
+    wait(sent, seconds - _SPARE_SECONDS)
+    print(json.dumps([each.done() and each.exception() is None and each.result() for each in sent]), flush=True)
+    os._exit(0)  # a thread that waits for an answer would hold the exit
 
 
 if __name__ == "__main__":

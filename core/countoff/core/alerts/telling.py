@@ -1,13 +1,14 @@
-"""How the places are told of a guard's findings, and how long the end of a job waits for that."""
+"""How the places are told of a guard's findings, and how long the end of a process waits for that."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from countoff.core.alerts.alert import Alert, NotTold, Place
 from countoff.core.alerts.notifications import Notifications
@@ -15,22 +16,22 @@ from countoff.core.alerts.termination_log import TerminationLog
 from countoff.core.settings import Settings
 from countoff.core.verdict import Verdict
 
-__all__ = ["NOBODY", "TELL_SECONDS", "Reach", "Telling"]
+__all__ = ["ADDRESSES", "RUNS", "TELL_SECONDS", "Claim", "Telling", "addressed", "wait_for_all"]
 
-Reach = Literal["run", "addresses", ""]
-"""Whom a rank can tell; one that has a run of a tracker open is the better teller."""
 _log = logging.getLogger("countoff")
 TELL_SECONDS = 5.0
-"""For so long at most, the end of a job waits until the places are told."""
-NOBODY = -1
-"""The teller where there is nobody to tell."""
+"""For so long at most, the end of a process waits until the places are told."""
+RUNS, ADDRESSES = "runs", "addresses"
+"""What one rank of a job tells: the runs of trackers, and the addresses of the user."""
+Claim = Callable[[str], bool]
+"""Takes `RUNS` or `ADDRESSES` for this rank; returns whether it has got it, and no other rank had."""
+_all: weakref.WeakSet[Telling] = weakref.WeakSet()
+addressed: set[tuple[int, str]] = set()
+"""The kinds of which a process, by its pid, has sent a warning to the addresses. A program may fit a thousand times."""
 
 
 class Telling:
     """The alerts of one guard.
-
-    One rank of a job tells its trackers and the user's addresses: the teller. The others wait for it before they end,
-    because a launcher that sees one rank end ends all of them.
 
     Args:
         settings: The user's choices.
@@ -42,60 +43,59 @@ class Telling:
         self._trackers = trackers
         self._until = 0.0
         self._told = threading.Event()
-        self._teller_has_told: threading.Event | None = None
         self._warned: set[str] = set()
+        _all.add(self)
 
-    @property
-    def reaches(self) -> Reach:
-        """Whom this rank would tell as the teller: a run that a tracker has open here, the user's addresses, nobody."""
-        return "run" if self._open_runs() else "addresses" if self._settings.notify else ""
+    def expect(self) -> None:
+        """Lets `wait` wait: a verdict is about to be printed, and to be told then."""
+        self._until = time.monotonic() + TELL_SECONDS
 
-    def tell(self, verdict: Verdict, *, for_host: bool, for_job: bool) -> None:
+    def tell(self, verdict: Verdict, *, for_host: bool, claim: Claim) -> None:
         """Begins to tell of the verdict that ends the job; returns at once.
 
         Args:
             verdict: The verdict, after it was printed and written.
             for_host: Whether this rank speaks for its host: in its container's termination log.
-            for_job: Whether it is the teller.
+            claim: Asked for what this rank could tell.
         """
+        places: list[Place] = []
         log = TerminationLog(self._settings.termination_log)
-        places: list[Place] = [log] if for_host and log.exists else []
-        if for_job:
-            places += self._places_of_job()
-        self._until = time.monotonic() + TELL_SECONDS
-        self._begin(self._alert(verdict, ends=True), places, self._told)
+        if for_host and log.exists:
+            places.append(log)
+        try:
+            if self._settings.notify and claim(ADDRESSES):
+                places.append(Notifications(self._settings.notify))
+            if (runs := self._open_runs()) and claim(RUNS):
+                places += runs
+        finally:  # a store that has just ended
+            self._begin(self._alert(verdict, ends=True), places, self._told)
 
     def warn(self, verdict: Verdict) -> None:
         """Begins to tell of what does not end the job; returns at once. Nothing waits for it.
 
-        The first warning of each kind is told.
+        The runs are told of the first warning of each kind in each fit, the addresses of the first one in this process.
+        These are told of no guess.
+
+        Args:
+            verdict: The warning, after it was printed.
         """
+        places: list[Place] = []
         if verdict.kind not in self._warned:
             self._warned.add(verdict.kind)
-            self._begin(self._alert(verdict, ends=False), self._places_of_job(), threading.Event())
-
-    def expect(self) -> Callable[[], None]:
-        """Lets `wait` wait for another rank too, the teller.
-
-        Returns:
-            To be called once that has told all, or is gone.
-        """
-        self._teller_has_told = threading.Event()
-        return self._teller_has_told.set
+            places += self._open_runs()
+        sent = os.getpid(), verdict.kind
+        if self._settings.notify and not verdict.guess and sent not in addressed:
+            addressed.add(sent)
+            places.append(Notifications(self._settings.notify))
+        self._begin(self._alert(verdict, ends=False), places, threading.Event())
 
     def wait(self) -> None:
-        """Waits until the places are told, for `TELL_SECONDS` after the verdict at most."""
-        for told in (self._told, self._teller_has_told):
-            if self._until and told is not None:
-                told.wait(max(0.0, self._until - time.monotonic()))
+        """Waits until the places are told of the verdict, if there is one, for `TELL_SECONDS` at most."""
+        self._told.wait(max(0.0, self._until - time.monotonic()))
 
     def _alert(self, verdict: Verdict, *, ends: bool) -> Alert:
         paths = self._settings.verdict_file if ends else None, self._settings.trace_dir
         return Alert(verdict, ends, tuple(path for path in paths if path is not None))
-
-    def _places_of_job(self) -> list[Place]:
-        addresses = self._settings.notify
-        return [*([Notifications(addresses)] if addresses else []), *self._open_runs()]
 
     def _open_runs(self) -> Sequence[Place]:
         if self._settings.notify is False:
@@ -120,10 +120,16 @@ class Telling:
             if not left:
                 done.set()
 
-        try:
-            for place in places:
-                threading.Thread(target=tell, args=(place,), name="countoff alert", daemon=True).start()
-        except RuntimeError:  # the interpreter is about to end, and starts no thread any more
-            done.set()
         if not places:
             done.set()
+        for place in places:
+            try:
+                threading.Thread(target=tell, args=(place,), name="countoff alert", daemon=True).start()
+            except RuntimeError:  # the interpreter is about to end, and starts no thread any more (3.12)
+                tell(place)
+
+
+def wait_for_all() -> None:
+    """Waits as `Telling.wait` does, for all guards of this process."""
+    for each in list(_all):
+        each.wait()

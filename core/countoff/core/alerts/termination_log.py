@@ -5,6 +5,7 @@ https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-fa
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from countoff.core.alerts.alert import Alert
@@ -33,15 +34,26 @@ class TerminationLog:
         """Whether this process runs in a pod that has one. The kubelet makes it, an empty file, before it starts."""
         return bool(os.environ.get("KUBERNETES_SERVICE_HOST")) and os.path.isfile(self._path)
 
+    def clear(self, before: float) -> None:
+        """Empties it of what an earlier attempt in this container has written: this one may succeed.
+
+        Args:
+            before: When this process began, in seconds since the epoch.
+        """
+        with contextlib.suppress(OSError):
+            if self.exists and os.stat(self._path).st_mtime < before and self._begins_with() == _OWN:
+                os.truncate(self._path, 0)
+
+    def _begins_with(self) -> bytes:
+        with open(self._path, "rb") as file:
+            return file.read(len(_OWN))
+
     def tell(self, alert: Alert) -> None:
         """Writes what has ended the job. What another program has written there stays: it is the better reason."""
-        with open(self._path, "r+b") as file:  # in place: it is mounted, so no other file can be put there
-            begins = file.read(len(_OWN))
-            if begins and begins != _OWN:
-                return
-            file.seek(0)
+        if self._begins_with() not in (b"", _OWN):
+            return
+        with open(self._path, "wb") as file:  # in place: it is mounted, so no other file can be put there
             file.write(shortened(f"countoff: {alert.text}\n"))
-            file.truncate()
 
 
 def shortened(text: str) -> bytes:

@@ -21,10 +21,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TextIO
 
+from countoff.core.alerts.telling import Claim, wait_for_all
 from countoff.core.checks.lost import EXITED, LEFT, loss_of, lost_rank, victim
 from countoff.core.checks.uneven import EVALUATION
 from countoff.core.ending import sigterm, verdict_file
-from countoff.core.ending.exit_codes import EXIT_CODE, exit_with, note_of
+from countoff.core.ending.exit_codes import EXIT_CODE, VERDICT, choose_codes
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
@@ -75,12 +76,12 @@ def print_warning(state: State, warning: Verdict) -> None:
     of_evaluation, process = (warning.kind, warning.subject) == ("UnevenBatches", EVALUATION), os.getpid()
     if not (of_evaluation and process in told_of_evaluations):
         print_to_stderr(warning, state.rank)
+        if state.leads:
+            state.telling.warn(warning)
     if of_evaluation:
         told_of_evaluations.add(process)
     if state.observer is not None:
         state.observer.warned(warning)
-    if state.leads:
-        state.telling.warn(warning)
 
 
 def print_line(rank: int, sentence: str) -> None:
@@ -149,7 +150,8 @@ def write_verdict_file(verdict: Verdict, state: State) -> None:
 
 
 def exit_now(code: int = EXIT_CODE) -> None:
-    """Ends the process without waiting for its main thread."""
+    """Ends the process without waiting for its main thread, once the places are told."""
+    wait_for_all()
     # On a thread of its own: the main thread may be blocked while it holds a lock of logging or of a stream.
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
@@ -164,51 +166,53 @@ def _flush() -> None:
             stream.flush()
 
 
-def print_verdict(state: State, verdict: Verdict, reporter: int | None = None) -> None:
+def print_verdict(state: State, verdict: Verdict, reporter: int | None = None, claim: Claim | None = None) -> None:
     """Prints the verdict on this rank and writes it for the launcher; a second call does nothing.
 
     One rank per host prints it whole, and writes it for a scheduler; the others print one line, if they know that it
     has. In warn mode the first rank alone prints it, and nothing is written for the launcher or for a scheduler. The
     loss of a rank is not printed where another guard of this process has just printed a verdict: the ranks are ending
-    with that one.
+    with that one. Then the places are told, where there are any.
 
     Args:
         state: This rank's state.
         verdict: The verdict.
         reporter: The rank of this host that has printed it whole, where it is known to have done so; None where this
             rank is to print it whole.
+        claim: Which rank tells the runs of trackers and the user's addresses; None: the first one that is left.
     """
-    path = state.settings.verdict_file
-    if path is not None and state.settings.on_divergence == "raise":
-        again = verdict_file.seen_again(path, replace(verdict, world_size=state.world_size))
+    settings = state.settings
+    ends = settings.on_divergence == "raise"
+    if settings.verdict_file is not None and ends:
+        again = verdict_file.seen_again(settings.verdict_file, replace(verdict, world_size=state.world_size))
         verdict = replace(verdict, again=again)
     with state.lock:
         if state.printing:
             return
         state.printing, state.end = True, verdict
-    if verdict.kind == "LostRank" and _ends_beside(state):
-        return
+        if verdict.kind == "LostRank" and _ends_beside(state):
+            return
+        if ends:
+            state.telling.expect()
+    whole = replace(verdict, world_size=state.world_size)
     if state.observer is not None:
-        state.observer.concluded(replace(verdict, world_size=state.world_size), whole=reporter is None)
-    if state.settings.on_divergence == "raise":
+        state.observer.concluded(whole, whole=reporter is None)
+    if ends:
         _printed[state.rank] = time.monotonic()
         write_error_file(verdict, reporter)
         print_to_stderr(verdict, state.rank, reporter)
         if reporter is None:
             write_verdict_file(verdict, state)  # after the message: a file system may be slow
-        whole = replace(verdict, world_size=state.world_size)
-        state.telling.tell(whole, for_host=reporter is None, for_job=_tells(state, verdict))
+        state.telling.tell(whole, for_host=reporter is None, claim=claim or (lambda _: is_first_left(state, whole)))
     elif state.leads:
         print_to_stderr(verdict, state.rank)
-        state.telling.warn(replace(verdict, world_size=state.world_size))
+        state.telling.warn(whole)
     if verdict.spread_seconds is not None:
         _log.info("known on every rank %.1f ms after it could be proved", verdict.spread_seconds * 1000)
 
 
-def _tells(state: State, verdict: Verdict) -> bool:
-    """Whether this rank tells of the verdict: the teller, and where none was agreed on, the first rank that is left."""
-    if state.teller is not None:
-        return state.teller == state.rank
+def is_first_left(state: State, verdict: Verdict) -> bool:
+    """Whether this is the first of the ranks that a verdict does not name as gone."""
     gone = verdict.ranks if verdict.gone else ()
     return state.rank == next((rank for rank in state.ranks if rank not in gone), None)
 
@@ -237,7 +241,7 @@ def raise_verdict(state: State) -> None:
     wait_until_printed(state)
     sigterm.wait_if_received()  # the process ends by the signal, not by the exception
     if state.end is not None:
-        exit_with(state.end, state.settings)
+        choose_codes(state.settings)
         raise error_for(state.end)
 
 
@@ -309,9 +313,10 @@ def _report_lost_peer(
     if state.end is not None or state.proposed is not None:
         wait_until_printed(state)
     if state.end is not None and not isinstance(error, DivergenceError):
-        exit_with(state.end, state.settings)
-        notes = [*getattr(error, "__notes__", ()), note_of(state.end)]
+        choose_codes(state.settings)
+        notes = [*getattr(error, "__notes__", ()), f"countoff {state.end.headline}"]
         vars(error)["__notes__"] = notes  # as `add_note` of Python 3.11 does: printed below the traceback
+        vars(error)[VERDICT] = state.end
 
 
 def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Verdict | None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from countoff.core.alerts.telling import NOBODY, TELL_SECONDS
 from countoff.core.checks.learning_rates import odd_rates, with_rates
 from countoff.core.checks.lost import AHEAD, DIED, lost_rank
 from countoff.core.ending import shutdown
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
 _COUNTED = ("where", "batches", "fetched", "steps", "rate", "state")
 """What ranks of one line of the table have in common."""
 _POLL_SECONDS = 0.005
-_ALERT_POLL_SECONDS = 0.1
-"""All ranks ask for it at once, for seconds: often enough for a person who waits, and not too often for the store."""
 _SETTLE_SECONDS = 0.3
 _GATHER_SECONDS = 1.5
 _TOLD_SECONDS = 1.0
@@ -78,26 +75,19 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     heartbeats.find_neighbours(channel.whole)
     reporter = heartbeats.reporter(whole)
     prints_whole = reporter == state.rank or not _has_told(channel, reporter)
-    state.teller = _agreed_teller(channel)
-    shutdown.print_verdict(state, whole, None if prints_whole else reporter)
+
+    def claim(what: str) -> bool:
+        try:
+            return channel.claim(f"teller/{what}", {"rank": state.rank})["rank"] == state.rank
+        except (RuntimeError, OSError):  # the store has ended, with rank 0
+            return shutdown.is_first_left(state, whole)
+
+    shutdown.print_verdict(state, whole, None if prints_whole else reporter, claim)
     channel.set(f"told/{state.rank}", {"told": True})
     if state.leads:  # it may host the store: it leaves after the others have printed
-        printed = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
-        until(lambda: not printed or channel.has(*printed), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
-    if state.teller in (None, NOBODY) or state.settings.on_divergence == "warn":
-        state.printed.set()
-        return
-    told = state.telling.expect()
+        told = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
+        until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
     state.printed.set()
-    try:
-        if state.teller == state.rank:
-            told()
-            state.telling.wait()
-            channel.set("alerted", {"alerted": True})
-        else:
-            until(lambda: channel.has("alerted"), time.monotonic() + TELL_SECONDS, _ALERT_POLL_SECONDS)
-    finally:
-        told()
 
 
 def post_row(channel: Channel, state: State) -> None:
@@ -107,7 +97,7 @@ def post_row(channel: Channel, state: State) -> None:
         channel: The guard's channel.
         state: This rank's state.
     """
-    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name(), "reaches": state.telling.reaches})
+    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
 
 
 def _has_told(channel: Channel, rank: int) -> bool:
@@ -163,24 +153,8 @@ def publish_table(channel: Channel, verdict: Verdict, rows: Records, *, complete
         "behind": list(behind[:8]),
         "spread": spread if complete and 0 <= spread < _MOST_SPREAD_SECONDS else None,
         "failed": None if first is None else (first, rows[first]["failure"]),
-        "teller": _teller(rows, verdict.ranks if verdict.gone else ()),
     }
     channel.set("table", header)
-
-
-def _teller(rows: Records, gone: Sequence[int]) -> int:
-    """The rank that is to tell the trackers and the user's addresses: the first with an open run, or with addresses."""
-    for reach in ("run", "addresses"):
-        ranks = [rank for rank, line in rows.items() if line.get("reaches") == reach and rank not in gone]
-        if ranks:
-            return min(ranks)
-    return NOBODY
-
-
-def _agreed_teller(channel: Channel) -> int | None:
-    """The teller that rank 0 has chosen, or `NOBODY`; None if it has chosen none in time."""
-    teller = channel.get("table").get("teller") if channel.has("table") else None
-    return None if teller is None else int(teller)
 
 
 def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_size: int) -> Verdict:

@@ -34,7 +34,8 @@ ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
 _FREE_SECONDS = 30.0
 _LAST_WORDS_SECONDS = 1.5
-"""So long a SIGTERM is held back at most. Where the store answers, it takes a few milliseconds."""
+"""So long a SIGTERM is held back at most until a verdict is printed; then, until the places are told. Where the store
+answers, it takes a few milliseconds."""
 _ABORTED = (
     "this rank has not ended {:g} s after the verdict, so countoff aborts its NCCL communicators. The step under way "
     "is incomplete: do not resume from a checkpoint that is written after this line."
@@ -352,7 +353,6 @@ class Watchdog:
             gloo.cut_collectives()  # again: a group whose thread was busy at that moment was not found
         elif now - ending.since > grace and state.printed.is_set():
             if ending.cut_at:
-                state.telling.wait()
                 shutdown.exit_now(code_of(state.end, state.settings))
             gloo.cut_collectives()  # unless a peer has: then the error is under way
             self.abort_nccl()

@@ -11,7 +11,6 @@ import sys
 import threading
 from typing import Any
 
-from countoff._adapter.trackers.words import name_of
 from countoff.core.alerts.alert import Alert, NotTold
 
 __all__ = ["SummaryWriters", "find"]
@@ -28,15 +27,18 @@ class SummaryWriters:
     def tell(self, alert: Alert) -> None:
         """Writes a text by each writer, and waits until it is in the file.
 
+        Only of what ends the job: to look for the writers keeps everything in memory for as long as that takes.
+
         Raises:
             NotTold: If the files are written by other objects than a `SummaryWriter`.
         """
+        if not alert.ends:
+            return
         writers = open_writers()
         if not writers:
             raise NotTold("no SummaryWriter is open")
-        tag = f"countoff/{name_of(alert)}".replace(".", "/")
         for writer in writers:
-            writer.add_text(tag, alert.text.replace("\n", "  \n"))  # a line of its own, in Markdown
+            writer.add_text("countoff/verdict", alert.text.replace("\n", "  \n"))  # a line of its own, in Markdown
             writer.flush()
 
 

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from countoff.core.alerts.alert import Alert
 
-__all__ = ["name_of", "values"]
-
-
-def name_of(alert: Alert) -> str:
-    """Under which name an alert stands: a job has one verdict, and one warning of each kind."""
-    return "verdict" if alert.ends else f"warning.{alert.verdict.kind}"
+__all__ = ["values"]
 
 
 def values(alert: Alert) -> dict[str, str]:
     """The alert as values by name, as ``countoff.verdict``; none of them is empty."""
-    verdict, name = alert.verdict, f"countoff.{name_of(alert)}"
-    if not alert.ends:
-        return {name: alert.text}
+    verdict = alert.verdict
+    if not alert.ends:  # a job has one verdict, and one warning of each kind
+        return {f"countoff.warning.{verdict.kind}": alert.text}
     named = {
-        name: verdict.headline,
+        "countoff.verdict": verdict.headline,
         "countoff.why": verdict.why,
         "countoff.remedy": verdict.remedy,
         "countoff.restart": verdict.restart,

@@ -44,6 +44,7 @@ def test_so_does_an_error_of_a_collective_that_it_has_broken() -> None:
 def test_so_does_what_was_raised_from_it() -> None:
     code, *_ = exit_code_of("raise ValueError('training failed') from error_for(verdict)")
     assert code == 86
+    assert exit_code_of("error = ValueError('a circle'); error.__cause__ = error; raise error")[0] == 1
 
 
 def test_the_verdict_that_ends_the_process_decides() -> None:

@@ -47,7 +47,7 @@ class Notifications:
             raise NotTold(f"not taken by {', '.join(failed)}")
 
     def send(self, title: str, text: str, *, kind: str) -> list[str]:
-        """Sends a message to all addresses, and waits for that, for `SEND_SECONDS` at most.
+        """Sends a message to all addresses, and waits for that, for about `SEND_SECONDS` at most.
 
         Args:
             title: Its title.

@@ -12,7 +12,6 @@ __all__ = ["EXIT_CODE", "VERDICT", "choose_codes", "code_of", "leave_with_code"]
 
 EXIT_CODE = 87
 """Of a process whose main thread cannot be reached; unlike any signal's or Python's own, to be told apart in a log."""
-
 VERDICT = "countoff_verdict"
 """An attribute of an exception: the verdict of the loss that has caused it, as that of a collective."""
 _codes: dict[str, int] = {}
@@ -65,7 +64,9 @@ def leave_with_code(error: BaseException) -> None:
         SystemExit: If it, or what it was raised from, is a verdict's, and the user has chosen a code for that.
     """
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # a program can make a circle of causes
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         verdict = cause.verdict if isinstance(cause, DivergenceError) else vars(cause).get(VERDICT)
         if verdict is not None:
             if (code := _codes.get(verdict.restart)) is not None:

@@ -247,7 +247,9 @@ def test_a_victim_is_not_accused(run_ranks, way):
     results = run_ranks(loses_its_peer, 2, way, expect=None, finalise=True)
     line = first_lines(results[0])[0]
     if way == "ends":
-        assert line.startswith("countoff: LostRank: rank 1 has ended its fit, and rank 0 has not: it raised "), results
+        assert line.startswith("countoff: LostRank: rank 1 has ended its fit, and rank 0 has not: rank 0 raised "), (
+            results
+        )
     else:
         assert line.startswith("countoff: LostRank: rank 0 is a victim: it raised RuntimeError: "), results
         assert "lost: " not in "\n".join(verdict_lines(results[0])), results

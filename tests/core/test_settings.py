@@ -95,7 +95,7 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
         ("COUNTOFF_VERDICT_FILE", "/run/verdict.json", "verdict_file", "/run/verdict.json"),
         ("COUNTOFF_TRACE_DIR", "/runs/today", "trace_dir", "/runs/today"),
-        ("COUNTOFF_NOTIFY", "slack://a/b  mailto://y.org?to=a,b", "notify", ("slack://a/b", "mailto://y.org?to=a,b")),
+        ("COUNTOFF_NOTIFY", "slack://a/b,  mailto://y.org?to=a,b", "notify", ("slack://a/b", "mailto://y.org?to=a,b")),
         ("COUNTOFF_NOTIFY", "Off", "notify", False),
         ("COUNTOFF_TERMINATION_LOG", "/dev/end", "termination_log", "/dev/end"),
         ("COUNTOFF_EXIT_CODES", "useless=86, may_help=87,", "exit_codes", {"useless": 86, "may_help": 87}),

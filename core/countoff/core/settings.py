@@ -162,7 +162,8 @@ def _check_addresses(value: object) -> Literal[False] | tuple[str, ...]:
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
         raise ValueError
     each: tuple[object, ...] = tuple(value.split() if isinstance(value, str) else cast("Iterable[object]", value))
-    addresses = tuple(one.strip() for one in each if isinstance(one, str) and _ADDRESS.match(one.strip()))
+    # A comma may be part of an address, but not its end: it stood between two.
+    addresses = tuple(one.strip(" ,") for one in each if isinstance(one, str) and _ADDRESS.match(one.strip(" ,")))
     if len(addresses) != len(each):
         raise ValueError
     return addresses

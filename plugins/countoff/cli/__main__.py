@@ -393,7 +393,7 @@ def notify(chosen: argparse.Namespace) -> None:
         _refuse("COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'", code=2)
     failed = Notifications(addresses).send("countoff: a test", "This is how countoff sends a verdict.", kind="info")
     if failed:
-        _refuse(f"not taken by {', '.join(failed)}: compare the address with https://appriseit.com/services/")
+        _refuse(f"not taken by {', '.join(failed)}: look at https://appriseit.com/services/, or if its server answers")
     print(f"sent to {count_of(len(addresses), 'receiver')}")
 
 

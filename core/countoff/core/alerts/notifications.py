@@ -40,7 +40,7 @@ class Notifications:
         """Sends an alert to all of them.
 
         Raises:
-            NotTold: If some of them have not taken it; the message names their schemas alone.
+            NotTold: If some of them have not taken it; the message has no secret of theirs.
         """
         failed = self.send(alert.title, alert.text, kind="failure" if alert.ends else "warning")
         if failed:
@@ -55,7 +55,7 @@ class Notifications:
             kind: What apprise is to show it as: ``info``, ``warning`` or ``failure``.
 
         Returns:
-            The schemas of the addresses that have not taken it, as ``slack``.
+            The addresses that have not taken it, without their secrets, as ``address 2 (slack)``.
 
         Raises:
             NotTold: If this program is no Python that could send it.
@@ -86,13 +86,14 @@ class Notifications:
             sender.kill()
             told, _ = sender.communicate()
         taken = json.loads(told) if sender.returncode == 0 else [False] * len(self._addresses)
-        return [schema for schema, ok in zip(schemas(self._addresses), taken, strict=True) if not ok]
+        names = [_name(place, each) for place, each in enumerate(self._addresses, 1)]
+        return [name for name, ok in zip(names, taken, strict=True) if not ok]
 
 
-def schemas(addresses: Sequence[str]) -> list[str]:
-    """What is no secret of each address: the part before its ``://``.
+def _name(place: int, address: str) -> str:
+    """An address without its secret: where it stands among the others, and the part before its ``://``.
 
-    >>> schemas(["slack://token/channel", "mailto://user:secret@example.org"])
-    ['slack', 'mailto']
+    >>> _name(2, "mailto://user:secret@example.org")
+    'address 2 (mailto)'
     """
-    return [address.partition("://")[0] for address in addresses]
+    return f"address {place} ({address.partition('://')[0]})"

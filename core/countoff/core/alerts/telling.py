@@ -74,7 +74,6 @@ class Telling:
         """Begins to tell of what does not end the job; returns at once. Nothing waits for it.
 
         The runs are told of the first warning of each kind in each fit, the addresses of the first one in this process.
-        These are told of no guess.
 
         Args:
             verdict: The warning, after it was printed.
@@ -84,7 +83,7 @@ class Telling:
             self._warned.add(verdict.kind)
             places += self._open_runs()
         sent = os.getpid(), verdict.kind
-        if self._settings.notify and not verdict.guess and sent not in addressed:
+        if self._settings.notify and sent not in addressed:
             addressed.add(sent)
             places.append(Notifications(self._settings.notify))
         self._begin(self._alert(verdict, ends=False), places, threading.Event())

@@ -29,7 +29,7 @@ from countoff.core.ending.exit_codes import EXIT_CODE, VERDICT, choose_codes
 from countoff.core.levels import effect
 from countoff.core.liveness.stacks import is_users_file
 from countoff.core.state import State
-from countoff.core.verdict import DivergenceError, Verdict, error_for
+from countoff.core.verdict import DivergenceError, Verdict, error_for, kind_of
 from countoff.core.words import clip, plain
 
 _log = logging.getLogger("countoff")
@@ -335,9 +335,18 @@ def _lost_by(state: State, words: str, gone: Callable[[], Verdict | None]) -> Ve
     if left is not None:
         return lost_rank(left, f"left the job before its fit had ended; rank {state.rank} {lost}", subject=LEFT)
     if ended is not None and any(sign in words.lower() for sign in _OF_COLLECTIVES):
-        event = f"has ended its fit, and rank {state.rank} has not: it {lost}"
-        return lost_rank(ended, event, subject=LEFT)
+        event = f"has ended its fit, and rank {state.rank} has not: rank {state.rank} {lost}"
+        return lost_rank(ended, event, warned_before(state), subject=LEFT)
     return None
+
+
+def warned_before(state: State) -> str | None:
+    """The first warning of the fit that may explain the loss of a rank, in words; None if there is none.
+
+    What no job would be ended for, as a schedule that is too long, does not let a rank fail.
+    """
+    grave = [notice for notice in state.notices if (kind := kind_of(notice.kind)) is None or kind.ends]
+    return f"A warning came before that: {grave[0].sentence}" if grave else None
 
 
 def in_words(error: BaseException) -> str:

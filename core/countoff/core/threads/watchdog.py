@@ -24,7 +24,7 @@ from countoff.core.store.channel import Channel, knock
 from countoff.core.threads.participation import Participation
 from countoff.core.threads.speaker import Speaker
 from countoff.core.threads.stall import Stall
-from countoff.core.verdict import Verdict, kind_of
+from countoff.core.verdict import Verdict
 
 LOOK_SECONDS = 0.1
 _BUSY_LOOK_SECONDS = 0.5
@@ -295,9 +295,7 @@ class Watchdog:
                     f" It had applied {mark.steps} optimizer steps there, and rank {state.rank} {state.steps} before."
                 )
             return before
-        # What no job would be ended for, as a schedule that is too long, does not let a rank fail.
-        grave = [notice for notice in state.notices if (kind := kind_of(notice.kind)) is None or kind.ends]
-        return f"A warning came before that: {grave[0].sentence}" if grave else ""
+        return shutdown.warned_before(state) or ""
 
     def _mark_beyond(self, rank: int) -> Mark | None:
         """The mark that a rank was the first to pass, and that this rank has not come to, if there is one."""

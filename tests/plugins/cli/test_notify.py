@@ -27,11 +27,8 @@ def test_who_has_not_taken_it(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Cap
     """By what is no secret of the address."""
     with receiving(breaks) as receiver:
         monkeypatch.setenv("COUNTOFF_NOTIFY", f"json://me:hunter2@{receiver.place} slak://hunter2")
-        line = (
-            "countoff: not taken by address 1 (json), address 2 (slak): look at https://appriseit.com/services/, or if "
-        )
-        line += "its server answers\n"
-        assert ended(capfd) == (1, "", line)
+        line = "countoff: not taken by address 1 (json), address 2 (slak): look at https://appriseit.com/services/, "
+        assert ended(capfd) == (1, "", f"{line}or if its server answers\n")
 
 
 @pytest.mark.parametrize("text", [None, "", "off"])

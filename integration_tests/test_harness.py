@@ -204,7 +204,17 @@ def test_the_environment_can_differ_by_rank(run_ranks, monkeypatch):
 @pytest.mark.torchrun
 def test_torchrun_reports_its_exit_code_and_every_output(run_torchrun):
     """A run under torchrun gives its exit code and the output of all ranks."""
-    run = run_torchrun("import os, sys; print('I am', os.environ['RANK']); sys.exit(int(os.environ['RANK']))", 2)
+    script = """
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+print("I am", rank, flush=True)
+Path(f"said-{rank}").touch()
+while rank == 1 and not Path("said-0").exists():  # torchrun ends rank 0 as soon as rank 1 has failed
+    time.sleep(0.01)
+sys.exit(rank)
+"""
+    run = run_torchrun(script, 2)
     assert run.exit_code == 1
     assert "I am 0" in run.output
     assert "I am 1" in run.output

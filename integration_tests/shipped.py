@@ -33,6 +33,10 @@ RANKS = 2
 COUNTED = ("-m", "countoff.run")
 FABRIC = "examples/fabric/image_classifier/train_fabric.py"
 LIGHTNING = "examples/pytorch/basics/backbone_image_classifier.py"
+MODELING = "examples/pytorch/language-modeling/run_clm.py"
+CLASSIFICATION = "examples/pytorch/text-classification/run_glue_no_trainer.py"
+ACCUMULATION = "examples/by_feature/gradient_accumulation_for_autoregressive_models.py"
+SIMCSE = "examples/sentence_transformer/unsupervised_learning/SimCSE/train_simcse_from_file.py"
 _TRAINED_BY_TRL = (
     "-m trl.scripts.sft --model_name_or_path model --use_cpu --bf16 false --num_train_epochs 2 --report_to none "
     "--per_device_train_batch_size 4 --max_length 32 --logging_steps 2 --output_dir out --dataset_name data-{rank}"
@@ -41,6 +45,32 @@ _TRAINED_BY_LIGHTNING = (
     f"{LIGHTNING} --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.devices 2 --data.batch_size 256 "
     "--trainer.limit_val_batches 2 --trainer.enable_progress_bar false --trainer.limit_train_batches {batches}"
 )
+_TRAINED_BY_TRANSFORMERS = (
+    f"{MODELING} --model_name_or_path model --use_cpu --do_train --num_train_epochs 2 --report_to none "
+    "--per_device_train_batch_size 100 --block_size 32 --output_dir out --train_file lines-{rank}.txt"
+)
+_TRAINED_BY_ACCELERATE = (
+    f"{CLASSIFICATION} --model_name_or_path model --num_train_epochs 2 --seed 0 --per_device_train_batch_size 4 "
+    "--output_dir out --validation_file labels-0.json --train_file labels-{rank}.json"
+)
+_METRIC = """
+import datasets
+import evaluate
+
+COLUMNS = {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        return evaluate.MetricInfo("", "", datasets.Features(COLUMNS))
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(map(int.__eq__, map(int, predictions), map(int, references))) / len(references)}
+"""
+EVEN: Mapping[str, object] = {"rank": 0, "batches": 10, "size": 50}
+"""What a command line says on all ranks of a healthy job."""
+UNEVEN: Mapping[str, object] = {"rank": "$RANK", "batches": "$((10 - RANK))", "size": "$((50 + 13 * RANK))"}
+"""What it says, to a shell, where rank 1 gets less: its own data, fewer batches, or as many rows in larger batches."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +79,11 @@ class Program:
 
     Attributes:
         name: Its name in the table.
-        arguments: Python's arguments, in the form of a shell. ``{rank}`` is the rank that a part of the command line
-            depends on, ``{batches}`` the number of its train batches: in a healthy job they are the same on all ranks.
+        arguments: Python's arguments, in the form of a shell, with names of ``EVEN`` in braces.
         launchers: The launchers, by what stands in the table.
         prepare: Writes its data into a directory.
-        results: Which files hold what it has learned; empty: the lines that it has printed.
-        checkout: Whether it stands in a checkout, and not in an installed package.
+        results: Which files hold what it has learned, as a pattern; empty: the lines that it has printed.
+        checkout: The project in whose checkout it stands; empty: it is in an installed package.
         environment: What it needs in its environment.
     """
 
@@ -63,12 +92,15 @@ class Program:
     launchers: tuple[str, ...]
     prepare: Callable[[Path], None]
     results: str = ""
-    checkout: bool = False
+    checkout: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def _write_texts(directory: Path) -> None:
-    """A tokenizer of letters, a model of one layer, and one directory of texts for each rank; rank 1 has fewer."""
+    """A tokenizer of letters, a model of one layer, and texts for each rank, in several forms; rank 1 has fewer.
+
+    The examples name models, data and a metric of the hub. Where a directory has such a name, it is read instead.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -96,6 +128,24 @@ def _write_texts(directory: Path) -> None:
         texts = [{"text": f"text {number} of the shard."} for number in range(64 - 8 * rank)]
         (directory / f"data-{rank}").mkdir()
         (directory / f"data-{rank}" / "train.jsonl").write_text("\n".join(map(json.dumps, texts)))
+        labels = [{**each, "label": number % 2} for number, each in enumerate(texts)]
+        (directory / f"labels-{rank}.json").write_text("\n".join(map(json.dumps, labels)))
+        _write_lines(directory / f"lines-{rank}.txt", 768 - 256 * rank)
+    for name in ("HuggingFaceTB/SmolLM-360M", "distilbert/distilroberta-base"):
+        (directory / name).parent.mkdir()
+        (directory / name).symlink_to("../model")
+    wiki = directory / "Salesforce" / "wikitext"
+    wiki.mkdir(parents=True)
+    files = "".join(f"  - {{split: {split}, path: {split}.txt}}\n" for split in ("train", "validation"))
+    (wiki / "README.md").write_text(f"---\nconfigs:\n- config_name: wikitext-2-v1\n  data_files:\n{files}---\n")
+    _write_lines(wiki / "train.txt", 500)
+    _write_lines(wiki / "validation.txt", 64)
+    (directory / "accuracy").mkdir()
+    (directory / "accuracy" / "accuracy.py").write_text(_METRIC)
+
+
+def _write_lines(path: Path, count: int) -> None:
+    path.write_text("".join(f"line {number} of the shard.\n" for number in range(count)))
 
 
 def _write_digits(directory: Path, *, train: int) -> None:
@@ -143,17 +193,50 @@ PROGRAMS = (
         _TRAINED_BY_LIGHTNING,
         ("torchrun", "python"),
         _write_for_lightning,
-        checkout=True,
+        checkout="lightning",
     ),
     Program(
         "Fabric, train_fabric.py",
         f"copy-{{rank}}/{FABRIC} --epochs 2 --batch-size 32",
         ("torchrun", "fabric run"),
         _write_for_fabric,
-        checkout=True,
+        checkout="lightning",
         environment={"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_DEVICES": str(RANKS)},  # as `fabric run` sets it
     ),
+    Program(
+        "transformers, run_clm.py",
+        _TRAINED_BY_TRANSFORMERS,
+        ("torchrun",),
+        _write_texts,
+        "out/model.safetensors",
+        checkout="transformers",
+    ),
+    Program(
+        "transformers, run_glue_no_trainer.py",
+        _TRAINED_BY_ACCELERATE,
+        ("torchrun",),
+        _write_texts,
+        "out/model.safetensors",
+        checkout="transformers",
+        environment={"ACCELERATE_USE_CPU": "true"},
+    ),
+    Program(
+        "Accelerate, gradient_accumulation_for_autoregressive_models.py",
+        f"{ACCUMULATION} --cpu --per_device_batch_size {{size}}",
+        ("torchrun",),
+        _write_texts,
+        checkout="accelerate",
+    ),
+    Program(
+        "sentence-transformers, train_simcse_from_file.py",
+        f"{SIMCSE} lines-{{rank}}.txt",
+        ("torchrun",),
+        _write_texts,
+        "output/*/final/model.safetensors",
+        checkout="sentence-transformers",
+    ),
 )
+PROJECTS = tuple(dict.fromkeys(each.checkout for each in PROGRAMS if each.checkout))
 ALONE = ("python", "fabric run")
 """Launchers that start all ranks with one command line, so that no rank can be given another one."""
 
@@ -170,9 +253,7 @@ def command(program: Program, launcher: str, where: str, *, uneven: bool) -> lis
     tools = Path(sys.executable).parent
     counted = COUNTED if where == "script" else ()
     in_front = (str(tools / "countoff"), "run", "--") if where == "launcher" else ()
-    arguments = program.arguments.format(rank="$RANK", batches="$((10 - RANK))")
-    if not uneven:
-        arguments = program.arguments.format(rank=0, batches=10)
+    arguments = program.arguments.format_map(UNEVEN if uneven else EVEN)
     python = (*counted, *shlex.split(arguments))
     shell = ("bash", "-c", f"exec {shlex.quote(sys.executable)} {' '.join(counted)} {arguments}")
     if launcher == "python":
@@ -202,9 +283,10 @@ class Ended:
 
 def run(program: Program, template: Path, line: Sequence[str]) -> Ended:
     """Runs a job in a fresh copy of its directory, and ends it at a deadline."""
-    environment = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **program.environment}
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "job"
+        offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(place) / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**offline, **program.environment}
         shutil.copytree(template, directory, symlinks=True)
         with launched(line, directory=directory, env=environment) as job:
             try:
@@ -212,8 +294,9 @@ def run(program: Program, template: Path, line: Sequence[str]) -> Ended:
             except TorchrunTimedOut:
                 exit_code = -signal.SIGKILL
             output = job.output()
-        saved = directory / program.results
-        learned = saved.read_bytes() if saved.is_file() else b"" if program.results else _printed(output).encode()
+        learned = _printed(output).encode()
+        if program.results:  # each rank may save them, into a directory of its own
+            learned = b"".join(sorted({path.read_bytes() for path in directory.glob(program.results)}))
         return Ended(exit_code, output, hashlib.sha256(learned).hexdigest() if learned else "")
 
 
@@ -225,20 +308,20 @@ def _printed(output: str) -> str:
     return "\n".join(sorted(re.findall(r"(?<![:\d])\d+\.\d{4,}", output)))
 
 
-def rows(programs: Sequence[Program], checkout: Path | None, wrong: list[str]) -> Iterator[str]:
+def rows(programs: Sequence[Program], checkouts: Mapping[str, Path], wrong: list[str]) -> Iterator[str]:
     """Runs programs, and yields a line of the table for each of them, each launcher, and each place of countoff.
 
     Args:
         programs: The programs.
-        checkout: A checkout of Lightning, in which some of them stand.
+        checkouts: The checkouts in which some of them stand, by project.
         wrong: Where what went wrong is added.
     """
     for program in programs:
         with tempfile.TemporaryDirectory() as place:
             template = Path(place) / "template"
             template.mkdir()
-            if program.checkout and checkout is not None:
-                shutil.copytree(checkout / "examples", template / "examples")
+            if program.checkout:
+                shutil.copytree(checkouts[program.checkout] / "examples", template / "examples")
             program.prepare(template)
             for launcher in program.launchers:
                 without = run(program, template, command(program, launcher, "", uneven=False))
@@ -274,18 +357,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m integration_tests.shipped", description=(__doc__ or "").splitlines()[0].partition(":")[0] + "."
     )
-    parser.add_argument("--lightning", type=Path, metavar="CHECKOUT", help="Lightning's repository, for its examples")
-    given = parser.parse_args(arguments)
-    if given.lightning is not None and not (given.lightning / FABRIC).is_file():
-        parser.error(f"{given.lightning} has no {FABRIC}")
-    programs = [each for each in PROGRAMS if given.lightning is not None or not each.checkout]
-    for each in PROGRAMS:
+    for project in PROJECTS:
+        parser.add_argument(f"--{project}", type=Path, metavar="CHECKOUT", dest=project, help="for its examples")
+    parser.add_argument("--only", metavar="WORD", default="", help="those with this word in their name")
+    given = vars(parser.parse_args(arguments))
+    checkouts: dict[str, Path] = {project: given[project] for project in PROJECTS if given[project] is not None}
+    for project, checkout in checkouts.items():
+        if not (checkout / "examples").is_dir():
+            parser.error(f"{checkout} has no examples of {project}")
+    chosen = [each for each in PROGRAMS if given["only"] in each.name]
+    programs = [each for each in chosen if not each.checkout or each.checkout in checkouts]
+    for each in chosen:
         if each not in programs:
-            print(f"left out without --lightning: {each.name}", file=sys.stderr)
+            print(f"left out without --{each.checkout}: {each.name}", file=sys.stderr)
     wrong: list[str] = []
     print("| program | launcher | countoff in front of | healthy | rank 1 has a batch less | time |")
     print("|---|---|---|---|---|---|")
-    for row in rows(programs, given.lightning, wrong):
+    for row in rows(programs, checkouts, wrong):
         print(row, flush=True)
     print(*wrong, sep="\n\n", end="\n" if wrong else "")
     return int(bool(wrong))

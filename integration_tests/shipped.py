@@ -345,7 +345,7 @@ def _row(program: Program, template: Path, launcher: str, where: str, without: E
         named = [line.partition("countoff: ")[2].removesuffix(" See the output of rank 0.") for line in uneven.said]
         named = [line for line in dict.fromkeys(named) if "rank 1" in line]
         ended = named and uneven.exit_code
-        sentence = " Then: ".join(named) if ended else "WRONG"
+        sentence = f"{' Then: '.join(named)} Exit code {uneven.exit_code}." if ended else "WRONG"
         if not ended:
             wrong.append(f"{program.name}, {launcher}, {where}, uneven:\n{uneven.output}")
     seconds = time.monotonic() - began

@@ -5,8 +5,9 @@ healthy one must end alike: with exit code 0 and the same weights or printed los
 Then one rank gets a batch less, by what the command line gives that rank. It must be named, and the job must end.
 
 The data are scikit-learn's digits and texts that are written here, and nothing is downloaded. These programs need no
-GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, and PyTorch's own examples with several ranks,
-need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
+GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, torchvision's references, and PyTorch's own
+examples with several ranks, need one GPU for each. transformers' loops without a Trainer (run_clm_no_trainer.py, and those
+for masked and infilled texts) ask for DistributedType.TPU, which Accelerate has no more. `accelerate launch` starts several CPU ranks only through MPI.
 """
 
 from __future__ import annotations

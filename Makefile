@@ -111,9 +111,9 @@ killed: .venv/.installed ## who is named where a rank of a real torchrun job is 
 zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
 	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)
 
-# Some of the examples import two packages that nothing else needs. What these need, .venv has.
+# transformers' examples import a package that nothing else needs. What it needs, .venv has.
 shipped: .venv/.installed ## programs of other projects, unchanged, as a table; SHIPPED_FLAGS="--lightning CHECKOUT"
-	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6 sentence-transformers==5.5.1
+	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6
 	PYTHONPATH=.venv-shipped .venv/bin/python -m integration_tests.shipped $(SHIPPED_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"

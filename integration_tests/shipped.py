@@ -6,8 +6,9 @@ Then one rank gets a batch less, by what the command line gives that rank. It mu
 
 The data are scikit-learn's digits and texts that are written here, and nothing is downloaded. These programs need no
 GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, torchvision's references, and PyTorch's own
-examples with several ranks, need one GPU for each. transformers' loops without a Trainer (run_clm_no_trainer.py, and those
-for masked and infilled texts) ask for DistributedType.TPU, which Accelerate has no more. `accelerate launch` starts several CPU ranks only through MPI.
+examples with several ranks, need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
+transformers' loops without a Trainer for causal, masked and infilled texts ask for DistributedType.TPU, which Accelerate
+has no more.
 """
 
 from __future__ import annotations
@@ -35,9 +36,6 @@ COUNTED = ("-m", "countoff.run")
 FABRIC = "examples/fabric/image_classifier/train_fabric.py"
 LIGHTNING = "examples/pytorch/basics/backbone_image_classifier.py"
 MODELING = "examples/pytorch/language-modeling/run_clm.py"
-CLASSIFICATION = "examples/pytorch/text-classification/run_glue_no_trainer.py"
-ACCUMULATION = "examples/by_feature/gradient_accumulation_for_autoregressive_models.py"
-SIMCSE = "examples/sentence_transformer/unsupervised_learning/SimCSE/train_simcse_from_file.py"
 _TRAINED_BY_TRL = (
     "-m trl.scripts.sft --model_name_or_path model --use_cpu --bf16 false --num_train_epochs 2 --report_to none "
     "--per_device_train_batch_size 4 --max_length 32 --logging_steps 2 --output_dir out --dataset_name data-{rank}"
@@ -50,28 +48,10 @@ _TRAINED_BY_TRANSFORMERS = (
     f"{MODELING} --model_name_or_path model --use_cpu --do_train --num_train_epochs 2 --report_to none "
     "--per_device_train_batch_size 100 --block_size 32 --output_dir out --train_file lines-{rank}.txt"
 )
-_TRAINED_BY_ACCELERATE = (
-    f"{CLASSIFICATION} --model_name_or_path model --num_train_epochs 2 --seed 0 --per_device_train_batch_size 4 "
-    "--output_dir out --validation_file labels-0.json --train_file labels-{rank}.json"
-)
-_METRIC = """
-import datasets
-import evaluate
-
-COLUMNS = {"predictions": datasets.Value("int32"), "references": datasets.Value("int32")}
-
-
-class Accuracy(evaluate.Metric):
-    def _info(self):
-        return evaluate.MetricInfo("", "", datasets.Features(COLUMNS))
-
-    def _compute(self, predictions, references):
-        return {"accuracy": sum(map(int.__eq__, map(int, predictions), map(int, references))) / len(references)}
-"""
-EVEN: Mapping[str, object] = {"rank": 0, "batches": 10, "size": 50}
+EVEN: Mapping[str, object] = {"rank": 0, "batches": 10}
 """What a command line says on all ranks of a healthy job."""
-UNEVEN: Mapping[str, object] = {"rank": "$RANK", "batches": "$((10 - RANK))", "size": "$((50 + 13 * RANK))"}
-"""What it says, to a shell, where rank 1 gets less: its own data, fewer batches, or as many rows in larger batches."""
+UNEVEN: Mapping[str, object] = {"rank": "$RANK", "batches": "$((10 - RANK))"}
+"""What it says, to a shell, where rank 1 gets less: its own data, or fewer batches."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +78,7 @@ class Program:
 
 
 def _write_texts(directory: Path) -> None:
-    """A tokenizer of letters, a model of one layer, and texts for each rank, in several forms; rank 1 has fewer.
-
-    The examples name models, data and a metric of the hub. Where a directory has such a name, it is read instead.
-    """
+    """A tokenizer of letters, a model of one layer, and texts for each rank, in several forms; rank 1 has fewer."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -129,20 +106,7 @@ def _write_texts(directory: Path) -> None:
         texts = [{"text": f"text {number} of the shard."} for number in range(64 - 8 * rank)]
         (directory / f"data-{rank}").mkdir()
         (directory / f"data-{rank}" / "train.jsonl").write_text("\n".join(map(json.dumps, texts)))
-        labels = [{**each, "label": number % 2} for number, each in enumerate(texts)]
-        (directory / f"labels-{rank}.json").write_text("\n".join(map(json.dumps, labels)))
         _write_lines(directory / f"lines-{rank}.txt", 768 - 256 * rank)
-    for name in ("HuggingFaceTB/SmolLM-360M", "distilbert/distilroberta-base"):
-        (directory / name).parent.mkdir()
-        (directory / name).symlink_to("../model")
-    wiki = directory / "Salesforce" / "wikitext"
-    wiki.mkdir(parents=True)
-    files = "".join(f"  - {{split: {split}, path: {split}.txt}}\n" for split in ("train", "validation"))
-    (wiki / "README.md").write_text(f"---\nconfigs:\n- config_name: wikitext-2-v1\n  data_files:\n{files}---\n")
-    _write_lines(wiki / "train.txt", 500)
-    _write_lines(wiki / "validation.txt", 64)
-    (directory / "accuracy").mkdir()
-    (directory / "accuracy" / "accuracy.py").write_text(_METRIC)
 
 
 def _write_lines(path: Path, count: int) -> None:
@@ -211,30 +175,6 @@ PROGRAMS = (
         _write_texts,
         "out/model.safetensors",
         checkout="transformers",
-    ),
-    Program(
-        "transformers, run_glue_no_trainer.py",
-        _TRAINED_BY_ACCELERATE,
-        ("torchrun",),
-        _write_texts,
-        "out/model.safetensors",
-        checkout="transformers",
-        environment={"ACCELERATE_USE_CPU": "true"},
-    ),
-    Program(
-        "Accelerate, gradient_accumulation_for_autoregressive_models.py",
-        f"{ACCUMULATION} --cpu --per_device_batch_size {{size}}",
-        ("torchrun",),
-        _write_texts,
-        checkout="accelerate",
-    ),
-    Program(
-        "sentence-transformers, train_simcse_from_file.py",
-        f"{SIMCSE} lines-{{rank}}.txt",
-        ("torchrun",),
-        _write_texts,
-        "output/*/final/model.safetensors",
-        checkout="sentence-transformers",
     ),
 )
 PROJECTS = tuple(dict.fromkeys(each.checkout for each in PROGRAMS if each.checkout))

@@ -7,8 +7,8 @@ Then one rank gets a batch less, by what the command line gives that rank. It mu
 The data are scikit-learn's digits and texts that are written here, and nothing is downloaded. These programs need no
 GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, torchvision's references, and PyTorch's own
 examples with several ranks, need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
-transformers' loops without a Trainer for causal, masked and infilled texts ask for DistributedType.TPU, which Accelerate
-has no more.
+transformers' loops without a Trainer for causal, masked and infilled texts ask for DistributedType.TPU, which
+Accelerate has no more.
 """
 
 from __future__ import annotations

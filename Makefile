@@ -111,8 +111,10 @@ killed: .venv/.installed ## who is named where a rank of a real torchrun job is 
 zoo: .venv/.installed ## odd, legal, healthy programs, in which countoff must not say a word; ZOO_FLAGS="--only threads"
 	.venv/bin/python -m integration_tests.zoo $(ZOO_FLAGS)
 
+# transformers' examples import a package that nothing else needs. What it needs, .venv has.
 shipped: .venv/.installed ## programs of other projects, unchanged, as a table; SHIPPED_FLAGS="--lightning CHECKOUT"
-	.venv/bin/python -m integration_tests.shipped $(SHIPPED_FLAGS)
+	.venv/bin/uv pip install --quiet --target .venv-shipped --no-deps evaluate==0.4.6
+	PYTHONPATH=.venv-shipped .venv/bin/python -m integration_tests.shipped $(SHIPPED_FLAGS)
 
 soak: .venv/.installed ## an hour of random healthy jobs, in which countoff must not say a word; SOAK_FLAGS="--runs 20"
 	.venv/bin/python -m integration_tests.soak $(SOAK_FLAGS)
@@ -134,7 +136,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-torchtitan .venv-trackers build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest

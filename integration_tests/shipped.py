@@ -5,8 +5,10 @@ healthy one must end alike: with exit code 0 and the same weights or printed los
 Then one rank gets a batch less, by what the command line gives that rank. It must be named, and the job must end.
 
 The data are scikit-learn's digits and texts that are written here, and nothing is downloaded. These programs need no
-GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, and PyTorch's own examples with several ranks,
-need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
+GPU. Of plain PyTorch none was found: the train.py of timm and nanoGPT, torchvision's references, and PyTorch's own
+examples with several ranks, need one GPU for each. `accelerate launch` starts several CPU ranks only through MPI.
+transformers' loops without a Trainer for causal, masked and infilled texts ask for DistributedType.TPU, which
+Accelerate has no more.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ RANKS = 2
 COUNTED = ("-m", "countoff.run")
 FABRIC = "examples/fabric/image_classifier/train_fabric.py"
 LIGHTNING = "examples/pytorch/basics/backbone_image_classifier.py"
+MODELING = "examples/pytorch/language-modeling/run_clm.py"
 _TRAINED_BY_TRL = (
     "-m trl.scripts.sft --model_name_or_path model --use_cpu --bf16 false --num_train_epochs 2 --report_to none "
     "--per_device_train_batch_size 4 --max_length 32 --logging_steps 2 --output_dir out --dataset_name data-{rank}"
@@ -41,6 +44,14 @@ _TRAINED_BY_LIGHTNING = (
     f"{LIGHTNING} --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.devices 2 --data.batch_size 256 "
     "--trainer.limit_val_batches 2 --trainer.enable_progress_bar false --trainer.limit_train_batches {batches}"
 )
+_TRAINED_BY_TRANSFORMERS = (
+    f"{MODELING} --model_name_or_path model --use_cpu --do_train --num_train_epochs 2 --report_to none "
+    "--per_device_train_batch_size 100 --block_size 32 --output_dir out --train_file lines-{rank}.txt"
+)
+EVEN: Mapping[str, object] = {"rank": 0, "batches": 10}
+"""What a command line says on all ranks of a healthy job."""
+UNEVEN: Mapping[str, object] = {"rank": "$RANK", "batches": "$((10 - RANK))"}
+"""What it says, to a shell, where rank 1 gets less: its own data, or fewer batches."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +60,11 @@ class Program:
 
     Attributes:
         name: Its name in the table.
-        arguments: Python's arguments, in the form of a shell. ``{rank}`` is the rank that a part of the command line
-            depends on, ``{batches}`` the number of its train batches: in a healthy job they are the same on all ranks.
+        arguments: Python's arguments, in the form of a shell, with names of ``EVEN`` in braces.
         launchers: The launchers, by what stands in the table.
         prepare: Writes its data into a directory.
-        results: Which files hold what it has learned; empty: the lines that it has printed.
-        checkout: Whether it stands in a checkout, and not in an installed package.
+        results: Which files hold what it has learned, as a pattern; empty: the lines that it has printed.
+        checkout: The project in whose checkout it stands; empty: it is in an installed package.
         environment: What it needs in its environment.
     """
 
@@ -63,12 +73,12 @@ class Program:
     launchers: tuple[str, ...]
     prepare: Callable[[Path], None]
     results: str = ""
-    checkout: bool = False
+    checkout: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def _write_texts(directory: Path) -> None:
-    """A tokenizer of letters, a model of one layer, and one directory of texts for each rank; rank 1 has fewer."""
+    """A tokenizer of letters, a model of one layer, and texts for each rank, in several forms; rank 1 has fewer."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -96,6 +106,11 @@ def _write_texts(directory: Path) -> None:
         texts = [{"text": f"text {number} of the shard."} for number in range(64 - 8 * rank)]
         (directory / f"data-{rank}").mkdir()
         (directory / f"data-{rank}" / "train.jsonl").write_text("\n".join(map(json.dumps, texts)))
+        _write_lines(directory / f"lines-{rank}.txt", 768 - 256 * rank)
+
+
+def _write_lines(path: Path, count: int) -> None:
+    path.write_text("".join(f"line {number} of the shard.\n" for number in range(count)))
 
 
 def _write_digits(directory: Path, *, train: int) -> None:
@@ -143,17 +158,26 @@ PROGRAMS = (
         _TRAINED_BY_LIGHTNING,
         ("torchrun", "python"),
         _write_for_lightning,
-        checkout=True,
+        checkout="lightning",
     ),
     Program(
         "Fabric, train_fabric.py",
         f"copy-{{rank}}/{FABRIC} --epochs 2 --batch-size 32",
         ("torchrun", "fabric run"),
         _write_for_fabric,
-        checkout=True,
+        checkout="lightning",
         environment={"LT_CLI_USED": "1", "LT_ACCELERATOR": "cpu", "LT_DEVICES": str(RANKS)},  # as `fabric run` sets it
     ),
+    Program(
+        "transformers, run_clm.py",
+        _TRAINED_BY_TRANSFORMERS,
+        ("torchrun",),
+        _write_texts,
+        "out/model.safetensors",
+        checkout="transformers",
+    ),
 )
+PROJECTS = tuple(dict.fromkeys(each.checkout for each in PROGRAMS if each.checkout))
 ALONE = ("python", "fabric run")
 """Launchers that start all ranks with one command line, so that no rank can be given another one."""
 
@@ -170,9 +194,7 @@ def command(program: Program, launcher: str, where: str, *, uneven: bool) -> lis
     tools = Path(sys.executable).parent
     counted = COUNTED if where == "script" else ()
     in_front = (str(tools / "countoff"), "run", "--") if where == "launcher" else ()
-    arguments = program.arguments.format(rank="$RANK", batches="$((10 - RANK))")
-    if not uneven:
-        arguments = program.arguments.format(rank=0, batches=10)
+    arguments = program.arguments.format_map(UNEVEN if uneven else EVEN)
     python = (*counted, *shlex.split(arguments))
     shell = ("bash", "-c", f"exec {shlex.quote(sys.executable)} {' '.join(counted)} {arguments}")
     if launcher == "python":
@@ -202,9 +224,10 @@ class Ended:
 
 def run(program: Program, template: Path, line: Sequence[str]) -> Ended:
     """Runs a job in a fresh copy of its directory, and ends it at a deadline."""
-    environment = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **program.environment}
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "job"
+        offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(place) / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**offline, **program.environment}
         shutil.copytree(template, directory, symlinks=True)
         with launched(line, directory=directory, env=environment) as job:
             try:
@@ -212,8 +235,9 @@ def run(program: Program, template: Path, line: Sequence[str]) -> Ended:
             except TorchrunTimedOut:
                 exit_code = -signal.SIGKILL
             output = job.output()
-        saved = directory / program.results
-        learned = saved.read_bytes() if saved.is_file() else b"" if program.results else _printed(output).encode()
+        learned = _printed(output).encode()
+        if program.results:  # each rank may save them, into a directory of its own
+            learned = b"".join(sorted({path.read_bytes() for path in directory.glob(program.results)}))
         return Ended(exit_code, output, hashlib.sha256(learned).hexdigest() if learned else "")
 
 
@@ -225,20 +249,20 @@ def _printed(output: str) -> str:
     return "\n".join(sorted(re.findall(r"(?<![:\d])\d+\.\d{4,}", output)))
 
 
-def rows(programs: Sequence[Program], checkout: Path | None, wrong: list[str]) -> Iterator[str]:
+def rows(programs: Sequence[Program], checkouts: Mapping[str, Path], wrong: list[str]) -> Iterator[str]:
     """Runs programs, and yields a line of the table for each of them, each launcher, and each place of countoff.
 
     Args:
         programs: The programs.
-        checkout: A checkout of Lightning, in which some of them stand.
+        checkouts: The checkouts in which some of them stand, by project.
         wrong: Where what went wrong is added.
     """
     for program in programs:
         with tempfile.TemporaryDirectory() as place:
             template = Path(place) / "template"
             template.mkdir()
-            if program.checkout and checkout is not None:
-                shutil.copytree(checkout / "examples", template / "examples")
+            if program.checkout:
+                shutil.copytree(checkouts[program.checkout] / "examples", template / "examples")
             program.prepare(template)
             for launcher in program.launchers:
                 without = run(program, template, command(program, launcher, "", uneven=False))
@@ -262,7 +286,7 @@ def _row(program: Program, template: Path, launcher: str, where: str, without: E
         named = [line.partition("countoff: ")[2].removesuffix(" See the output of rank 0.") for line in uneven.said]
         named = [line for line in dict.fromkeys(named) if "rank 1" in line]
         ended = named and uneven.exit_code
-        sentence = " Then: ".join(named) if ended else "WRONG"
+        sentence = f"{' Then: '.join(named)} Exit code {uneven.exit_code}." if ended else "WRONG"
         if not ended:
             wrong.append(f"{program.name}, {launcher}, {where}, uneven:\n{uneven.output}")
     seconds = time.monotonic() - began
@@ -274,18 +298,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m integration_tests.shipped", description=(__doc__ or "").splitlines()[0].partition(":")[0] + "."
     )
-    parser.add_argument("--lightning", type=Path, metavar="CHECKOUT", help="Lightning's repository, for its examples")
-    given = parser.parse_args(arguments)
-    if given.lightning is not None and not (given.lightning / FABRIC).is_file():
-        parser.error(f"{given.lightning} has no {FABRIC}")
-    programs = [each for each in PROGRAMS if given.lightning is not None or not each.checkout]
-    for each in PROGRAMS:
+    for project in PROJECTS:
+        parser.add_argument(f"--{project}", type=Path, metavar="CHECKOUT", dest=project, help="for its examples")
+    parser.add_argument("--only", metavar="WORD", default="", help="those with this word in their name")
+    given = vars(parser.parse_args(arguments))
+    checkouts: dict[str, Path] = {project: given[project] for project in PROJECTS if given[project] is not None}
+    for project, checkout in checkouts.items():
+        if not (checkout / "examples").is_dir():
+            parser.error(f"{checkout} has no examples of {project}")
+    chosen = [each for each in PROGRAMS if given["only"] in each.name]
+    programs = [each for each in chosen if not each.checkout or each.checkout in checkouts]
+    for each in chosen:
         if each not in programs:
-            print(f"left out without --lightning: {each.name}", file=sys.stderr)
+            print(f"left out without --{each.checkout}: {each.name}", file=sys.stderr)
     wrong: list[str] = []
     print("| program | launcher | countoff in front of | healthy | rank 1 has a batch less | time |")
     print("|---|---|---|---|---|---|")
-    for row in rows(programs, given.lightning, wrong):
+    for row in rows(programs, checkouts, wrong):
         print(row, flush=True)
     print(*wrong, sep="\n\n", end="\n" if wrong else "")
     return int(bool(wrong))

@@ -1,5 +1,5 @@
 # Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything, and
-# .venv-trackers the trackers: where one is installed, frameworks report to it. A small one is for who tries the demo.
+# .venv-trackers the trackers: where one is installed, frameworks report to it. A small one is for the demo.
 PYTHON ?= python3
 FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 UV_FLAGS := $(FIND_LINKS)

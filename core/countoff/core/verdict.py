@@ -241,6 +241,13 @@ class Verdict:
             "time_utc": _in_utc(self.time),
         }
 
+    @property
+    def reasons(self) -> list[str]:
+        """Whether it has happened before, the cause and the remedy, as far as they are known: a line for each."""
+        again = f"again: the same happened in the attempt before ({self.again}): a restart has not helped."
+        told = {again: self.again, f"why: {self.why}": self.why, f"do:  {self.remedy}": self.remedy}
+        return [line for line, known in told.items() if known]
+
     def render(self) -> str:
         """The whole message: headline, who, table of ranks, cause, remedy, and where to read more.
 
@@ -254,12 +261,7 @@ class Verdict:
             lines.append(f"  {self._named()}")
         if any(line.get("batches") for line in self.rows):
             lines += table(self.rows, self.counted, hosts=bool(self.hosts))
-        if self.again:
-            lines.append(f"  again: the same happened in the attempt before ({self.again}): a restart has not helped.")
-        if self.why:
-            lines.append(f"  why: {self.why}")
-        if self.remedy:
-            lines.append(f"  do:  {self.remedy}")
+        lines += [f"  {line}" for line in self.reasons]
         if (self.why or self.remedy) and kind_of(self.kind) is not None:  # a reminder stays one line
             lines.append(f"  more: countoff explain {self.kind}")
         return "\n".join(plain(line) for line in lines)

@@ -381,6 +381,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 def notify(chosen: argparse.Namespace) -> None:
     """Sends a message to try the addresses."""
+    from countoff.core.alerts.alert import NotTold
     from countoff.core.alerts.notifications import Notifications
     from countoff.core.settings import Settings, SettingsError
 
@@ -391,7 +392,10 @@ def notify(chosen: argparse.Namespace) -> None:
         _refuse(str(error), code=2)
     if not addresses:
         _refuse("COUNTOFF_NOTIFY has no address: export COUNTOFF_NOTIFY='slack://… mailto://…'", code=2)
-    failed = Notifications(addresses).send("countoff: a test", "This is how countoff sends a verdict.", kind="info")
+    try:
+        failed = Notifications(addresses).send("countoff: a test", "This is how countoff sends a verdict.", kind="info")
+    except NotTold as error:
+        _refuse(f"not sent: {error}")
     if failed:
         _refuse(f"not taken by {', '.join(failed)}: look at https://appriseit.com/services/, or if its server answers")
     print(f"sent to {count_of(len(addresses), 'receiver')}")

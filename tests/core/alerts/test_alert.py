@@ -15,7 +15,7 @@ def test_the_text_says_which_job_and_where_its_files_are(monkeypatch: pytest.Mon
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # torchrun's default
     verdict = Verdict("LostRank", "rank 2 is gone.", why="It was killed.", remedy="Look.", world_size=8)
     lines = Alert(verdict, ends=True, files=("/runs/verdict.json", "/runs/trace")).text.splitlines()
-    assert lines[:4] == ["LostRank: rank 2 is gone.", "countoff ends the job.", "why: It was killed.", "do: Look."]
+    assert lines[:4] == ["LostRank: rank 2 is gone.", "countoff ends the job.", "why: It was killed.", "do:  Look."]
     assert lines[4].startswith("job: train.py, 8 ranks, Slurm job 4711, on ")
     assert lines[5] == "files: /runs/verdict.json, /runs/trace"
 

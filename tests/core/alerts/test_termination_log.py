@@ -23,7 +23,7 @@ def test_headline_cause_and_remedy(path: Path) -> None:
     TerminationLog(str(path)).tell(ALERT)
     lines = path.read_text("utf-8").splitlines()
     assert lines[0] == "countoff: LostRank: rank 2 is gone (pid 41)."
-    assert {"why: It was killed.", "do: Look."} <= set(lines)
+    assert {"why: It was killed.", "do:  Look."} <= set(lines)
 
 
 def test_it_exists_in_a_pod_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

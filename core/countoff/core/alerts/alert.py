@@ -47,13 +47,7 @@ class Alert:
         """What has happened, why, what to do, of which job this is, and where its files are; some lines."""
         verdict = self.verdict
         lines = [verdict.headline, "countoff ends the job." if self.ends else "This is a warning: the job goes on."]
-        if verdict.again:
-            lines.append(f"again: the same happened in the attempt before ({verdict.again})")
-        if verdict.why:
-            lines.append(f"why: {verdict.why}")
-        if verdict.remedy:
-            lines.append(f"do: {verdict.remedy}")
-        lines.append(f"job: {job(verdict.world_size)}")
+        lines += [*verdict.reasons, f"job: {job(verdict.world_size)}"]
         if self.files:
             lines.append(f"files: {', '.join(self.files)}")
         return "\n".join(plain(line) for line in lines)

@@ -58,7 +58,7 @@ class Notifications:
             The addresses that have not taken it, without their secrets, as ``address 2 (slack)``.
 
         Raises:
-            NotTold: If this program is no Python that could send it.
+            NotTold: If it cannot be sent: this program is no Python, or the process that sends has hung.
         """
         if not sys.executable or getattr(sys, "frozen", False):  # the program itself would be started
             raise NotTold("there is no Python to send it with")
@@ -84,7 +84,7 @@ class Notifications:
             told, _ = sender.communicate(json.dumps(message).encode(), timeout=2 * SEND_SECONDS)
         except subprocess.TimeoutExpired:  # it could not even set its alarm
             sender.kill()
-            told, _ = sender.communicate()
+            raise NotTold("the process that sends has not ended in time") from None
         taken = json.loads(told) if sender.returncode == 0 else [False] * len(self._addresses)
         names = [_name(place, each) for place, each in enumerate(self._addresses, 1)]
         return [name for name, ok in zip(names, taken, strict=True) if not ok]

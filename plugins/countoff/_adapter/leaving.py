@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from countoff._adapter.hooks import MethodHook
 from countoff.core import Guard
-from countoff.core.ending.at_exit import at_exit, exception_at_exit
+from countoff.core.at_exit import at_exit, exception_at_exit
 from countoff.core.ending.exit_codes import leave_with_code
 
 __all__ = ["ExitHooks", "LeftFit"]

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from countoff._run.environment import REPORT
-from countoff.core.ending.at_exit import at_exit, exception_at_exit
+from countoff.core.at_exit import at_exit, exception_at_exit
 from countoff.core.threads import first_fit
 
 __all__ = ["hook"]

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -335,6 +336,25 @@ def test_a_guard_that_closes_before_tells_nothing() -> None:
     check.closed()
     check.settle()
     assert others.reported == []
+
+
+def test_a_program_that_ends_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the roll call has ended it, nobody closes the guard, and no thread is to be left."""
+    exits: list[Callable[[], None]] = []
+    monkeypatch.setattr(hosts, "at_exit", lambda function: exits.append(function) or (lambda: None))
+    others, check = begun()
+    [end] = exits
+    end()
+    assert "countoff software" not in [thread.name for thread in threading.enumerate()]
+    check.counted_off()
+    assert others.reported == []
+
+
+def test_no_further_file_is_read_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(software, "content_of", lambda path, began: read.append(path))
+    record_of({"train.py": "train.py", "model.py": "model.py"}, LATER, stopped=lambda: bool(read))
+    assert read == ["train.py"]
 
 
 def test_a_level_turns_the_reading_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from socket import gethostname
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core import software
+from countoff.core.at_exit import at_exit
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.verdict import Cause, Verdict, VerdictKind
@@ -85,6 +86,7 @@ class HostsCheck(Check):
         self._state = state
         self._others: Others | None = None
         self._reading: threading.Thread | None = None
+        self._cancel: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._counted_off = self._closed = False
         self._read: tuple[Mapping[str, Any], Sequence[str]] | None = None
@@ -98,6 +100,7 @@ class HostsCheck(Check):
             return
         self._reading = threading.Thread(target=self._read_host, args=(others.began,), daemon=True)
         self._reading.name = "countoff software"
+        self._cancel = at_exit(self.closed)  # where the roll call ends the program, nobody closes the guard
         self._reading.start()
 
     def counted_off(self) -> None:  # noqa: D102
@@ -112,13 +115,14 @@ class HostsCheck(Check):
     def closed(self) -> None:  # noqa: D102
         with self._lock:
             self._closed = True
+        self._cancel()
         self.settle()  # no thread is left behind, but for one that waits for a file system
 
     def _read_host(self, began: float) -> None:
         record, files = dict[str, Any](), dict[str, str]()
         with contextlib.suppress(Exception):  # whatever a program has done to its modules
             files = software.own_files()
-            record = record_of(files, began)
+            record = record_of(files, began, stopped=lambda: self._closed)
         with self._lock:
             self._read = record, list(files)
         self._tell()
@@ -133,12 +137,13 @@ class HostsCheck(Check):
             self._others.report("hosts", record, lambda records: judge_hosts(records, files))
 
 
-def record_of(files: Mapping[str, str], began: float) -> dict[str, Any]:
+def record_of(files: Mapping[str, str], began: float, stopped: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Returns what this rank tells of its host, as JSON types.
 
     Args:
         files: The files of the user's own modules: paths by name, the main script first.
         began: When this process began, in seconds since the epoch.
+        stopped: Whether nobody waits for the record any more: then no further file is read.
     """
     texts = [software.text_of(each) for each in _VARIABLES]
     record: dict[str, Any] = {
@@ -163,6 +168,8 @@ def record_of(files: Mapping[str, str], began: float) -> dict[str, Any]:
     first = list(files)[:1]
     named = {name: _digest(name, _NAME) for name in files}
     for name in [*first, *sorted(named.keys() - first, key=lambda each: named[each])][:room]:
+        if stopped():
+            break
         if content := software.content_of(files[name], began):
             record["files"] += named[name] + _digest(content, _CONTENT)
     return record

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from countoff.core.at_exit import at_exit
 from countoff.core.checks.stalled import STALLED, judge_before_fit
-from countoff.core.ending.at_exit import at_exit
 from countoff.core.ending.shutdown import print_to_stderr
 from countoff.core.liveness import stacks
 from countoff.core.liveness.collectives import GroupCounts

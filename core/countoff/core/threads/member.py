@@ -10,9 +10,9 @@ import threading
 import time
 import weakref
 
+from countoff.core.at_exit import at_exit
 from countoff.core.checks.lost import lost_host, lost_rank, lost_store
 from countoff.core.ending import shutdown
-from countoff.core.ending.at_exit import at_exit
 from countoff.core.ending.table import post_row, print_with_table
 from countoff.core.liveness.lifelines import Lifelines
 from countoff.core.liveness.processes import Process

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from countoff.core.at_exit import at_exit
 from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
-from countoff.core.ending.at_exit import at_exit
 from countoff.core.liveness import hosts, stacks
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import Reason, Records

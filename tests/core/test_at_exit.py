@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import multiprocessing, sys
-from countoff.core.ending.at_exit import at_exit, exception_at_exit
+from countoff.core.at_exit import at_exit, exception_at_exit
 
 def work():
     at_exit(lambda: print("kept", repr(exception_at_exit())))

@@ -29,17 +29,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked `gpu` where there are too few: it needs one, or with `each_rank` one for each rank."""
+    """Skip a test marked `gpu` where there is none. The report of one with `nccl` has its ranks and where they are."""
     mark = item.get_closest_marker("gpu")
     if mark is None:
         return
-    ranks = 1
-    if mark.kwargs.get("each_rank"):
+    if devices.count_gpus() == 0:
+        pytest.skip("needs a GPU, found 0")
+    if mark.kwargs.get("nccl"):
         ranks = item.callspec.params["ranks"]  # pyright: ignore[reportAttributeAccessIssue]
-        item.user_properties += [("ranks", ranks), ("backend", devices.BACKENDS["cuda"])]
-    needed = "a GPU" if ranks == 1 else f"{ranks} GPUs"
-    if (found := devices.count_gpus()) < ranks:
-        pytest.skip(f"needs {needed}, found {found}")
+        item.user_properties += [("ranks", ranks), ("backend", devices.described("cuda", ranks))]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +80,7 @@ def run_ranks(
         if device != "cpu":  # CUDA, NCCL and the first kernels take long to start
             how.setdefault("deadline_seconds", 180)
         record_property("ranks", world_size)
-        record_property("backend", devices.BACKENDS[device])
+        record_property("backend", devices.described(device, world_size))
         return harness.run_ranks(function, world_size, *args, directory=tmp_path, device=device, **how)
 
     return run

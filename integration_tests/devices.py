@@ -1,8 +1,8 @@
 """Where a rank of a test or of a command trains, and with which backend: what `run_ranks(device=…)` has told it.
 
 - ``cpu``: on the CPU, with gloo.
-- ``cuda``: on a GPU of its own, with NCCL.
-- ``shared``: on GPU 0, which all ranks share, with gloo. NCCL refuses two ranks on one GPU.
+- ``cuda``: on a GPU of its own, with NCCL. Where there are fewer GPUs than ranks, all share GPU 0 (`hosts_of`).
+- ``shared``: on GPU 0, which all ranks share, with gloo.
 """
 
 import argparse
@@ -44,6 +44,26 @@ def count_gpus() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.cuda.device_count()
+
+
+def hosts_of(device: Placement, world_size: int) -> int:
+    """The hosts that a job's environment has: 1, or one for each rank where ranks of NCCL must share GPU 0.
+
+    NCCL refuses two ranks of one host on one GPU. Ranks that have a host each, by its own word and by torchrun's, take
+    their GPU 0, which is the same one here, and talk over sockets.
+    """
+    return world_size if device == "cuda" and count_gpus() < world_size else 1
+
+
+def environment(rank: int, hosts: int) -> dict[str, str]:
+    """What a rank that is a host of its own tells NCCL; nothing where all ranks have one host."""
+    return {} if hosts == 1 else {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
+def described(device: Placement, world_size: int) -> str:
+    """The backend of a job, and whether its ranks share a GPU, in words."""
+    backend = BACKENDS[device]
+    return f"{backend}, one GPU" if device == "shared" or hosts_of(device, world_size) > 1 else backend
 
 
 def own_device() -> torch.device:

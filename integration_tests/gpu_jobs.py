@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from countoff._adapter.weight_hashes import hash_bits
+from countoff.core import guard
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
 from countoff.core.ending import nccl
 from countoff.core.liveness import collectives
@@ -227,7 +228,6 @@ def weight_hashes() -> list[tuple[int, int]]:
 def reads_tensors() -> dict[str, tuple[str, str]]:
     """What happens to expressions that read a tensor on the GPU, in code of countoff and in other code, if watched."""
     tensor = torch.ones(1, device=devices.own_device())
-    guard = str(sync_watch.__file__).replace("integration_tests/sync_watch", "core/countoff/core/guard")
 
     def outcome(expression: str, file: str) -> str:
         try:
@@ -237,7 +237,7 @@ def reads_tensors() -> dict[str, tuple[str, str]]:
         return ""
 
     expressions = "tensor.item()", "bool(tensor)", "tensor.tolist()", "tensor.cpu()", "float(tensor)"
-    return {each: (outcome(each, guard), outcome(each, __file__)) for each in expressions}
+    return {each: (outcome(each, str(guard.__file__)), outcome(each, __file__)) for each in expressions}
 
 
 def abort_of_one_rank() -> dict[str, Any]:

@@ -19,8 +19,10 @@ from typing import Any, Final
 
 import torch
 
+import countoff
+
 ERROR: Final = 2
-_ROOTS: Final = tuple(str(Path(__file__).parents[1] / root / "countoff") + os.sep for root in ("core", "plugins"))
+_ROOTS: Final = tuple(path + os.sep for path in countoff.__path__)  # of a checkout, or of an installed wheel
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _SITE: Final = sysconfig.get_path("purelib") + os.sep
 _STDLIB: Final = (sysconfig.get_path("stdlib") + os.sep, "<frozen ", "<string>")

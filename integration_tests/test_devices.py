@@ -42,6 +42,19 @@ def test_ranks_that_share_a_gpu_talk_over_gloo_in_plain_loops_only(monkeypatch: 
             of_framework()
 
 
+@pytest.mark.parametrize(("gpus", "hosts", "words"), [(1, 4, "nccl, one GPU"), (4, 1, "nccl")])
+def test_ranks_of_nccl_share_a_gpu_where_there_are_too_few(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, hosts: int, words: str
+) -> None:
+    """Each is a host of its own then, for NCCL and for the frameworks: else NCCL refuses them."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert (devices.hosts_of("cuda", 4), devices.described("cuda", 4)) == (hosts, words)
+    told = [devices.environment(rank, hosts).get("NCCL_HOSTID") for rank in range(4)]
+    assert len(set(told)) == hosts
+    assert (devices.hosts_of("cpu", 4), devices.hosts_of("shared", 4)) == (1, 1)
+    assert (devices.described("cpu", 4), devices.described("shared", 4)) == ("gloo", "gloo, one GPU")
+
+
 def test_the_report_of_a_test_has_the_ranks_and_backends_of_its_jobs(run_ranks, request):
     """That is what the table of `make test-gpu` shows of a test."""
     run_ranks(int, 1)

@@ -23,7 +23,7 @@ ADAPTERS = [
     for name in CANNOT
 ]
 
-pytestmark = [pytest.mark.gpu(each_rank=True), pytest.mark.ranks(2, 4, 8)]
+pytestmark = [pytest.mark.gpu(nccl=True), pytest.mark.ranks(2, 4, 8)]
 
 
 def fit_without_and_with(adapter, job):

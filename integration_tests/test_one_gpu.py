@@ -30,7 +30,7 @@ def assert_silent(results):
     assert [line for result in results for line in verdict_lines(result)] == [], "\n".join(map(str, results))
 
 
-@pytest.mark.gpu(each_rank=True)
+@pytest.mark.gpu(nccl=True)
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_no_adapter_waits_for_the_gpu(run_ranks, ranks, adapter):

@@ -128,7 +128,7 @@ def change(model: torch.nn.Module, name: str) -> None:
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     with torch.no_grad():
         flat = local.detach().view(-1)
-        flat[:1] = torch.nextafter(flat[:1], torch.full((1,), torch.inf))
+        flat[:1] = torch.nextafter(flat[:1], torch.full_like(flat[:1], torch.inf))
 
 
 def train(training: Training) -> dict[str, Any]:

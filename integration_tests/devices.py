@@ -111,5 +111,6 @@ def accelerator() -> Literal["cpu", "gpu"]:
 
 
 def lightning() -> dict[str, Any]:
-    """The arguments of Lightning's Trainer and Fabric for one node that place this rank."""
-    return {"accelerator": accelerator(), "devices": int(os.environ["LOCAL_WORLD_SIZE"])}
+    """The arguments of Lightning's Trainer and Fabric that place this rank."""
+    local, hosts = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    return {"accelerator": accelerator(), "devices": local, "num_nodes": hosts}

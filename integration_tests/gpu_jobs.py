@@ -240,23 +240,28 @@ def reads_tensors() -> dict[str, tuple[str, str]]:
     return {each: (outcome(each, str(guard.__file__)), outcome(each, __file__)) for each in expressions}
 
 
+def _seen(seconds: float, what: Callable[[], bool]) -> bool:
+    """Whether that is true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
 def abort_of_one_rank() -> dict[str, Any]:
     """What is unfinished while the GPU is kept busy before a collective, and what a collective says after an abort."""
     total = torch.ones(8, device=devices.join())
     dist.all_reduce(total)
     torch.cuda.synchronize()
-    deadline = time.monotonic() + 20
-    while collectives.unfinished() and time.monotonic() < deadline:  # torch's watchdog looks ten times a second
-        time.sleep(0.01)
-    before = bool(collectives.unfinished())
+    seen = _seen(20, lambda: not collectives.unfinished())  # torch's watchdog looks ten times a second
     torch.cuda._sleep(4 * 10**9)  # cycles: two seconds or so
     dist.all_reduce(total)
-    behind = bool(collectives.unfinished())
+    behind = _seen(1.5, lambda: bool(collectives.unfinished()))
     torch.cuda.synchronize()
     abort = nccl.abort_communicators()
     while abort is not None and abort.under_way:
         time.sleep(0.01)
-    found = {"before": before, "behind": behind}
+    found = {"before": not seen, "behind": behind}
     try:
         dist.all_reduce(total)
     except dist.DistBackendError:

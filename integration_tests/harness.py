@@ -360,8 +360,8 @@ def run_ranks(
         placed = devices.hosts_of(device, world_size)
         for rank in range(world_size):
             torchruns = torchrun_environment(rank, world_size, directory, placed)
-            place = {devices.VARIABLE: device, **devices.environment(rank, placed)}
-            watch.start(call, {**torchruns, **place, **rendezvous, **of_rank(env, rank)}, directory, finalise, host=None)
+            place = {devices.VARIABLE: device, **devices.environment(rank, placed), **rendezvous}
+            watch.start(call, {**torchruns, **place, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)
         return watch.finish(expect)

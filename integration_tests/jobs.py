@@ -171,7 +171,6 @@ class Job:
     def make_trainer(self, **more: Any) -> pl.Trainer:
         arguments: dict[str, Any] = {
             **devices.lightning(),
-            "num_nodes": int(os.environ["GROUP_WORLD_SIZE"]),
             "strategy": "ddp",
             "max_epochs": 2,
             "logger": False,

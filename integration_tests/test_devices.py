@@ -11,6 +11,7 @@ def _second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(devices.VARIABLE, raising=False)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
 
 
 @pytest.mark.usefixtures("_second_of_two")
@@ -20,7 +21,7 @@ def test_a_rank_of_a_test_is_on_the_cpu_by_default() -> None:
     batch = (torch.zeros(2), torch.ones(2))
     assert all(found is given for found, given in zip(devices.moved(batch), batch, strict=True))
     assert (devices.framework_uses_cpu(), devices.accelerator()) == (True, "cpu")
-    assert devices.lightning() == {"accelerator": "cpu", "devices": 2}
+    assert devices.lightning() == {"accelerator": "cpu", "devices": 2, "num_nodes": 3}
 
 
 @pytest.mark.usefixtures("_second_of_two")
@@ -29,7 +30,7 @@ def test_a_rank_with_a_gpu_of_its_own_takes_the_one_of_its_local_rank(monkeypatc
     assert devices.own_device() == torch.device("cuda:1")
     assert devices.BACKENDS[devices.placement()] == "nccl"
     assert not devices.framework_uses_cpu()
-    assert devices.lightning() == {"accelerator": "gpu", "devices": 2}
+    assert devices.lightning() == {"accelerator": "gpu", "devices": 2, "num_nodes": 3}
 
 
 @pytest.mark.usefixtures("_second_of_two")

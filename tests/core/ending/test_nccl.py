@@ -1,7 +1,10 @@
 """The abort of communicators, on groups that stand in for those of NCCL, and on a real one of gloo."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,3 +92,40 @@ def test_a_process_that_can_start_no_thread_goes_on(monkeypatch: pytest.MonkeyPa
 
 def test_without_a_group_there_is_nothing_to_abort() -> None:
     assert abort_communicators() is None
+
+
+LEAVES = """
+import atexit, ctypes, sys
+from countoff.core.ending import nccl
+
+class Group:
+    def __del__(self):
+        print("the group waits for its watchdog")
+
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.abort, None)  # as a C library that finds its threads running
+group = Group()
+nccl.process_groups = lambda: {group: "0"}
+nccl.dist.get_backend_config = lambda group: sys.argv[1]
+nccl.leave_without_torch()
+nccl.leave_without_torch()
+atexit.register(print, "an exit function")
+unclosed = open("unclosed", "w")
+unclosed.write("text")
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("backends", "code", "says"),
+    [
+        ("cpu:gloo,cuda:nccl", 5, "an exit function\n"),
+        ("cpu:gloo", -6, "an exit function\nthe group waits for its watchdog\n"),
+    ],
+)
+def test_a_process_leaves_without_torchs_leaving(tmp_path: Path, backends: str, code: int, says: str) -> None:
+    """It keeps its exit code, and all that Python does at its end is done. Without NCCL, nothing is changed."""
+    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
+    run = subprocess.run([sys.executable, "-W", "ignore::ResourceWarning", "-c", LEAVES, backends], **how)
+    assert (run.returncode, run.stdout, run.stderr) == (code, says, "")
+    assert (tmp_path / "unclosed").read_text() == "text"

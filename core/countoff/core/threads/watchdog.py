@@ -361,16 +361,19 @@ class Watchdog:
         """Aborts the communicators of NCCL whose collectives never end after a verdict. Runs on the closing thread.
 
         Without that, `destroy_process_group` would wait for them. As long as NCCL completes collectives, it is waited
-        for. A process that has survived its verdict for a minute is left alone.
+        for, and for an abort that has begun: CUDA must not end before it. A process that has survived its verdict for
+        a minute is left alone.
         """
         state, began = self._state, time.monotonic()
         if state.end is None or state.settings.on_divergence == "warn":
             return
         ending = self._ending
         ending.begin(began)
-        if not ending.is_recent(began) or not collectives.unfinished():
+        if not ending.is_recent(began):
             return
-        shutdown.wait_until_printed(state)
+        nccl.leave_without_torch()
+        if collectives.unfinished():
+            shutdown.wait_until_printed(state)
         standstill = _Standstill()
         while ending.abort is None and collectives.unfinished() and time.monotonic() - began < _FREE_SECONDS:
             if standstill.seconds(time.monotonic()) > state.settings.grace_seconds:

@@ -27,7 +27,7 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "cpu", "cuda"),
         default="cpu",
         help="where the ranks train: cpu, with gloo (the default); cuda, on a GPU each, with NCCL; or auto, which is "
-        "cuda where there are enough GPUs. cuda has not been tried on GPUs yet",
+        "cuda where there are enough GPUs. this has not been tried on several GPUs yet",
     )
 
 

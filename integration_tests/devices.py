@@ -27,7 +27,7 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "cpu", "cuda"),
         default="cpu",
         help="where the ranks train: cpu, with gloo (the default); cuda, on a GPU each, with NCCL; or auto, which is "
-        "cuda where there are enough GPUs. this has not been tried on several GPUs yet",
+        "cuda where there are enough GPUs. This has not been tried on several GPUs yet",
     )
 
 
@@ -49,8 +49,8 @@ def count_gpus() -> int:
 def hosts_of(device: Placement, world_size: int) -> int:
     """The hosts that a job's environment has: 1, or one for each rank where ranks of NCCL must share GPU 0.
 
-    NCCL refuses two ranks of one host on one GPU. Ranks that have a host each, by its own word and by torchrun's, take
-    their GPU 0, which is the same one here, and talk over sockets.
+    NCCL refuses two ranks of one host on one GPU. So `NCCL_HOSTID` and the variables of torchrun give each rank a host
+    of its own. Each takes its host's GPU 0, which is the same one here, and they talk over sockets.
     """
     return world_size if device == "cuda" and count_gpus() < world_size else 1
 

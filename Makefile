@@ -66,7 +66,7 @@ integration-latest: .venv-latest/.installed ## the same on the newest torch and 
 	$(call integration,.venv-latest)
 
 # One test at a time: each takes GPUs from the first on, and how soon its ranks end must not depend on another test's.
-test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks, on one where there are not as many; prints a table to report
+test-gpu: .venv/.installed ## the tests that need GPUs, with 2, 4 and 8 ranks, which share one where there are fewer; prints a table to report
 	$(call gpu,.venv)
 
 test-gpu-latest: .venv-latest/.installed ## the same on the newest torch, for GPUs that are newer than torch 2.7

@@ -16,6 +16,7 @@ from countoff.core import guard
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint, fingerprint
 from countoff.core.ending import nccl
 from countoff.core.liveness import collectives
+from countoff.core.waiting import until
 from countoff.torch import attach
 from integration_tests import composer_jobs, devices, fabric_jobs, jobs, sync_watch
 from integration_tests.jobs import BATCH_SIZE, digits, weights
@@ -240,28 +241,21 @@ def reads_tensors() -> dict[str, tuple[str, str]]:
     return {each: (outcome(each, str(guard.__file__)), outcome(each, __file__)) for each in expressions}
 
 
-def _seen(seconds: float, what: Callable[[], bool]) -> bool:
-    """Whether that is true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return found
-
-
 def abort_of_one_rank() -> dict[str, Any]:
     """What is unfinished while the GPU is kept busy before a collective, and what a collective says after an abort."""
     total = torch.ones(8, device=devices.join())
     dist.all_reduce(total)
     torch.cuda.synchronize()
-    seen = _seen(20, lambda: not collectives.unfinished())  # torch's watchdog looks ten times a second
+    # torch's watchdog looks ten times a second.
+    finished = until(lambda: not collectives.unfinished(), time.monotonic() + 20)
     torch.cuda._sleep(4 * 10**9)  # cycles: two seconds or so
     dist.all_reduce(total)
-    behind = _seen(1.5, lambda: bool(collectives.unfinished()))
+    behind = until(lambda: bool(collectives.unfinished()), time.monotonic() + 1.5)
     torch.cuda.synchronize()
     abort = nccl.abort_communicators()
     while abort is not None and abort.under_way:
         time.sleep(0.01)
-    found = {"before": not seen, "behind": behind}
+    found = {"before": not finished, "behind": behind}
     try:
         dist.all_reduce(total)
     except dist.DistBackendError:

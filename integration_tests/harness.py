@@ -357,10 +357,10 @@ def run_ranks(
     """
     directory, call = prepare(function, args, directory)
     with _rendezvous(hosted_by, world_size) as rendezvous, Watch(deadline_seconds, kill_peers_after) as watch:
-        placed = devices.hosts_of(device, world_size)
+        hosts = devices.hosts_of(device, world_size)
         for rank in range(world_size):
-            torchruns = torchrun_environment(rank, world_size, directory, placed)
-            place = {devices.VARIABLE: device, **devices.environment(rank, placed), **rendezvous}
+            torchruns = torchrun_environment(rank, world_size, directory, hosts)
+            place = {devices.VARIABLE: device, **devices.environment(rank, hosts), **rendezvous}
             watch.start(call, {**torchruns, **place, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)

@@ -94,7 +94,7 @@ def test_without_a_group_there_is_nothing_to_abort() -> None:
     assert abort_communicators() is None
 
 
-LEAVES = """
+ENDS = """
 import atexit, ctypes, sys
 from countoff.core.ending import nccl
 
@@ -107,9 +107,11 @@ libc.on_exit(libc.abort, None)  # as a C library that finds its threads running
 group = Group()
 nccl.process_groups = lambda: {group: "0"}
 nccl.dist.get_backend_config = lambda group: sys.argv[1]
-nccl.leave_without_torch()
-nccl.leave_without_torch()
+nccl.skip_torch_cleanup()
+nccl.skip_torch_cleanup()
 atexit.register(print, "an exit function")
+libc.fopen.restype = ctypes.c_void_p
+libc.fputs(b"text", ctypes.c_void_p(libc.fopen(b"of a C library", b"w")))
 unclosed = open("unclosed", "w")
 unclosed.write("text")
 sys.exit(5)
@@ -123,9 +125,10 @@ sys.exit(5)
         ("cpu:gloo", -6, "an exit function\nthe group waits for its watchdog\n"),
     ],
 )
-def test_a_process_leaves_without_torchs_leaving(tmp_path: Path, backends: str, code: int, says: str) -> None:
-    """It keeps its exit code, and all that Python does at its end is done. Without NCCL, nothing is changed."""
+def test_a_process_skips_the_cleanup_of_torch(tmp_path: Path, backends: str, code: int, says: str) -> None:
+    """It keeps its exit code, and what Python and C libraries have written. Without NCCL, nothing is skipped."""
     how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
-    run = subprocess.run([sys.executable, "-W", "ignore::ResourceWarning", "-c", LEAVES, backends], **how)
+    run = subprocess.run([sys.executable, "-W", "ignore::ResourceWarning", "-c", ENDS, backends], **how)
     assert (run.returncode, run.stdout, run.stderr) == (code, says, "")
     assert (tmp_path / "unclosed").read_text() == "text"
+    assert (tmp_path / "of a C library").read_text() == ("text" if code == 5 else "")

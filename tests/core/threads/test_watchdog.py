@@ -397,6 +397,7 @@ class Ending:
         aborts: The abort of each time that the communicators were aborted.
         exits: How many times the process would have ended.
         cuts: When the connections of collectives were cut, by that clock.
+        skips: When torch's clean-up was skipped, by that clock.
         samples: How many times the main thread was looked at.
     """
 
@@ -406,6 +407,7 @@ class Ending:
         self.place = Place("code", ())
         self.aborts: list[SimpleNamespace] = []
         self.cuts: list[float] = []
+        self.skips: list[float] = []
         self.samples = 0
         self.rank = Rank()
         self.rank.state.end = Verdict("UnevenBatches", "they differ.", (1,))
@@ -415,6 +417,7 @@ class Ending:
         monkeypatch.setattr(module.stacks, "main_thread", self._sample)
         monkeypatch.setattr(module.collectives, "unfinished", self._unfinished if nccl else frozenset)
         monkeypatch.setattr(module.nccl, "abort_communicators", self._abort if nccl else lambda: None)
+        monkeypatch.setattr(module.nccl, "skip_torch_cleanup", lambda: self.skips.append(self.now))
         monkeypatch.setattr(module.gloo, "cut_collectives", lambda: self.cuts.append(self.now))
         monkeypatch.setattr(module.shutdown, "exit_now", self._exit)
 
@@ -504,6 +507,7 @@ def test_a_process_that_has_survived_its_verdict_is_left_alone(ending: Ending) -
     ending.look_for(20)
     ending.rank.watchdog.free_nccl()
     assert not ending.aborts
+    assert not ending.skips
 
 
 @pytest.mark.parametrize(("completes", "aborts"), [(0, 1), (1, 0), (99, 0)])
@@ -513,7 +517,17 @@ def test_what_never_ends_is_aborted_when_the_guard_is_closed(ending: Ending, com
     ending.completes = completes
     ending.rank.watchdog.free_nccl()
     assert len(ending.aborts) == aborts
+    assert len(ending.skips) == 1
     assert ending.now < 1032
+
+
+def test_an_abort_that_has_begun_is_waited_for_when_the_guard_is_closed(ending: Ending) -> None:
+    """Also where NCCL has nothing left to complete: CUDA must not end before it."""
+    ending.look_for(0.1)
+    ending.rank.watchdog.abort_nccl()
+    ending.completed = 99
+    ending.rank.watchdog.free_nccl()
+    assert [abort.under_way for abort in ending.aborts] == [False]
 
 
 @pytest.mark.parametrize("why", ["there is no verdict", "it was only a warning", "there is no group of NCCL"])
@@ -525,6 +539,7 @@ def test_what_no_verdict_ends_is_not_touched(monkeypatch: pytest.MonkeyPatch, wh
         ending.rank.state.settings = Settings(on_divergence="warn")
     ending.rank.watchdog.free_nccl()
     assert not ending.aborts
+    assert bool(ending.skips) == (why == "there is no group of NCCL")  # which it finds by itself
     assert ending.now == 1000
 
 

@@ -8,7 +8,7 @@ newer). It first tells torch's own watchdog to stop looking for errors of NCCL (
 No error is raised where the main thread waits. What the aborted kernels should have written is incomplete, and kernels
 that were queued behind them have run with that.
 
-torch's leaving can hold a process that a verdict has ended, and then abort it (`leave_without_torch`).
+At the end of a process, torch's own clean-up can hold it for a minute and then abort it (`skip_torch_cleanup`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from countoff.core.liveness.collectives import process_groups
 
 _ABORT_SECONDS = 15.0
 """An abort that takes longer does not come to an end: one that works takes a second or so."""
-_left = False
+_skipped = False
+"""Whether this process skips torch's clean-up."""
 
 
 class Abort:
@@ -63,26 +64,27 @@ def abort_communicators() -> Abort | None:
     return None
 
 
-def leave_without_torch() -> None:
-    """Lets this process end as soon as Python has ended, with the exit code that it has anyway; nothing without NCCL.
+def skip_torch_cleanup() -> None:
+    """Lets this process end as soon as Python has ended, with its own exit code. Without NCCL it does nothing.
 
-    The last thing a process group of NCCL does is to wait for torch's watchdog. A moment after the first rank has
-    left, the watchdogs of the others see that its connections are closed. Each then sleeps for a minute and aborts its
+    When a process group of NCCL is freed, it waits for torch's watchdog. A moment after the first rank has ended, the
+    watchdogs of the others see that its connections are closed. Each of them sleeps for a minute and then aborts its
     process: exit code -6 (`Watchdog::runLoop` and `~ProcessGroupNCCL` in ProcessGroupNCCL.cpp). So these groups are
-    kept for ever, and the exit functions of C libraries, which need them ended, are left out: glibc's `_exit` comes
-    before them. All that Python does at its end has been done by then. Another C library has no `on_exit`, and nothing
-    is changed there.
+    never freed. The exit functions of C libraries could meet the threads of these groups, so they are skipped: glibc's
+    `_exit` is called before them. All that Python does at its end has been done by then. A C library without `on_exit`
+    is left alone.
     """
-    global _left
+    global _skipped
     groups = _groups()
-    if _left or not groups:
+    if _skipped or not groups:
         return
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.on_exit(libc._exit, None)  # called with the exit code
+        libc.on_exit(libc.fcloseall, None)  # called before that: what C libraries have printed is written
         for group in groups:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-        _left = True
+        _skipped = True
 
 
 def _groups() -> list[dist.ProcessGroup]:

@@ -360,9 +360,9 @@ class Watchdog:
     def free_nccl(self) -> None:
         """Aborts the communicators of NCCL whose collectives never end after a verdict. Runs on the closing thread.
 
-        Without that, `destroy_process_group` would wait for them. As long as NCCL completes collectives, it is waited
-        for, and for an abort that has begun: CUDA must not end before it. A process that has survived its verdict for
-        a minute is left alone.
+        Without that, `destroy_process_group` would wait for them. It waits as long as NCCL completes collectives. It
+        also waits for an abort that has begun, because CUDA must not end before that. A process that has survived its
+        verdict for a minute is left alone.
         """
         state, began = self._state, time.monotonic()
         if state.end is None or state.settings.on_divergence == "warn":
@@ -371,7 +371,7 @@ class Watchdog:
         ending.begin(began)
         if not ending.is_recent(began):
             return
-        nccl.leave_without_torch()
+        nccl.skip_torch_cleanup()
         if collectives.unfinished():
             shutdown.wait_until_printed(state)
         standstill = _Standstill()

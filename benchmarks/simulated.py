@@ -79,12 +79,17 @@ def plan_of(rank: int, world_size: int) -> FitPlan:
 class CountingStore:
     """A client of the store that counts its operations, by the first part of the key.
 
+    Args:
+        store: The client.
+        waits: Whether a `get` waits for its key, as the listener's does: the host then gets a `wait` and a `get`.
+
     Attributes:
         credit_keys: All keys of credits that were in use.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *, waits: bool = False) -> None:
         self._store = store
+        self._waits = waits
         self.counts: Counts = defaultdict(lambda: [0, 0, 0])
         self.credit_keys: set[str] = set()
 
@@ -119,6 +124,8 @@ class CountingStore:
     def get(self, key: str) -> bytes:
         value = self._store.get(key)
         self._count("get", [key], 0, len(value))
+        if self._waits:
+            self._count("wait", [key], 0, 1)
         return value
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
@@ -126,9 +133,8 @@ class CountingStore:
         self._count("multi_get", keys, 0, sum(map(len, values)))
         return values
 
-    def wait(self, keys: list[str], timeout: Any) -> None:
-        self._store.wait(keys, timeout)
-        self._count("wait", keys, 0, 1)
+    def set_timeout(self, timeout: Any) -> None:
+        self._store.set_timeout(timeout)
 
     def add(self, key: str, amount: int) -> int:
         self._count("add", [key], 8, 8)
@@ -153,10 +159,10 @@ class CountingDefaultStore(PrefixStore):
         self.add, self.check = self.counting.add, self.counting.check
 
 
-def counting_channel(port: int) -> tuple[Channel, CountingStore]:
-    """Returns a real channel and its client, which counts."""
+def counting_channel(port: int, *, waits: bool = False) -> tuple[Channel, CountingStore]:
+    """Returns a real channel and its client, which counts; `waits` as in `CountingStore`."""
     channel = Channel("127.0.0.1", port, PREFIX)
-    counting = CountingStore(channel._store)  # pyright: ignore[reportPrivateUsage]
+    counting = CountingStore(channel._store, waits=waits)  # pyright: ignore[reportPrivateUsage]
     channel._store = counting  # pyright: ignore[reportPrivateUsage]
     return channel, counting
 
@@ -239,6 +245,7 @@ class SimulatedRank:
         while not self.state.outbox.empty():  # what a look hands over too
             self.speaker.turn(part)
             self.speaker.look(part)
+        self.link.heartbeats.prune(channel)
         return self.speaker.seconds_until_look is not None
 
     def heartbeat(self, channel: Channel) -> None:
@@ -264,7 +271,7 @@ class RankGroup:
 
     def __post_init__(self) -> None:
         self.speaker_channel, self._speaker_store = counting_channel(self.port)
-        self.listener_channel, self._listener_store = counting_channel(self.port)
+        self.listener_channel, self._listener_store = counting_channel(self.port, waits=True)
         client = TCPStore("127.0.0.1", self.port, is_master=False, wait_for_workers=False)
         self._default_store: Any = CountingDefaultStore(client)
 

@@ -123,7 +123,7 @@ class Channel:
 
     def wait(self, key: str) -> dict[str, Any]:
         """Blocks until the key exists or the socket is shut down, and returns its record."""
-        self._store.wait([self._prefix + key], _FOREVER)
+        self._store.set_timeout(_FOREVER)  # a `get` of torch's client waits for its key first
         return self.get(key)
 
     def add(self, key: str, amount: int) -> int:

@@ -132,11 +132,11 @@ class EvenPass:
 
     def is_ready(self) -> bool:
         """Fetches what may be fetched ahead; whether the next batch, or the end, is there without waiting."""
-        while self._may_fetch():
-            self._fetch()
         if not self._is_decided():
             self._note_request()
             self._state.look()  # another rank may have left the span at the batch before
+        while self._may_fetch():  # last: once this rank has told what it has, it waits for the answer
+            self._fetch()
         return self._is_decided()
 
     def _note_request(self) -> None:
@@ -210,8 +210,8 @@ class EvenPass:
 
     def _wait(self) -> None:
         """Waits until the next batch is granted, is known not to come, or there is a verdict."""
-        state, waited = self._state, 0.0
-        while not self.is_ready():
+        state, waited, ready = self._state, 0.0, False
+        while not ready:
             began = time.monotonic()
             with state.changed:
                 while not (self._is_decided() or self._may_fetch()):  # a rank may learn that it is to repeat batches
@@ -219,6 +219,7 @@ class EvenPass:
                     if not heard and state.outbox.empty():  # else a slow store has enough to do
                         self._read_log()
             waited += time.monotonic() - began
+            ready = self.is_ready()
         self._span.loader_seconds -= waited  # the adapter adds all that it waits for an iterator
 
     def conclude(self) -> None:

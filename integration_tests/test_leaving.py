@@ -188,9 +188,8 @@ def leave_together() -> tuple[list[int], list[str]]:
     guard.close()
     left = threads()
     dist.barrier()
-    log, entries = Channel(place.host, place.port, place.prefix), []
-    while log.has(f"log/{len(entries)}"):
-        entries.append(log.get(f"log/{len(entries)}"))
+    log = Channel(place.host, place.port, place.prefix)
+    entries = [log.get(key) for key in (f"log/{index}" for index in range(32)) if log.has(key)]
     return [entry["rank"] for entry in entries if entry["type"] == "goodbye"], left
 
 

@@ -182,8 +182,9 @@ class Rank:
         speaker.turn(self.store)
         speaker.look(self.store)
         if heartbeat_due:
-            speaker.link.heartbeats.send(self.store, speaker.link.read)
+            speaker.link.heartbeats.send(self.store, speaker.link.passed)
             speaker.link.heartbeats.report_silence(self.store, self.state)
+        speaker.link.heartbeats.prune(self.store)
         return queued or len(speaker.pending) != pending
 
     def run_listener(self) -> bool:

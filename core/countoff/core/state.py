@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -100,7 +99,6 @@ class State:
         left: The first rank known to have closed its guard before its fit had ended; None if there is none.
         readers: What reads an entry of the log that a check has written, by its type. It returns what the entry does,
             and raises KeyError, TypeError or ValueError if it is none.
-        late_entries: Indices of the entries of the log about an even span that this rank had closed before they came.
         evidence: What the threads of this rank's loop let it prove.
         observer: Told of what happens, for the trace; None where there is none.
         telling: Tells of findings where the user looks besides the output.
@@ -140,7 +138,6 @@ class State:
     notices: list[Verdict] = field(default_factory=list[Verdict])
     left: int | None = None
     readers: dict[str, Callable[[Mapping[str, Any]], Callable[[], None]]] = field(default_factory=dict[str, Any])
-    late_entries: deque[int] = field(default_factory=lambda: deque[int](maxlen=_EARLY_SPANS))
     evidence: Evidence = field(default_factory=Evidence)
     observer: Observer | None = None
     telling: Telling = field(init=False)
@@ -152,7 +149,7 @@ class State:
     _is_absent: bool = False
     _noted: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     _last_row: dict[str, Any] = field(default_factory=dict[str, Any])
-    _early: dict[int, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict[int, Any])
+    _early: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict[int, Any])
 
     def __post_init__(self) -> None:
         self.changed = threading.Condition(self.lock)
@@ -329,8 +326,8 @@ class State:
         """Gives an open span its credits, and lets them receive what the log has held for them already."""
         with self.lock:
             span.credits, span.resumed_at = credits, span.started
-            for index, entry in self._early.pop(span.opened, ()):
-                self._act(credits, credits.receive(entry, index, time.monotonic()))
+            for entry in self._early.pop(span.opened, ()):
+                self._act(credits, credits.receive(entry, time.monotonic()))
 
     def end_credits(self) -> None:
         """Lets passes that are still open go on alone: from here on, nobody hears of the other ranks."""
@@ -375,12 +372,11 @@ class State:
 
     # Events from other ranks.
 
-    def receive(self, entry: Mapping[str, Any], index: int = -1) -> None:
+    def receive(self, entry: Mapping[str, Any]) -> None:
         """Receives the next entry of the log; after a verdict it changes nothing.
 
         Args:
             entry: The entry.
-            index: Its index in the log.
 
         Raises:
             KeyError, TypeError, ValueError: If it is not an entry that countoff writes.
@@ -388,7 +384,7 @@ class State:
         with self.lock:
             if self.end is not None:
                 return
-            apply = self._parse(entry, index)
+            apply = self._parse(entry)
             # Before anything is compared: a batch begun in that moment is either compared here or sees the alarm.
             armed, self.alarm = self.alarm, 0
             apply()
@@ -408,7 +404,7 @@ class State:
                 if span.opened == action.opened and span.credits is not None:
                     span.credits.added(seconds)
 
-    def _parse(self, entry: Mapping[str, Any], index: int) -> Callable[[], None]:
+    def _parse(self, entry: Mapping[str, Any]) -> Callable[[], None]:
         """Checks an entry whole before any of it takes effect, and returns what it does."""
         match entry["type"]:
             case "mark":
@@ -425,7 +421,7 @@ class State:
                 return lambda: self._receive_notice(notice)
             case "grant" | "ends" | "more" | "stop":
                 opened = parse_count(entry["opened"])
-                return lambda: self._receive_credits(opened, entry, index)
+                return lambda: self._receive_credits(opened, entry)
             case "absence":
                 absence = absence_from_entry(entry, self.ranks)
                 return lambda: self._receive_absence(absence)
@@ -456,14 +452,12 @@ class State:
         self._consider(self.log.receive_mark(index, mark, self.spans))
         self._tell_credits()
 
-    def _receive_credits(self, opened: int, entry: Mapping[str, Any], index: int) -> None:
+    def _receive_credits(self, opened: int, entry: Mapping[str, Any]) -> None:
         span = next((span for span in self.spans if span.opened == opened), None)
         if span is not None and span.credits is not None:
-            self._act(span.credits, span.credits.receive(entry, index, time.monotonic()))
+            self._act(span.credits, span.credits.receive(entry, time.monotonic()))
         elif span is not None or self.log.next <= opened < self.log.next + _EARLY_SPANS:
-            self._early.setdefault(opened, []).append((index, entry))
-        else:
-            self.late_entries.append(index)
+            self._early.setdefault(opened, []).append(entry)
 
     def _tell_credits(self) -> None:
         """Tells the credits of the innermost span which batch of it another rank has started, by its next mark."""

@@ -447,7 +447,7 @@ def test_the_rank_that_has_found_a_stall_prints_all_of_its_cause() -> None:
     places = " < ".join(f"train.py:{line} in a_function_with_a_long_name" for line in range(12))
     stalled.state.note(Verdict("Stalled", "nobody moves.", (1,), why=places, time=3.5))
     (entry,) = written(stalled.state)
-    stalled.state.receive(entry, 0)
+    stalled.state.receive(entry)
     assert stalled.state.end is not None
     assert stalled.state.end.why == places
 

@@ -94,10 +94,23 @@ def test_a_pause_of_this_rank_is_no_silence_of_others(job: Job) -> None:
 
 
 def test_rank_0_removes_what_all_ranks_have_read(job: Job) -> None:
-    """The log must not grow with the length of the job; the last entries stay for a listener on its way."""
+    """The log must not grow with the length of the job; an entry stays for a rank that is on its way to it."""
     for index in range(100):
         job.store.set(f"log/{index}", {"type": "x"})
     job.other.send(job.store, 90)
     job.own.send(job.store, 100)
+    job.own.prune(job.store)
     left = sorted(int(key[4:]) for key in job.store.values if key.startswith("log/"))
-    assert left == list(range(26, 100))
+    assert left == list(range(90, 100))
+
+
+def test_rank_0_removes_no_entry_while_there_is_something_else_to_do(job: Job) -> None:
+    """Each one is a request to the store, and another rank may wait for what this rank has to write."""
+    for index in range(4):
+        job.store.set(f"log/{index}", {"type": "x"})
+    idle = iter([True, True, False, True, True])
+    job.own.all_have_read(3)
+    job.own.prune(job.store, lambda: next(idle))
+    assert [key for key in job.store.values if key.startswith("log/")] == ["log/2", "log/3"]
+    job.own.prune(job.store, lambda: next(idle))
+    assert [key for key in job.store.values if key.startswith("log/")] == ["log/3"]

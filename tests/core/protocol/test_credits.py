@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from countoff.core import FitPlan
-from countoff.core.protocol.actions import AddOne
+from countoff.core.protocol.actions import Action, AddOne
 from countoff.core.protocol.credits import Credits
 from tests.core.protocol.test_protocol import examples, seeds, world_sizes
 from tests.simulator import Epoch, Job, Program, Rank, play
@@ -135,9 +135,9 @@ def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, se
     assert f"rank 0 stopped after {leaves} batch" in verdict.sentence
 
 
-def granted(credits: Credits, block: int, size: int, index: int) -> list[object]:
+def granted(credits: Credits, block: int, size: int) -> list[Action]:
     """What a rank does when it receives a grant."""
-    return list(credits.receive({"type": "grant", "block": block, "size": size}, index, 0.0))
+    return credits.receive({"type": "grant", "block": block, "size": size}, 0.0)
 
 
 def test_blocks_grow_where_the_store_is_slow():
@@ -150,7 +150,7 @@ def test_blocks_grow_where_the_store_is_slow():
                 assert isinstance(action, AddOne)
                 sizes.append(action.entry["size"])
                 credits.added(0.02)
-        granted(credits, block, sizes[block], 10 + block)
+        granted(credits, block, sizes[block])
     assert sizes[:3] == [1, 1, 1]
     assert sorted(set(sizes)) == [1, 2, 4, 8]
     assert credits.lookahead == 16
@@ -164,28 +164,42 @@ def test_a_prompt_store_leaves_blocks_as_they_are():
     assert credits.lookahead == 4
 
 
-def test_the_rank_that_completes_a_count_knows_which_grant_everybody_has():
-    """Each count names the grant of two blocks before, which every rank has received once it is complete."""
-    credits, forgotten = Credits(3, "stop", 2, 0), []
+def keys_of(actions: list[Action]) -> list[str]:
+    """The counters to which a rank adds."""
+    return [action.key for action in actions if isinstance(action, AddOne)]
+
+
+def test_blocks_take_turns_with_two_counters():
+    """No rank adds to a counter for another block before all ranks have: it gives credit for two blocks at most."""
+    credits = Credits(3, "stop", 8, 0)
+    actions = [action for _ in range(20) for action in credits.fetched(0.0)]
+    assert keys_of(actions) == ["even/3/0", "even/3/1"]
+    for block in range(3):
+        actions += granted(credits, block, 2)
+    assert keys_of(actions) == ["even/3/0", "even/3/1", "even/3/0", "even/3/1", "even/3/0"]
+    assert credits.left_keys(range(2)) == ["even/3/0", "even/3/1"]
+
+
+def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter():
+    """A counter keeps it, and no sum grows with the number of batches beyond what the store can hold."""
+    credits, told = Credits(3, "stop", 4, 0, ahead=False), []
     for block in range(5):
-        for action in credits.fetched(0.0):
-            assert isinstance(action, AddOne)
-            forgotten.append(action.forget)
-        granted(credits, block, 1, 100 + block)
-    assert forgotten == [None, None, 100, 101, 102]
+        told += [action.single for action in credits.fetched(0.0) if isinstance(action, AddOne)]
+        granted(credits, block, 1)
+    assert told == [True, True, False, False, False]
 
 
 def test_what_another_program_writes_grants_nothing():
     """Grants out of order, of blocks that this rank has no credit for, or without a size change nothing."""
     credits = Credits(3, "stop", 4, 0)
     for block, size in ((0, 2), (1, 2), (7, 2)):
-        granted(credits, block, size, 0)
+        granted(credits, block, size)
     assert credits.granted == 0
     credits.fetched(0.0)
     credits.fetched(0.0)
-    granted(credits, 0, 0, 0)
+    granted(credits, 0, 0)
     assert credits.granted == 0
-    granted(credits, 0, 2, 0)
+    granted(credits, 0, 2)
     assert credits.granted == 1
 
 
@@ -203,5 +217,5 @@ def test_a_batch_of_a_block_that_is_not_whole_cannot_come():
     for _ in range(3):
         credits.fetched(0.0)
     assert [credits.can_come(batch) for batch in (1, 2, 3, 4)] == [True, True, False, False]
-    credits.receive({"type": "ends", "opened": 3, "at": 3, "rank": 1}, 7, 0.0)
+    credits.receive({"type": "ends", "opened": 3, "at": 3, "rank": 1}, 0.0)
     assert [credits.can_come(batch) for batch in (2, 3, 4)] == [True, True, False]

@@ -70,8 +70,6 @@ class EvenCheck(Check):
         self.lengths_now: tuple[int, ...] = ()
         self._settings = state.settings
         self._ranks = state.ranks
-        self._late = state.late_entries
-        self._left: list[int] = []  # indices in the log of entries that some rank may not have read
         self._others: Others | None = None
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
@@ -114,14 +112,12 @@ class EvenCheck(Check):
             return report
         if span.closed_credits.is_short:
             report["short"] = True
-        return {**report, "read": self._others.speaker.link.read}
+        return {**report, "read": self._others.speaker.link.passed}
 
     def compare_spans(self, span: SpanCounters, reports: Records) -> Iterator[Verdict | None]:  # noqa: D102
         if (credits := span.closed_credits) is not None and self._others is not None:
-            read = min(report["read"] for report in reports.values())  # entries that every rank has read, at least
-            left = [*self._left, *credits.left_entries(), *(self._late.popleft() for _ in range(len(self._late)))]
-            self._others.speaker.forget_entries([index for index in left if index < read])
-            self._left = [index for index in left if index >= read]
+            read = min(report["read"] for report in reports.values())
+            self._others.speaker.link.heartbeats.all_have_read(read)
             if short := [rank for rank, report in reports.items() if report.get("short")]:
                 self._others.speaker.forget(credits.end_keys(short))
         yield repeated(span.name, span.started, {rank: each.get("repeated", 0) for rank, each in reports.items()})

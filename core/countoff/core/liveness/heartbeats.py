@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
 HEARTBEAT_SECONDS = 1.0
-_LOG_MARGIN = 64
 
 
 class Heartbeats:
@@ -50,7 +49,7 @@ class Heartbeats:
         self._took = 0.0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
         self._looked_at = 0.0
-        self._pruned = 0
+        self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
         self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
@@ -67,7 +66,7 @@ class Heartbeats:
 
         Args:
             channel: The channel of the whole process.
-            read: Entries of the log that this rank has read. The first rank removes what all ranks have read.
+            read: Entries of the log that this rank needs no more.
         """
         self.sent += 1
         if self._rank == self._first:
@@ -79,7 +78,22 @@ class Heartbeats:
         records = self._look(channel, others)
         if self._rank == self._first and len(records) == len(others):
             self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
-            self._prune(channel, min([read, *(record["read"] for record in records.values())]))
+            self.all_have_read(min([read, *(record["read"] for record in records.values())]))
+
+    def all_have_read(self, entries: int) -> None:
+        """Takes note on the first rank that no rank needs so many first entries of the log any more."""
+        self._read_by_all = max(self._read_by_all, entries)
+
+    def prune(self, channel: Channel, is_idle: Callable[[], bool] = lambda: True) -> None:
+        """Removes the entries of the log that no rank needs any more, one after the other.
+
+        Args:
+            channel: The channel of the whole process.
+            is_idle: Whether to go on: nobody waits for what this thread has to do.
+        """
+        while self._pruned < self._read_by_all and is_idle():
+            channel.delete(f"log/{self._pruned}")
+            self._pruned += 1
 
     def find_neighbours(self, channel: Channel, *, complete: bool = False) -> None:
         """Learns which processes on this host are ranks, so that the watchdog can see them die.
@@ -152,12 +166,6 @@ class Heartbeats:
             if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
                 self._last[rank] = (record["heartbeat"], now)
         return records
-
-    def _prune(self, channel: Channel, read_by_all: int) -> None:
-        # A listener may still be on its way to an entry that its own speaker has read: leave a margin.
-        for index in range(self._pruned, read_by_all - _LOG_MARGIN):
-            channel.delete(f"log/{index}")
-            self._pruned = index + 1
 
 
 def heartbeat_key(rank: int) -> str:

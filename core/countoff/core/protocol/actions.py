@@ -34,25 +34,22 @@ class PrintWarning:
 
 @dataclass(frozen=True)
 class AddOne:
-    """Add 1 to a counter in the store. The rank that completes it deletes its key and appends an entry to the log.
+    """Add 1 to a counter in the store. The rank that completes it appends an entry to the log.
 
     Attributes:
         opened: Index of the mark that opened the span; with `key` it names the counter.
-        key: The counter, the same on all ranks.
+        key: The counter, the same on all ranks. It is complete whenever every rank has added as often.
         entry: The entry, as JSON types.
         batches: A number of this rank. The entry of the rank that completes the counter then has the largest number of
             all ranks as ``at``. None: there is no such number.
-        forget: Index of an entry of the log that every rank has received once the counter is complete, and that is
-            deleted then; None if there is none.
-        single: Whether blocks must have one batch, because this rank fetches nothing ahead. The counter tells that to
-            the rank that completes it, whose entry then has the ``size`` 1.
+        single: Whether blocks must have one batch, because this rank fetches nothing ahead. From then on the counter
+            tells that to the rank that completes it, whose entry then has the ``size`` 1.
     """
 
     opened: int
     key: str
     entry: dict[str, Any]
     batches: int | None = None
-    forget: int | None = None
     single: bool = False
 
 

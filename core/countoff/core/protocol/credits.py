@@ -5,7 +5,8 @@ have one of that number, so no collective ever lacks a rank.
 
 - Batches come in blocks. A rank whose loader has delivered a block adds 1 to the block's counter, which is its credit.
   The rank that completes the counter appends a grant to the log, and every rank may start the batches of the block. The
-  first two blocks have one batch, and so have all where a rank fetches nothing ahead: its credits say so.
+  first two blocks have one batch, and so have all where a rank fetches nothing ahead: its first credits say so. Two
+  counters are enough, in turns: no rank gives credit for a block before the second one before it is granted.
 - ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
   that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
   number instead.
@@ -46,6 +47,9 @@ _SLOW_SHARE = 0.25
 _PACED = 4
 """From this block on, the rank fetches at the pace of its training; the blocks before fill its look-ahead."""
 _BLOCK_LIMIT = 1 << 20
+_COUNTERS = 2
+"""Blocks take turns with so many counters: a rank gives credit for a block only once the second one before is granted.
+"""
 
 
 class Credits:
@@ -57,6 +61,8 @@ class Credits:
         lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
         rank: This rank.
         ahead: Whether this rank fetches ahead; False: it fetches each batch where its loop asks for it.
+        size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
+            the look-ahead.
 
     Attributes:
         opened: Index of the mark that opened the span.
@@ -66,13 +72,20 @@ class Credits:
         total: Batches that every rank takes in all; None while that is not known.
         own_end: Batches after which this rank's loader ended for the first time; None if it has not.
         lookahead: Batches that the rank holds before it starts them; it grows where the store is slow.
+        size: Batches of each block whose border is not known yet; it grows with the look-ahead.
         is_short: Whether this rank's loader has ended before the largest of the proven lengths.
     """
 
     def __init__(
-        self, opened: int, policy: Literal["stop", "repeat"], lookahead: int, rank: int, *, ahead: bool = True
+        self,
+        opened: int,
+        policy: Literal["stop", "repeat"],
+        lookahead: int,
+        rank: int,
+        *,
+        ahead: bool = True,
+        size: int = 0,
     ) -> None:
-        block = max(1, lookahead // 2)
         self.opened = opened
         self.policy = policy
         self.ready = 0
@@ -84,15 +97,13 @@ class Credits:
         self._ahead = ahead
         self._rank = rank
         self._empty: int | None = None  # a rank that has no batch to repeat
-        self._first_block = block
-        self._size = block  # of the blocks whose border is not known yet
+        self._first_block = max(1, lookahead // 2)
+        self.size = max(self._first_block, size)
         self._borders = [1, 2]  # the block at index 0 is the first one that is not granted
         self._block = 0  # its number
         self._credited = 0  # blocks for which this rank has given credit
         self._credited_at = 0.0
         self._answer_seconds = 0.0
-        self._grants: list[int] = []  # indices in the log of the last two
-        self._others: list[int] = []  # indices in the log of the announced ends, and of the common one
         self._ends: set[int] = set()  # in the log
         self._lowest: int | None = None  # the smallest end known here
         self._offered: int | None = None
@@ -162,12 +173,11 @@ class Credits:
 
     # Events from other ranks.
 
-    def receive(self, entry: Mapping[str, Any], index: int, now: float) -> list[Action]:
+    def receive(self, entry: Mapping[str, Any], now: float) -> list[Action]:
         """Receives an entry of the log about this span.
 
         Args:
             entry: The entry.
-            index: Its index in the log.
             now: The time, in seconds of any clock.
 
         Raises:
@@ -176,10 +186,9 @@ class Credits:
         if entry["type"] == "grant":
             block, size = parse_count(entry["block"]), parse_count(entry["size"], _BLOCK_LIMIT)
             if self._block == block < self._credited and size:
-                self._receive_grant(index, size)
+                self._receive_grant(size)
         else:
             at = parse_count(entry["at"])
-            self._others.append(index)
             if self.policy == "repeat" and entry["type"] != "stop":
                 self._most = max(self._most, at)
                 if entry["type"] == "ends":
@@ -257,8 +266,7 @@ class Credits:
         Args:
             ranks: The ranks that take the same number of batches.
         """
-        # Another rank may have heard of two grants more, and have given credit for two blocks beyond those.
-        names = [str(self._block + ahead) for ahead in range(2 * len(self._borders))]
+        names = [str(counter) for counter in range(_COUNTERS if self._borders else 0)]
         names += [f"end/{end}" for end in sorted(self._ends)]
         keys = [self._key(name) for name in names]
         unknown = self.policy == "repeat" and self.total is None and self._longest is None
@@ -272,16 +280,11 @@ class Credits:
         """
         return [self._key("ended"), *(self._key(f"ended/{rank}") for rank in ranks)]
 
-    def left_entries(self) -> list[int]:
-        """Indices of the entries about this span that are left in the log once it is over on all ranks."""
-        return [*self._grants, *self._others]
-
-    def _receive_grant(self, index: int, size: int) -> None:
+    def _receive_grant(self, size: int) -> None:
         self.granted = self._borders.pop(0)
         self._block += 1
-        self._size = size
+        self.size = size
         self._borders.append(self._borders[-1] + size)
-        self._grants = [*self._grants[-1:], index]
         if size > self._first_block and self._ahead:
             self.lookahead = max(self.lookahead, 2 * size)
 
@@ -319,13 +322,12 @@ class Credits:
 
     def _credit(self, now: float) -> AddOne:
         number, self._credited = self._credited, self._credited + 1
-        size, took, self._credited_at = self._size, now - self._credited_at, now
+        size, took, self._credited_at = self.size, now - self._credited_at, now
         if number >= _PACED and self._answer_seconds > _SLOW_SHARE * took:
             size = min(2 * size, _GROWTH * self._first_block)
-        # Who gives credit for block n has the grant of block n - 2: no border beyond two blocks is known before.
-        forget = self._grants[number - 2 - self._block] if number - 2 >= self._block - len(self._grants) else None
         entry = {"type": "grant", "opened": self.opened, "block": number, "size": size}
-        return AddOne(self.opened, self._key(str(number)), entry, forget=forget, single=not self._ahead)
+        single = not self._ahead and number < _COUNTERS
+        return AddOne(self.opened, self._key(str(number % _COUNTERS)), entry, single=single)
 
     def _ends_entry(self, end: int) -> WriteEntry:
         return WriteEntry({"type": "ends", "opened": self.opened, "at": end, "rank": self._rank})

@@ -44,7 +44,6 @@ class Link:
         self.heartbeats = Heartbeats(rank, ranks)
         self.read = 0
         self.lock = threading.RLock()
-        self._arrival = threading.Condition(self.lock)
         self._awaited: int | None = None
         self.connected = False
         self.busy_since = 0.0
@@ -52,7 +51,7 @@ class Link:
         self.store_address: tuple[str, int] = ("", 0)
         self._states: dict[int, State] = {}
         self._known = set[int]()  # the guards that have been begun here
-        self.early: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+        self.early: dict[int, list[Mapping[str, Any]]] = {}
 
     def await_next(self) -> int:
         """Returns the index of the next entry, for which the listener is about to wait."""
@@ -62,18 +61,18 @@ class Link:
 
     def arrived(self) -> None:
         """The listener waits for no entry any more: it has one, or has lost the store."""
-        with self._arrival:
+        with self.lock:
             self._awaited = None
-            self._arrival.notify_all()
 
-    def settle(self) -> None:
-        """Waits until the listener waits for no entry that this rank has received already, by its speaker.
+    @property
+    def passed(self) -> int:
+        """Entries of the log that this rank needs no more, so that others may delete them: `read`, or fewer.
 
-        To be called before a rank tells the others that it has received an entry, where they may delete it then: a
-        listener that waited for it would wait for ever. The entry is still there, so it arrives at once.
+        The listener may still wait for one that this rank has received already, by its speaker. It would wait for ever
+        if that one were deleted.
         """
-        with self._arrival:
-            self._arrival.wait_for(lambda: self._awaited is None or self._awaited >= self.read)
+        with self.lock:
+            return self.read if self._awaited is None else self._awaited
 
     def register(self, number: int, state: State) -> None:
         """Adds a guard. It receives its entries of the log, those too that came before it began.
@@ -85,8 +84,8 @@ class Link:
         with self.lock:
             self._states[number] = state
             self._known.add(number)
-            for index, entry in self.early.pop(number, ()):
-                state.receive(entry, index)
+            for entry in self.early.pop(number, ()):
+                state.receive(entry)
 
     def remove(self, number: int) -> None:
         """Removes a guard that has closed: its entries are skipped from here on."""
@@ -105,9 +104,9 @@ class Link:
             self.read += 1
             number = parse_count(entry["guard"])
             if number in self._states:
-                self._states[number].receive(entry, index)
+                self._states[number].receive(entry)
             elif number not in self._known:  # of a guard that other ranks have begun before this one
-                self.early.setdefault(number, []).append((index, entry))
+                self.early.setdefault(number, []).append(entry)
 
     @property
     def prompt(self) -> bool:

@@ -267,11 +267,12 @@ class ProcessThreads:
             for member in members:
                 part = self._part(member.number, channel)
                 link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
+        link.heartbeats.prune(channel, ready.empty)
         return True
 
     def _send_heartbeat(self, channel: Channel) -> None:
         self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
-        self._link.heartbeats.send(channel, self._link.read)
+        self._link.heartbeats.send(channel, self._link.passed)
         self.lifelines.tend(channel)
 
     def _end_if_done(self) -> bool:

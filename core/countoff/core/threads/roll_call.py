@@ -188,7 +188,6 @@ class RollCall:
         state, speaker = self._state, self._speaker
 
         def write(channel: Channel) -> None:
-            speaker.link.settle()
             channel.set(f"{name}/{state.rank}", record())
 
         # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:

@@ -30,8 +30,8 @@ MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
 _FIRST_LOOK_SECONDS = 0.0001
-_SINGLE = 1 << 32
-"""What a rank that fetches nothing ahead adds to a counter besides its 1: more than any number of ranks."""
+_SINGLE = 1 << 40
+"""What a rank that fetches nothing ahead adds to a counter besides its 1: more than all ranks add to it otherwise."""
 
 Job = Callable[["Channel"], object]
 
@@ -128,16 +128,6 @@ class Speaker:
         def delete(channel: Channel) -> None:
             for key in left:
                 channel.delete(key)
-
-        self.hand(delete)
-
-    def forget_entries(self, indices: Iterable[int]) -> None:
-        """Queues a job that deletes entries of the log, which every rank must have read."""
-        left = list(indices)
-
-        def delete(channel: Channel) -> None:
-            for index in left:
-                channel.whole.delete(f"log/{index}")
 
         self.hand(delete)
 
@@ -303,29 +293,18 @@ class Speaker:
 
     def _add_one(self, action: AddOne, channel: Channel) -> None:
         state, key = self.state, action.key
-        self.link.settle()
         if action.batches is not None:
             channel.set(f"{key}/{state.rank}", {"batches": action.batches})
-        began, left = time.monotonic(), [key]
+        began = time.monotonic()
         counted = channel.add(key, 1 + _SINGLE * action.single)
-        last = counted % _SINGLE == state.world_size
-        if last:
+        if counted % _SINGLE % state.world_size == 0:
             entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
             if action.batches is not None:
                 numbers = [f"{key}/{rank}" for rank in state.ranks]
                 entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
-                left += numbers
-            self.append(entry)(channel)  # first: all ranks may be waiting for it
+                self.forget([key, *numbers])
+            self.append(entry)(channel)  # all ranks may be waiting for it
         state.added(action, time.monotonic() - began)
-
-        def forget(channel: Channel) -> None:
-            for each in left:
-                channel.delete(each)
-            if action.forget is not None:
-                channel.whole.delete(f"log/{action.forget}")
-
-        if last:
-            self.hand(forget)  # behind what waits to be added by now
 
 
 def announce_stopped(channel: Channel, state: State) -> None:

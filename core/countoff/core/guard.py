@@ -146,6 +146,7 @@ class Guard:
         self._comparing = True
         self._closed = self._left = self._exhausted = False
         self._own_batches: int | None = None
+        self._last_credits: dict[bool, Credits] = {}  # those of the last even pass, by whether it was an evaluation
         self.span = self._train = SpanCounters("before the first span", compared=False)
         self.state = State(rank, world_size, settings, remedies or {}, ranks=() if part is None else part.ranks)
         self.state.telling = Telling(settings, trackers)
@@ -383,7 +384,10 @@ class Guard:
             own = self._own_batches - span.started
             credits = Credits.known(span.opened, policy, max(0, total - span.started), self.state.rank)
         else:
-            credits = Credits(span.opened, policy, settings.lookahead, self.state.rank, ahead=prefetches)
+            last = self._last_credits.get(span.evaluation)
+            size = 0 if last is None else last.size  # a store that was slow is still slow
+            credits = Credits(span.opened, policy, settings.lookahead, self.state.rank, ahead=prefetches, size=size)
+            self._last_credits[span.evaluation] = credits
         self.state.begin_credits(span, credits)
         return EvenPass(
             self.state,

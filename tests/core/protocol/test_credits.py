@@ -3,8 +3,10 @@
 The environment variable COUNTOFF_TEST_EXAMPLES multiplies the number of examples.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -187,6 +189,26 @@ def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter():
         told += [action.single for action in credits.fetched(0.0) if isinstance(action, AddOne)]
         granted(credits, block, 1)
     assert told == [True, True, False, False, False]
+
+
+def test_the_next_pass_begins_with_blocks_as_large_as_the_last_ones(monkeypatch: pytest.MonkeyPatch):
+    """A store that was slow in one epoch is slow in the next one too: nobody waits while blocks grow again."""
+    sizes: dict[int, list[int]] = {}
+    added, receive = Credits.added, Credits.receive
+
+    def note(credits: Credits, entry: Mapping[str, Any], now: float) -> list[Action]:
+        if entry["type"] == "grant":
+            sizes.setdefault(entry["opened"], []).append(entry["size"])
+        return receive(credits, entry, now)
+
+    monkeypatch.setattr(Credits, "added", lambda credits, seconds: added(credits, 1e9))
+    monkeypatch.setattr(Credits, "receive", note)
+    ranks = play(job([[200] * 2] * 2, "stop", 4, synced=True), 0)
+    assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * 2
+    first, second = sizes.values()
+    assert set(first[:2]) == {2}
+    assert max(first) == 16
+    assert set(second) == {16}
 
 
 def test_what_another_program_writes_grants_nothing():

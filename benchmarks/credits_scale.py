@@ -84,9 +84,11 @@ def train(simulation: Simulation, name: str, until: int) -> None:
         done = False
         while not done:
             answers = simulation.call("train", until)
-            heard = simulation.call("receive_until", max(length for (_, length), _ in answers))
+            length = max(length for (_, length), _ in answers)
+            heard = simulation.call("receive_until", length)
+            forgotten = simulation.call("forget_until", length)
             done = all(ended for (ended, _), _ in answers)
-            cost.ranks_seconds += sum(seconds for _, seconds in (*answers, *heard))
+            cost.ranks_seconds += sum(seconds for _, seconds in (*answers, *heard, *forgotten))
 
 
 def left_by_credits(simulation: Simulation) -> list[str]:

@@ -390,6 +390,13 @@ class RankGroup:
             while rank.link.read < length:
                 rank.receive(self.listener_channel, rank.link.read)
 
+    def forget_until(self, length: int) -> None:
+        """Rank 0 removes the log up to that length, as it does once the heartbeats say that all ranks have read it."""
+        if self.ranks[0].state.rank == 0:
+            heartbeats = self.ranks[0].link.heartbeats
+            heartbeats.all_have_read(length)
+            heartbeats.prune(self.speaker_channel)
+
     def credit_keys(self) -> set[str]:
         """Returns all keys of credits that these ranks have used."""
         return self._speaker_store.credit_keys

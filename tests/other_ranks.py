@@ -33,6 +33,9 @@ class KeptRecords:
     def issued(self) -> Mapping[str, Issued]:
         return self.groups
 
+    def find_groups(self) -> None:
+        """Nothing: `groups` has them."""
+
     def recorded(self, group: str, begin: int) -> Recorded | None:
         del group, begin
         return None

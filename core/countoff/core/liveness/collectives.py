@@ -59,9 +59,10 @@ class GroupCounts:
         """Returns the same, of the process groups that `find` has found last."""
         found: dict[str, Issued] = {}
         with contextlib.suppress(Exception):  # read through a name that torch does not promise
-            for known, key, (_, *rest) in self._compared:
+            for known, key, (_, ranks, words, counts_messages, made) in self._compared:
                 if (group := known()) is not None:
-                    found[key] = Issued(group._get_sequence_number_for_group(), *rest)
+                    number = group._get_sequence_number_for_group()
+                    found[key] = Issued(number, ranks, words, counts_messages, made)
         return found
 
     def recorded(self, group: str, begin: int) -> Recorded | None:

@@ -28,10 +28,14 @@ class KeptRecords:
         self.groups: Mapping[str, Issued] = {}
         self.reported: list[Any] = []
         self.found: list[Verdict] = []
+        self.groups_sought = 0
         self._standing = standing
 
     def issued(self) -> Mapping[str, Issued]:
         return self.groups
+
+    def find_groups(self) -> None:
+        self.groups_sought += 1
 
     def recorded(self, group: str, begin: int) -> Recorded | None:
         del group, begin

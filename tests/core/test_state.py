@@ -65,6 +65,21 @@ def test_the_alarm_is_zero_once_others_are_ahead() -> None:
     assert state.alarm == 0
 
 
+def test_a_tick_alone_sets_the_alarm_to_the_next_one() -> None:
+    """It is no tick alone once another rank is ahead, and the alarm stays at every batch then."""
+    state, span = state_of(tick_batches=8), SpanCounters(EPOCH, started=3)
+    start = Mark("train_start", EPOCH)
+    state.reach(start, opens=span)
+    state.receive(mark_entry(0, start))
+    state.arm(span, watched=True)
+    assert (state.only_ticks(span), state.alarm) == (False, 8)
+    span.started = 8
+    assert (state.only_ticks(span), state.alarm) == (True, 16)
+    span.started = 16
+    state.receive(mark_entry(1, Mark("train_end", EPOCH, at=20, rank=1)))
+    assert (state.only_ticks(span), state.alarm) == (False, 0)
+
+
 def test_a_fit_that_another_rank_has_ended_is_finished() -> None:
     state = state_of()
     state.receive(mark_entry(9, Mark("fit_end", "the fit")))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from countoff.core.alerts.telling import Telling
 from countoff.core.alerts.termination_log import TerminationLog
 from countoff.core.checks import Checks
-from countoff.core.checks.check import FitStart, Listener
+from countoff.core.checks.check import Check, FitStart, Listener
 from countoff.core.checks.data import DataIdentity
 from countoff.core.checks.learning_rates import SchedulePlan
 from countoff.core.checks.resume import Resumes, ScheduleState
@@ -156,6 +156,7 @@ class Guard:
         )
         self._listeners: tuple[Listener, ...] = checks
         self._watch_steps = [each for each in checks if type(each).stepped is not Listener.stepped]
+        self._compare_ticks = [each for each in checks if type(each).tick is not Check.tick]
         self.data: DataIdentity = checks.data
         self.resumes: Resumes = checks.resumes
         if world_size == 1:
@@ -819,11 +820,14 @@ class Guard:
         if self.member is None:
             return
         speaker, announces = self.member.speaker, last and span.compared and not span.ends
+        if not last and state.only_ticks(span):
+            self._tick(span, speaker)
+            return
         state.look(last)
         if announces:
             self._announce(span, speaker)
         if span.compared and not span.evaluation and span.started % self._settings.tick_batches == 0:
-            self._tick(span, self.member.speaker)
+            self._tick(span, speaker)
         if not span.evaluation:
             self._tell(lambda each: each.looked(span))
         self._raise_if_diverged()
@@ -854,7 +858,7 @@ class Guard:
 
         The first rank to reach the batch writes its record under the batch's own key, later ones compare with it.
         """
-        parts = [part for check in self._checks if (part := check.tick(span)) is not None]
+        parts = [part for check in self._compare_ticks if (part := check.tick(span)) is not None]
         if not parts:
             return
         key, rank = tick_key(span), self.state.rank
@@ -912,7 +916,8 @@ class OtherRanks:
         self.speaker = speaker
         self.began = began_at()
         self.report = roll_call.report
-        self.issued = counts = GroupCounts(state.ranks)
+        counts = GroupCounts(state.ranks)
+        self.issued, self.find_groups = counts.read, counts.find
         self.recorded = counts.recorded
         self.state = state
 

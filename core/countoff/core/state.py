@@ -370,6 +370,18 @@ class State:
             every = self.settings.tick_batches
             self.alarm = (counters.started // every + 1) * every
 
+    def only_ticks(self, counters: SpanCounters) -> bool:
+        """Whether nothing but a tick is due at the batch that has begun; if so, the alarm is set to the next one.
+
+        Args:
+            counters: The innermost open span, which other threads do not change.
+        """
+        with self.lock:
+            if self.alarm != counters.started or not counters.compared:
+                return False
+            self.alarm += self.settings.tick_batches
+            return True
+
     # Events from other ranks.
 
     def receive(self, entry: Mapping[str, Any]) -> None:

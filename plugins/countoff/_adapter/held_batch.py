@@ -26,10 +26,14 @@ class HeldBatch:
     def __init__(self, batch: Any) -> None:
         kind = type(batch)
         try:
-            if (kind is tuple or kind is list) and len(batch) <= _MOST_PARTS:
-                self._parts: Any = (kind, [*map(weakref.ref, batch)])
-            else:
+            if kind not in _CONTAINERS:
+                self._parts: Any = weakref.ref(batch)
+            elif len(batch) > _MOST_PARTS:
                 self._parts = _weakly(batch)
+            elif kind is dict:
+                self._parts = dict, [*zip(batch, map(weakref.ref, batch.values()), strict=True)]
+            else:
+                self._parts = kind, [*map(weakref.ref, batch)]
         except TypeError:  # a part without weak references, such as a number
             self._parts = _weakly(batch)
 

@@ -144,10 +144,10 @@ class LoaderPasses:
             read: The fingerprints of the first batches that it has taken, as `begin_fingerprint` has returned them: of
                 all that it has taken, or of as many as are compared.
         """
-        kind = _SizedPass if hasattr(type(batches), "__len__") else Pass
-        found = kind(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
+        count = _Count(self, batches, name, position=position, ahead=ahead, loader=loader, even=even)
+        found = (_SizedPass if hasattr(type(batches), "__len__") else Pass)(batches, count)
         if taken:
-            found._Pass__begin_with(taken, read)  # pyright: ignore[reportAttributeAccessIssue]
+            count.begin_with(taken, read)
         return found
 
     def stepped(self) -> None:
@@ -232,7 +232,43 @@ class LoaderPasses:
 
 
 class Pass(IteratorProxy):
-    """The iterator of one pass over a loader: it counts the batches that the loader's own iterator gives to the loop.
+    """The iterator of one pass over a loader.
+
+    Python looks up each attribute of a proxy the long way, so all that a batch needs is elsewhere.
+
+    Args:
+        batches: The loader's own iterator.
+        count: Counts its batches.
+    """
+
+    def __init__(self, batches: Iterator[Any], count: _Count) -> None:
+        super().__init__(batches)
+        self.__own = batches
+        self.__count = count
+        self.__take = count.take
+
+    def __next__(self) -> Any:
+        return self.__take()
+
+    def close(self) -> None:
+        """Ends the pass, as where the loop lets go of it; also the loader's own iterator, if that can be closed."""
+        self.__count.leave()
+        if (close := getattr(self.__own, "close", None)) is not None:
+            close()
+
+    def __del__(self) -> None:
+        self.__count.leave()
+
+
+class _SizedPass(Pass):
+    """The iterator of a pass whose own one has a length."""
+
+    def __len__(self) -> int:
+        return len(self._Pass__own)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Count:
+    """Counts the batches that a loader's own iterator gives to the loop in one pass.
 
     It ends as the loader's own iterator does: an exception that the loop catches, to ask for the next batch, is no end.
     Several threads may share it if they may share that one.
@@ -258,206 +294,193 @@ class Pass(IteratorProxy):
         loader: Any,
         even: Even | None,
     ) -> None:
-        super().__init__(batches)
-        self.__passes = passes
-        self.__own = self.__source = batches
-        self.__name = name
-        self.__position = position
-        self.__ahead = ahead
-        self.__loader = loader
-        self.__even = even
-        self.__stack = contextlib.ExitStack()
-        self.__begun = self.__over = False
-        self.__span: _Span | None = None  # None too where the pass is compared by itself
-        self.__busy = False  # whether a thread waits for the loader's own iterator
-        self.__lock: threading.Lock | None = None  # where several threads share it
-        self.__turn = threading.Lock()
-        self.__inside, self.__ended = 0, False  # with the lock: threads in it, and whether one has seen the end
-        self.__more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
-        self.__failed = False  # whether the last call has raised an exception of the loader's
+        self._passes = passes
+        self._own = self._source = batches
+        self._name = name
+        self._position = position
+        self._ahead = ahead
+        self._loader = loader
+        self._even = even
+        self._stack = contextlib.ExitStack()
+        self._begun = self._over = False
+        self._span: _Span | None = None  # None too where the pass is compared by itself
+        self._busy = False  # whether a thread waits for the loader's own iterator
+        self._lock: threading.Lock | None = None  # where several threads share it
+        self._turn = threading.Lock()
+        self._inside, self._ended = 0, False  # with the lock: threads in it, and whether one has seen the end
+        self._more = False  # whether the next batch is known to be fetched, so that to ask for it begins it
+        self._failed = False  # whether the last call has raised an exception of the loader's
 
-    def __next__(self) -> Any:
+    def take(self) -> Any:
+        """Returns the next batch, and counts it."""
         # After a training step, little of what a batch needs is in the processor's caches, so the time of this is that
         # of the objects that it touches. It calls nothing of countoff's for most batches.
-        if self.__over:
-            return next(self.__source)
+        if self._over:
+            return next(self._source)
         try:
-            if not self.__begun:
-                with self.__turn:  # two threads may ask for the first batch at once
-                    if not self.__begun:
-                        self.__begin()
-            if self.__failed:
-                self.__go_on()  # the loop has caught what the loader has raised
-            if self.__busy or self.__lock is not None:
-                return self.__next_shared()
-            if (thread := threading.get_ident()) != self.__thread:
-                self.__move(thread)
-            counters, span, more = self.__counters, self.__span, self.__more
+            if not self._begun:
+                with self._turn:  # two threads may ask for the first batch at once
+                    if not self._begun:
+                        self._begin()
+            if self._failed:
+                self._go_on()  # the loop has caught what the loader has raised
+            if self._busy or self._lock is not None:
+                return self._next_shared()
+            if (thread := threading.get_ident()) != self._thread:
+                self._move(thread)
+            counters, span, more = self._counters, self._span, self._more
             if more:
                 counters.started = started = counters.started + 1
-                if started >= self.__state.alarm and span is not None and span.open:
-                    self.__guard.look()
-            self.__busy = True
+                if started >= self._state.alarm and span is not None and span.open:
+                    self._guard.look()
+            self._busy = True
             began = time.perf_counter()
             try:
-                batch = next(self.__source)
+                batch = next(self._source)
             finally:
                 counters.loader_seconds += time.perf_counter() - began
-                self.__busy = False
-            if self.__lock is not None:  # another thread has come meanwhile
-                self.__count_shared()
+                self._busy = False
+            if self._lock is not None:  # another thread has come meanwhile
+                self._count_shared()
                 return batch
             if not more:
                 counters.started = started = counters.started + 1
-                if started >= self.__state.alarm and span is not None and span.open:
-                    self.__guard.look()
+                if started >= self._state.alarm and span is not None and span.open:
+                    self._guard.look()
             if span is not None:
-                if self.__fingerprints_due and span.open:
-                    self.__take_fingerprint(batch)
-                if self.__ahead is not None:
-                    self.__look_ahead(span)
+                if self._fingerprints_due and span.open:
+                    self._take_fingerprint(batch)
+                if self._ahead is not None:
+                    self._more = not (at_end := self._ahead.end_of_dataloader)
+                    if at_end and span.open and self._guard.span is counters:  # else an evaluation inside is open
+                        self._guard.last_batch()
                 if span.epoch is not None:
                     span.batch = HeldBatch(batch)
             return batch
         except StopIteration as end:
             values = end.args
         except DivergenceError:
-            self.__passes.diverged()
+            self._passes.diverged()
             raise
         except Exception as error:
-            if self.__lock is not None:
-                self.__leave_shared(ended=False)
-            elif self.__span is not None:
-                self.__failed = True
-                self.__guard.failing(error)  # the loop may catch it, and ask for the next batch
+            if self._lock is not None:
+                self._leave_shared(ended=False)
+            elif self._span is not None:
+                self._failed = True
+                self._guard.failing(error)  # the loop may catch it, and ask for the next batch
             raise
-        self.__stop()  # here, so that a verdict that it raises does not tell of the loader's end
+        self._stop()  # here, so that a verdict that it raises does not tell of the loader's end
         raise StopIteration(*values)
 
-    def close(self) -> None:
-        """Ends the pass, as where the loop lets go of it; also the loader's own iterator, if that can be closed."""
-        self.__leave()
-        if (close := getattr(self.__own, "close", None)) is not None:
-            close()
-
-    def __del__(self) -> None:
-        self.__leave()
-
-    def __begin(self) -> None:
-        passes, name = self.__passes, self.__name
-        self.__guard = guard = passes.guard
-        self.__thread = thread = threading.get_ident()
-        self.__span = span = passes.begin(name, self.__position, self.__ahead, thread)
-        self.__fingerprints_due = False
+    def _begin(self) -> None:
+        passes, name = self._passes, self._name
+        self._guard = guard = passes.guard
+        self._thread = thread = threading.get_ident()
+        self._span = span = passes.begin(name, self._position, self._ahead, thread)
+        self._fingerprints_due = False
         if span is None:
-            self.__counters = SpanCounters(name or "", evaluation=True, compared=False)
-            self.__state = guard.state
-            self.__begun = True
+            self._counters = SpanCounters(name or "", evaluation=True, compared=False)
+            self._state = guard.state
+            self._begun = True
             return
-        if name is not None and passes.evaluated is not None and not self.__position:
-            span.ended = functools.partial(passes.evaluated, name, self.__loader)
-        if self.__even is not None and guard.makes_even:
-            self.__source = _InTurn(self.__stack.enter_context(self.__even(guard, self.__own)))
+        if name is not None and passes.evaluated is not None and not self._position:
+            span.ended = functools.partial(passes.evaluated, name, self._loader)
+        if self._even is not None and guard.makes_even:
+            self._source = _InTurn(self._stack.enter_context(self._even(guard, self._own)))
         else:
-            forget_state(self.__loader)
-        self.__counters, self.__state = guard.span, guard.state
-        self.__fingerprints_due = name is None and bool(guard.data.fingerprints_due)
-        self.__begun = True  # last: another thread may ask for a batch as soon as it sees that
+            forget_state(self._loader)
+        self._counters, self._state = guard.span, guard.state
+        self._fingerprints_due = name is None and bool(guard.data.fingerprints_due)
+        self._begun = True  # last: another thread may ask for a batch as soon as it sees that
 
-    def __begin_with(self, taken: int, read: Sequence[Begun | None]) -> None:
+    def begin_with(self, taken: int, read: Sequence[Begun | None]) -> None:
         """Begins the pass with batches that the loop has taken already."""
-        self.__begin()
-        self.__counters.started += taken
-        data = self.__guard.data
-        for each in read if self.__fingerprints_due else ():
-            take_fingerprint(data, lambda each=each: each, self.__loader)
-        self.__fingerprints_due = bool(data.fingerprints_due)
-        if self.__span is not None:
-            self.__guard.look()
+        self._begin()
+        self._counters.started += taken
+        data = self._guard.data
+        for each in read if self._fingerprints_due else ():
+            take_fingerprint(data, lambda each=each: each, self._loader)
+        self._fingerprints_due = bool(data.fingerprints_due)
+        if self._span is not None:
+            self._guard.look()
 
-    def __go_on(self) -> None:
+    def _go_on(self) -> None:
         """The loop has caught an exception of the loader's, and goes on with the pass."""
-        self.__failed = False
-        self.__guard.recovered()
+        self._failed = False
+        self._guard.recovered()
 
-    def __take_fingerprint(self, batch: Any) -> None:
-        data = self.__guard.data
-        fingerprint_batch(data, batch, self.__loader)
-        self.__fingerprints_due = bool(data.fingerprints_due)
+    def _take_fingerprint(self, batch: Any) -> None:
+        data = self._guard.data
+        fingerprint_batch(data, batch, self._loader)
+        self._fingerprints_due = bool(data.fingerprints_due)
 
-    def __look_ahead(self, span: _Span) -> None:
-        self.__more = not span.at_end
-        # Where another span is the innermost one, an evaluation inside of this one is open.
-        if span.at_end and span.open and self.__guard.span is self.__counters:
-            self.__guard.last_batch()
-
-    def __move(self, thread: int) -> None:
+    def _move(self, thread: int) -> None:
         """Takes note that another thread takes the batches from here on."""
-        self.__thread = thread
-        if self.__span is not None and self.__span.epoch is not None:
-            self.__guard.evidence.takes(thread)
+        self._thread = thread
+        if self._span is not None and self._span.epoch is not None:
+            self._guard.evidence.takes(thread)
 
-    def __next_shared(self) -> Any:
+    def _next_shared(self) -> Any:
         """Takes the next batch where another thread is taking one. Nothing but the number of batches is looked at."""
-        if self.__lock is None:
-            self.__lock, self.__inside = threading.Lock(), 1  # that thread's call
-            self.__counters.guess, self.__fingerprints_due = SHARED_PASS, False
-        with self.__lock:
-            self.__inside += 1
-        batch = next(self.__source)
-        self.__count_shared()
+        if self._lock is None:
+            self._lock, self._inside = threading.Lock(), 1  # that thread's call
+            self._counters.guess, self._fingerprints_due = SHARED_PASS, False
+        with self._lock:
+            self._inside += 1
+        batch = next(self._source)
+        self._count_shared()
         return batch
 
-    def __count_shared(self) -> None:
-        with self.__lock or contextlib.nullcontext():
-            self.__counters.started += 1
-        self.__leave_shared(ended=False)
+    def _count_shared(self) -> None:
+        with self._lock or contextlib.nullcontext():
+            self._counters.started += 1
+        self._leave_shared(ended=False)
 
-    def __leave_shared(self, *, ended: bool) -> None:
+    def _leave_shared(self, *, ended: bool) -> None:
         """A thread's call is over. The pass has ended once the last one is, after one of them has seen its end."""
-        with self.__lock or contextlib.nullcontext():
-            self.__inside -= 1
-            self.__ended = self.__ended or ended
-            over = self.__ended and not self.__inside and not self.__over
+        with self._lock or contextlib.nullcontext():
+            self._inside -= 1
+            self._ended = self._ended or ended
+            over = self._ended and not self._inside and not self._over
         if over:
-            self.__end()
+            self._end()
 
-    def __stop(self) -> None:
+    def _stop(self) -> None:
         """The loader's own iterator has ended."""
         try:
-            if self.__lock is None:
-                self.__end()
+            if self._lock is None:
+                self._end()
             else:
-                self.__leave_shared(ended=True)
+                self._leave_shared(ended=True)
         except DivergenceError:
-            self.__passes.diverged()
+            self._passes.diverged()
             raise
 
-    def __end(self) -> None:
-        if self.__failed:
-            self.__go_on()
-        self.__over = True
+    def _end(self) -> None:
+        if self._failed:
+            self._go_on()
+        self._over = True
         try:
-            if self.__span is not None:
-                self.__passes.close(self.__span, "exhausted")
+            if self._span is not None:
+                self._passes.close(self._span, "exhausted")
             else:
-                self.__guard.evaluated_apart(self.__name or "", self.__counters.started)
+                self._guard.evaluated_apart(self._name or "", self._counters.started)
         finally:
-            self.__stack.close()
+            self._stack.close()
 
-    def __leave(self) -> None:
+    def leave(self) -> None:
         """The loop has let go of the pass: it stopped early, which may be legitimate, or an exception is being raised.
 
         After an exception of the loader's own, the span stays open until it is known what becomes of it.
         """
-        if not self.__begun or self.__over:
+        if not self._begun or self._over:
             return
-        self.__over = True
+        self._over = True
         try:
-            if self.__span is not None and not self.__failed:
-                self.__passes.leave(self.__span)
+            if self._span is not None and not self._failed:
+                self._passes.leave(self._span)
         finally:
-            self.__stack.close()
+            self._stack.close()
 
 
 class _InTurn:
@@ -473,10 +496,3 @@ class _InTurn:
     def __next__(self) -> Any:
         with self._turn:
             return next(self._batches)
-
-
-class _SizedPass(Pass):
-    """The iterator of a pass whose own one has a length."""
-
-    def __len__(self) -> int:
-        return len(self._Pass__own)  # pyright: ignore[reportAttributeAccessIssue]

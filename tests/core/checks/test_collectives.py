@@ -305,6 +305,19 @@ def test_a_record_of_another_version_ends_nothing(theirs: Mapping[str, object]) 
     assert part.compare({"issued_since": [1, 64], **theirs}, (0, 1)) is None
 
 
+def test_process_groups_are_looked_up_with_each_record() -> None:
+    """That takes a while, so a tick itself does not: it is the record that the speaker thread makes."""
+    rank = Rank()
+    at_start = rank.others.groups_sought
+    rank.tick(70)
+    rank.span.started += 64
+    part = rank.check.tick(rank.span)
+    assert (at_start, rank.others.groups_sought) == (1, 1)
+    assert part is not None
+    part.record()
+    assert rank.others.groups_sought == 2
+
+
 def test_nothing_is_read_where_the_level_is_off() -> None:
     rank = Rank(CollectivesDiffer="off")
     assert [rank.tick(number) for number in (70, 134)] == [None, None]

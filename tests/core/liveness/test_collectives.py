@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from countoff.core.checks.collectives import Recorded
 from countoff.core.liveness import collectives as module
@@ -58,6 +59,21 @@ def test_what_nccl_has_not_completed_is_unfinished(monkeypatch: pytest.MonkeyPat
     assert unfinished() == frozenset()
     record(monkeypatch, _dump_nccl_trace_json={"pg_status": groups})
     assert unfinished() == {("1", 3, 5)}
+
+
+def test_a_process_group_is_read_once_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no longer than it is there. A group of one rank is not compared, so this one has another rank too."""
+    counts = GroupCounts((0, 1))
+    group = dist.new_group([0])
+    monkeypatch.setattr(module.dist, "get_process_group_ranks", lambda of: [0, 1] if of is group else [0])
+    assert counts.read() == {}
+    counts.find()
+    assert [each.number for each in counts.read().values()] == [0]
+    dist.barrier(group=group)
+    assert [each.number for each in counts.read().values()] == [1]
+    dist.destroy_process_group(group)
+    counts.find()
+    assert counts.read() == {}
 
 
 def numbered(name: str, number: int, *, group: str = "0", is_p2p: bool = False) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import FitPlan, Reason, Records
@@ -50,9 +50,8 @@ class FitStart:
     split: SplitSample | None = None
 
 
-@dataclass(frozen=True)
-class TickPart:
-    """What one check compares at a tick.
+class TickPart(NamedTuple):
+    """What one check compares at a tick: it holds the values of that batch, and makes the rest of them later.
 
     Attributes:
         record: Returns this rank's part of the record, as JSON types. Called on the speaker thread.
@@ -74,6 +73,10 @@ class Others(Protocol):
 
     def issued(self) -> Mapping[str, Issued]:
         """Returns what this rank has issued in each process group, by a key that is the same on all of its ranks."""
+        ...
+
+    def find_groups(self) -> None:
+        """Looks which process groups there are by now; `issued` is about those. On any thread: it takes a while."""
         ...
 
     def recorded(self, group: str, begin: int) -> Recorded | None:
@@ -147,7 +150,7 @@ class Listener:
         """
 
     def looked(self, span: SpanCounters) -> None:
-        """A train batch is about to be used, and the guard looks up."""
+        """A train batch is about to be used, and the guard looks up for another reason than a tick alone."""
 
     def stepped(self, span: SpanCounters, steps: int) -> None:
         """An optimizer step was applied.
@@ -219,7 +222,11 @@ class Check(Listener):
         """Takes that from the first rank. Called on a thread of the guard."""
 
     def tick(self, span: SpanCounters) -> TickPart | None:
-        """Returns what is to be compared after the batch at which a train span stands; None where nothing is known."""
+        """Returns what is to be compared after the batch at which a train span stands; None where nothing is known.
+
+        Called on the training thread, so it takes the values as they are, and leaves all else to the part that it
+        returns. A guard asks only the checks that have a method of their own.
+        """
         del span
 
     def span_report(self, span: SpanCounters) -> Mapping[str, Any]:

@@ -273,6 +273,8 @@ class CollectiveCheck(Check):
 
     def span_opening(self, span: SpanCounters) -> None:  # noqa: D102
         self._mixed = True
+        if self._others is not None and not span.evaluation:
+            self._others.find_groups()
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         self._mixed = True
@@ -286,14 +288,13 @@ class CollectiveCheck(Check):
         interval = Interval(span.opened, span.started)
         self._last, self._last_tick, self._mixed = groups, interval, False
         same = [key for key, each in groups.items() if key in last and last[key].made == each.made]
-        numbers = {key: groups[key].number - last[key].number for key in same}
-        if not numbers or begin is None:
+        if not same or begin is None:
             return None
-        place = f"between batches {begin.batch} and {interval.batch} of {span.name}"
-        told = {"issued": numbers, "issued_since": list(begin)}
+        numbers = {key: groups[key].number - last[key].number for key in same}
 
         def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> None:
             del ranks
+            place = f"between batches {begin.batch} and {interval.batch} of {span.name}"
             theirs = standing.get("issued")
             if not isinstance(theirs, Mapping) or standing.get("issued_since") != list(begin):
                 theirs = {}  # of another version, or of a rank with other ticks
@@ -308,7 +309,11 @@ class CollectiveCheck(Check):
             for question in waiting:
                 self._answer(question)
 
-        return TickPart(lambda: told, compare)
+        def record() -> Mapping[str, Any]:
+            others.find_groups()  # for the next tick
+            return {"issued": numbers, "issued_since": list(begin)}
+
+        return TickPart(record, compare)
 
     def _ask(self, group: str, trail: Trail, last: Interval) -> None:
         """Asks all ranks of a group, unless another rank has asked first. Runs on the speaker thread."""

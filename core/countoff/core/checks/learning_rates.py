@@ -123,13 +123,17 @@ class LearningRateCheck(Check):
     def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
         if not self._state.evidence.steps_by_batch:
             return None
-        key, where, rates = tick_key(span), f"at batch {span.started} of {span.name}", self.rates()
-        self._state.rates.keep(key, rates)
+        state, rates, batch = self._state, self.rates(), span.started
+
+        def record() -> Mapping[str, Any]:
+            state.rates.keep(tick_key(span, batch), rates)  # before this rank's row of a verdict about this point
+            return {"rates": list(rates)}
 
         def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-            return rate_mismatch(where, key, ranks, parse_rates(standing), rates)
+            where = f"at batch {batch} of {span.name}"
+            return rate_mismatch(where, tick_key(span, batch), ranks, parse_rates(standing), rates)
 
-        return TickPart(lambda: {"rates": list(rates)}, compare)
+        return TickPart(record, compare)
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         # Another rank may be behind: it compares only the steps of this span before it closes it.

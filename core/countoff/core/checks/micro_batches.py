@@ -35,8 +35,13 @@ class MicroBatchCheck(Check):
     def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
         if not self._state.evidence.steps_by_batch:
             return None
-        mine, where = self._state.micro_batches.take(), f"at batch {span.started} of {span.name}"
-        return TickPart(mine.to_json, compare_micro_batches(mine, where, self._state.steps))
+        state, batch, name = self._state, span.started, span.name
+        mine, steps = state.micro_batches.take(), state.steps
+
+        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+            return compare_micro_batches(mine, f"at batch {batch} of {name}", steps)(standing, ranks)
+
+        return TickPart(mine.to_json, compare)
 
 
 def compare_micro_batches(

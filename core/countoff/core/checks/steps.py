@@ -72,9 +72,12 @@ class StepCheck(Check):
     def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
         if not self._state.evidence.steps_by_batch:
             return None
-        where = f"batch {span.started} of {span.name}"
-        record = {"steps": self._state.steps, "step_hash": self._state.step_hash}
-        return TickPart(lambda: record, compare_steps(record, where))
+        record, batch, name = {"steps": self._state.steps, "step_hash": self._state.step_hash}, span.started, span.name
+
+        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+            return compare_steps(record, f"batch {batch} of {name}")(standing, ranks)
+
+        return TickPart(lambda: record, compare)
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
         every = self._state.settings.tick_batches

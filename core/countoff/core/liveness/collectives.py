@@ -32,6 +32,8 @@ _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduc
 class GroupCounts:
     """Reads how many collectives this rank has issued in each of its process groups; a microsecond or so for each.
 
+    Any thread may call `find`, also while another one reads.
+
     Args:
         ranks: The ranks that are compared. A group with another one in it is left out.
     """
@@ -39,19 +41,28 @@ class GroupCounts:
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
         self._known: dict[str, tuple[weakref.ref[Any], str, Issued]] = {}
+        self._compared: list[tuple[weakref.ref[Any], str, Issued]] = []
         self._made = 0
 
     def __call__(self) -> dict[str, Issued]:
         """Returns what this rank has issued, by a key that is the same on all ranks of a group."""
-        found: dict[str, Issued] = {}
+        self.find()
+        return self.read()
+
+    def find(self) -> None:
+        """Looks which process groups there are by now."""
         with contextlib.suppress(Exception):  # read through names that torch does not promise
-            groups = process_groups()
-            self._known = {name: self._of(group, name) for group, name in groups.items()}
-            for group, name in groups.items():
-                _, key, issued = self._known[name]
-                if key:
-                    number = int(group._get_sequence_number_for_group())  # pyright: ignore[reportAttributeAccessIssue]
-                    found[key] = issued._replace(number=number)
+            self._known = {name: self._of(group, name) for group, name in process_groups().items()}
+            self._compared = [each for each in self._known.values() if each[1]]
+
+    def read(self) -> dict[str, Issued]:
+        """Returns the same, of the process groups that `find` has found last."""
+        found: dict[str, Issued] = {}
+        with contextlib.suppress(Exception):  # read through a name that torch does not promise
+            for known, key, (_, ranks, words, counts_messages, made) in self._compared:
+                if (group := known()) is not None:
+                    number = group._get_sequence_number_for_group()
+                    found[key] = Issued(number, ranks, words, counts_messages, made)
         return found
 
     def recorded(self, group: str, begin: int) -> Recorded | None:

@@ -331,6 +331,18 @@ def test_the_record_is_told_once_the_roll_call_is_over() -> None:
     assert record["name"]
 
 
+def test_nothing_is_read_while_ranks_wait_for_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading takes more processor time than all else at the start of a fit."""
+    read: list[str] = []
+    monkeypatch.setattr(software, "own_files", lambda: read.append("files") or {})
+    _, check = begun()
+    check.settle()
+    assert read == []
+    check.counted_off()
+    check.settle()
+    assert read == ["files"]
+
+
 def test_a_guard_that_closes_before_tells_nothing() -> None:
     others, check = begun()
     check.closed()

@@ -87,34 +87,30 @@ class HostsCheck(Check):
         self._others: Others | None = None
         self._reading: threading.Thread | None = None
         self._cancel: Callable[[], None] = lambda: None
-        self._lock = threading.Lock()
-        self._counted_off = self._closed = False
-        self._read: tuple[Mapping[str, Any], Sequence[str]] | None = None
+        self._closed = False
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         self._others = others
-        if others is None:
-            return
-        if self._state.settings.levels.get(HOSTS_DIFFER.name) == "off":
-            self._read = {}, ()  # ranks may have other levels, and wait for this record
-            return
-        self._reading = threading.Thread(target=self._read_host, args=(others.began,), daemon=True)
-        self._reading.name = "countoff software"
-        self._cancel = at_exit(self.closed)  # where the roll call ends the program, nobody closes the guard
-        self._reading.start()
+        if others is not None:
+            self._cancel = at_exit(self.closed)  # where the roll call ends the program, nobody closes the guard
 
     def counted_off(self) -> None:  # noqa: D102
-        with self._lock:
-            self._counted_off = True
-        self._tell()
+        if self._others is None or self._closed:
+            return
+        if self._state.settings.levels.get(HOSTS_DIFFER.name) == "off":
+            self._tell({}, ())  # ranks may have other levels, and wait for this record
+            return
+        # Not before: until then all ranks wait for one another, and this takes more processor time than the roll call.
+        self._reading = threading.Thread(target=self._read_host, args=(self._others.began,), daemon=True)
+        self._reading.name = "countoff software"
+        self._reading.start()
 
     def settle(self) -> None:  # noqa: D102
         if self._reading is not None:
             self._reading.join(_SETTLE_SECONDS)
 
     def closed(self) -> None:  # noqa: D102
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._cancel()
         self.settle()  # no thread is left behind, but for one that waits for a file system
 
@@ -123,17 +119,10 @@ class HostsCheck(Check):
         with contextlib.suppress(Exception):  # whatever a program has done to its modules
             files = software.own_files()
             record = record_of(files, began, stopped=lambda: self._closed)
-        with self._lock:
-            self._read = record, list(files)
-        self._tell()
+        self._tell(record, list(files))
 
-    def _tell(self) -> None:
-        """Tells what was read, once that is known and the roll call is over."""
-        with self._lock:
-            ready = self._counted_off and not self._closed
-            read, self._read = (self._read, None) if ready else (None, self._read)
-        if read is not None and self._others is not None:
-            record, files = read
+    def _tell(self, record: Mapping[str, Any], files: Sequence[str]) -> None:
+        if self._others is not None and not self._closed:
             self._others.report("hosts", record, lambda records: judge_hosts(records, files))
 
 

@@ -27,9 +27,10 @@ def test_credits_have_three_operations_per_block_and_leave_nothing():
     """Each rank counts itself once per block, and receives one grant; after the pass, the store holds nothing of it."""
     batches, ends = credits_scale.tables(quick=True, sizes=[8])
     for row in batches.rows:
-        # One `add`, and the listener's `wait` and `get`; of all ranks together, the grant and what is deleted.
+        # One `add`, and the listener's `wait` and `get`, but for the rank that writes the grant; of all ranks together,
+        # the grant and its removal. A second writer reads the other one's grant in one operation instead of two.
         of_block = row["operations per rank and batch"] * row["batches of a block"]
-        assert 3 <= of_block <= 3.6
+        assert 2.9 <= of_block <= 3.6
     assert [row["keys and entries left"] for row in ends.rows] == [0] * len(credits_scale.EPOCHS)
 
 

@@ -25,13 +25,20 @@ def test_the_benchmark_counts_every_operation_of_the_store(tmp_path, capsys):
 
 def test_credits_have_three_operations_per_block_and_leave_nothing():
     """Each rank counts itself once per block, and receives one grant; after the pass, the store holds nothing of it."""
-    batches, ends = credits_scale.tables(quick=True, sizes=[8])
-    for row in batches.rows:
-        # One `add`, and the listener's `wait` and `get`, but for the rank that writes the grant; of all ranks together,
-        # the grant and its removal. A second writer reads the other one's grant in one operation instead of two.
-        of_block = row["operations per rank and batch"] * row["batches of a block"]
-        assert 2.9 <= of_block <= 3.6
-    assert [row["keys and entries left"] for row in ends.rows] == [0] * len(credits_scale.EPOCHS)
+    simulation, left = credits_scale.measure(8)
+    assert left == [0] * len(credits_scale.EPOCHS)
+    assert [row["keys and entries left"] for row in credits_scale.ends({8: (simulation, left)}).rows] == left
+    table = credits_scale.batches({8: simulation})
+    for row, epoch in zip(table.rows, credits_scale.EPOCHS, strict=False):  # the last one is in no row
+        counts = {what: count for what, (count, *_) in simulation.costs[epoch.name("batches")].counts.items()}
+        blocks = 32 // row["batches of a block"]
+        # One `add`, then the listener's `wait` and `get`, or the compare-and-set by which a rank writes a grant: the
+        # one that comes second reads the other one's by it. And each grant is removed once.
+        writes = counts["mark: compare_set"]
+        assert counts["credits: add"] == counts["mark: wait"] + writes == 8 * blocks
+        assert counts["mark: get"] == counts["mark: wait"]
+        assert writes >= blocks == counts["mark: delete_key"]
+        assert row["operations per rank and batch"] * 8 * 32 == sum(counts.values())
 
 
 def test_simulated_ranks_write_whole_traces(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from countoff.core.protocol.records import RECORD_BYTES, FitPlan, record_text
 from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.verdict import Verdict
+from countoff.core.waiting import until
 from tests.other_ranks import KeptRecords
 from tests.paths import ROOT
 
@@ -351,14 +353,32 @@ def test_a_guard_that_closes_before_tells_nothing() -> None:
 
 
 def test_a_program_that_ends_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the roll call has ended it, nobody closes the guard, and no thread is to be left."""
+    """It may end without closing its guard, and no thread is to be left."""
     exits: list[Callable[[], None]] = []
     monkeypatch.setattr(hosts, "at_exit", lambda function: exits.append(function) or (lambda: None))
+
+    def read_until_stopped(files: Mapping[str, str], began: float, stopped: Callable[[], bool]) -> dict[str, Any]:
+        assert until(stopped, time.monotonic() + 30)
+        return {}
+
+    monkeypatch.setattr(hosts, "record_of", read_until_stopped)
     others, check = begun()
+    assert exits == []  # as long as there is no thread
+    check.counted_off()
     [end] = exits
+    assert "countoff software" in [thread.name for thread in threading.enumerate()]
     end()
     assert "countoff software" not in [thread.name for thread in threading.enumerate()]
+    assert others.reported == []
+
+
+def test_nothing_is_read_where_the_roll_call_has_ended_the_fit() -> None:
+    state, others = State(0, 2, Settings(), {}), KeptRecords()
+    check = HostsCheck(state)
+    check.fit_started(FitStart(FitPlan(), {}), others)
+    state.end = Verdict("PlanMismatch", "rank 1 has another plan.")
     check.counted_off()
+    check.settle()
     assert others.reported == []
 
 

@@ -91,11 +91,9 @@ class HostsCheck(Check):
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         self._others = others
-        if others is not None:
-            self._cancel = at_exit(self.closed)  # where the roll call ends the program, nobody closes the guard
 
     def counted_off(self) -> None:  # noqa: D102
-        if self._others is None or self._closed:
+        if self._others is None or self._closed or self._state.end is not None:
             return
         if self._state.settings.levels.get(HOSTS_DIFFER.name) == "off":
             self._tell({}, ())  # ranks may have other levels, and wait for this record
@@ -103,6 +101,7 @@ class HostsCheck(Check):
         # Not before: until then all ranks wait for one another, and this takes more processor time than the roll call.
         self._reading = threading.Thread(target=self._read_host, args=(self._others.began,), daemon=True)
         self._reading.name = "countoff software"
+        self._cancel = at_exit(self.closed)  # a program may end without closing its guard
         self._reading.start()
 
     def settle(self) -> None:  # noqa: D102

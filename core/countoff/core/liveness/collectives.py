@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import pickle
 import weakref
@@ -42,7 +43,7 @@ class GroupCounts:
         self._ranks = ranks
         self._known: dict[str, tuple[weakref.ref[Any], str, Issued]] = {}
         self._compared: list[tuple[weakref.ref[Any], str, Issued]] = []
-        self._made = 0
+        self._made = itertools.count(1)  # also where two threads take a number at once
 
     def __call__(self) -> dict[str, Issued]:
         """Returns what this rank has issued, by a key that is the same on all ranks of a group."""
@@ -94,8 +95,8 @@ class GroupCounts:
         described = getattr(group, "group_desc", "")
         own_name = name if described in ("", "undefined") else described
         where = "in the group of all ranks" if group is dist.group.WORLD else f"in process group {own_name}"
-        self._made += 1
-        issued = Issued(0, ranks, where, counts_messages="nccl" not in dist.get_backend(group), made=self._made)
+        counts_messages = "nccl" not in dist.get_backend(group)
+        issued = Issued(0, ranks, where, counts_messages, made=next(self._made))
         compared = len(ranks) > 1 and set(ranks) <= set(self._ranks)
         key = hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=4).hexdigest() if compared else ""
         return weakref.ref(group), key, issued

@@ -31,8 +31,9 @@ class KeptRecords:
         self.groups_sought = 0
         self._standing = standing
 
-    def issued(self) -> Mapping[str, Issued]:
-        return self.groups
+    def issued(self) -> Callable[[], Mapping[str, Issued]]:
+        read = self.groups
+        return lambda: read
 
     def find_groups(self) -> None:
         self.groups_sought += 1

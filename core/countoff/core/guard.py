@@ -30,7 +30,7 @@ from countoff.core.ending import shutdown, sigterm, verdict_file
 from countoff.core.liveness.processes import began_at
 from countoff.core.part import Part
 from countoff.core.protocol.actions import PrintWarning
-from countoff.core.protocol.counters import SpanCounters, UnusedBatches, tick_key
+from countoff.core.protocol.counters import SpanCounters, TickPlace, UnusedBatches
 from countoff.core.protocol.credits import Credits
 from countoff.core.protocol.evidence import Evidence
 from countoff.core.protocol.records import FitPlan, MarkKind, Reason, mark_entry, verdict_entry
@@ -858,20 +858,22 @@ class Guard:
 
         The first rank to reach the batch writes its record under the batch's own key, later ones compare with it.
         """
-        parts = [part for check in self._compare_ticks if (part := check.tick(span)) is not None]
-        if not parts:
+        state = self.state
+        if not state.evidence.steps_by_batch:
             return
-        key, rank = tick_key(span), self.state.rank
+        at = TickPlace(span.opened, span.started, span.name)
+        values = [check.tick(span) for check in self._compare_ticks]
 
         def compare(channel: Channel) -> None:  # makes the record too, which costs the training thread nothing then
-            record: dict[str, Any] = {"rank": rank}
+            parts = [part for make in values if make is not None and (part := make(at)) is not None]
+            record: dict[str, Any] = {"rank": state.rank}
             for part in parts:
-                record |= part.record()
-            standing = channel.claim(key, record)
-            ranks = int(standing["rank"]), rank
+                record |= part.record
+            standing = channel.claim(at.key, record)
+            ranks = int(standing["rank"]), state.rank
             found = (part.compare(standing, ranks) for part in parts)
             if (verdict := next(filter(None, found), None)) is not None:
-                find_at_once(self.state, speaker, channel, verdict)
+                find_at_once(state, speaker, channel, verdict)
 
         speaker.hand(compare)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from countoff.core.checks.check import TickPart
 from countoff.core.checks.collectives import (
     CollectiveCheck,
     Interval,
@@ -21,7 +22,7 @@ from countoff.core.checks.collectives import (
     judge_collectives,
     numbers_of,
 )
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import RECORD_BYTES, record_text
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -271,10 +272,16 @@ class Rank:
 
     def tick(self, issued: int) -> Mapping[str, object] | None:
         """What this rank writes at its next tick, with so many collectives issued by then."""
+        part = self.part(issued)
+        return None if part is None else part.record
+
+    def part(self, issued: int) -> TickPart | None:
+        """What it compares there."""
         self.others.groups = {"a": group(2)._replace(number=issued, made=self.made)}
         self.span.started += 64
-        part = self.check.tick(self.span)
-        return None if part is None else part.record()
+        make = self.check.tick(self.span)
+        self.others.groups = {}  # what a rank issues while its speaker is busy does not count
+        return None if make is None else make(TickPlace(self.span.opened, self.span.started, self.span.name))
 
 
 def told(number: int, since: int) -> dict[str, object]:
@@ -298,23 +305,18 @@ def test_a_group_that_was_made_again_is_not_compared() -> None:
 def test_a_record_of_another_version_ends_nothing(theirs: Mapping[str, object]) -> None:
     rank = Rank()
     rank.tick(70)
-    rank.others.groups = {"a": group(2)._replace(number=134)}
-    rank.span.started += 64
-    part = rank.check.tick(rank.span)
+    part = rank.part(134)
     assert part is not None
     assert part.compare({"issued_since": [1, 64], **theirs}, (0, 1)) is None
 
 
 def test_process_groups_are_looked_up_with_each_record() -> None:
-    """That takes a while, so a tick itself does not: it is the record that the speaker thread makes."""
+    """That takes a while, so a tick itself does not: it is done where the speaker thread makes the record."""
     rank = Rank()
-    at_start = rank.others.groups_sought
-    rank.tick(70)
-    rank.span.started += 64
-    part = rank.check.tick(rank.span)
-    assert (at_start, rank.others.groups_sought) == (1, 1)
-    assert part is not None
-    part.record()
+    make = rank.check.tick(rank.span)
+    assert rank.others.groups_sought == 1  # at the epoch's start
+    assert make is not None
+    make(TickPlace(1, 64, "train epoch 0"))
     assert rank.others.groups_sought == 2
 
 
@@ -424,9 +426,7 @@ def proved_by(recorded: Recorded | None) -> tuple[Rank, Speaker]:
     rank.others.speaker = speaker
     rank.others.recorded = lambda group, begin: recorded
     for tick in range(12):
-        rank.others.groups = {"a": group(2)._replace(number=64 * tick + (tick >= 4))}
-        rank.span.started += 64
-        part = rank.check.tick(rank.span)
+        part = rank.part(64 * tick + (tick >= 4))
         if part is not None:
             part.compare({"issued": {"a": 64}, "issued_since": [1, 64 * tick]}, (1, 0))
     rank.hear(speaker.entries[0])

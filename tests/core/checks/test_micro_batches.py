@@ -12,7 +12,7 @@ import pytest
 from countoff.core.checks import Checks, judge
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.resume import ScheduleState
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.log import LogView
 from countoff.core.protocol.micro_batches import MicroBatchLog
 from countoff.core.protocol.records import RECORD_BYTES, Mark, MicroCounts, mark_entry, verdict_entry
@@ -152,7 +152,9 @@ def test_other_learning_rates_are_found_beside_other_micro_batches() -> None:
         checks, state = checks_of([0.2])
         state.steps, state.step_hash = 1, 5
         state.micro_batches, span = opened(5)
-        parts = [part for check in checks if (part := check.tick(span)) is not None]
+        place = TickPlace(span.opened, span.started, span.name)
+        makes = [make for check in checks if (make := check.tick(span)) is not None]
+        parts = [part for make in makes if (part := make(place)) is not None]
         found = [each for part in parts if (each := part.compare({**theirs, "rates": rates}, (0, 1))) is not None]
         assert (found[0].kind, found[0].subject) == expected
 

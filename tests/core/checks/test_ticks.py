@@ -8,9 +8,10 @@ import numpy
 import pytest
 
 from countoff.core.checks import Checks
+from countoff.core.checks.check import TickPart
 from countoff.core.checks.resume import ScheduleState
 from countoff.core.checks.steps import StepCheck
-from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates
 from countoff.core.settings import Settings
 from countoff.core.state import State
@@ -21,14 +22,20 @@ WHERE = f"batch 64 of {EPOCH}"
 TICK = {"rank": 0, "steps": 8, "step_hash": 5, "rates": [0.1, 0.2]}
 
 
+def parts_at(place: TickPlace, checks: Checks) -> list[TickPart]:
+    """What the checks compare at a tick."""
+    span = SpanCounters(place.span, opened=place.opened, started=place.batch)
+    made = [make for check in checks if (make := check.tick(span)) is not None]
+    return [part for make in made if (part := make(place)) is not None]
+
+
 def compared(standing: dict[str, Any], own: dict[str, Any]) -> Verdict | None:
     """What rank 1, which has `own`, finds in the record of rank 0 at a tick."""
     state = State(1, 2, Settings(), {})
     state.steps, state.step_hash = own["steps"], own["step_hash"]
     checks = Checks.of(state, learning_rates_in_force=lambda: own["rates"], schedule=ScheduleState, hash_weights=None)
     state.evidence.steps(threading.get_ident())
-    span = SpanCounters(EPOCH, opened=1, started=64)
-    parts = [part for check in checks if (part := check.tick(span)) is not None]
+    parts = parts_at(TickPlace(1, 64, EPOCH), checks)
     return next((found for part in parts if (found := part.compare(standing, (0, 1))) is not None), None)
 
 
@@ -88,4 +95,3 @@ def test_a_span_has_a_key_for_each_tick() -> None:
     every_three = StepCheck(State(0, 2, Settings(tick_batches=3), {}))
     assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=7))) == ["tick/3/3", "tick/3/6"]
     assert list(every_three.left_keys(SpanCounters(EPOCH, opened=3, started=2))) == []
-    assert tick_key(SpanCounters(EPOCH, opened=3, started=7)) == "tick/3/7"

@@ -66,14 +66,14 @@ def test_a_process_group_is_read_once_it_is_found(monkeypatch: pytest.MonkeyPatc
     counts = GroupCounts((0, 1))
     group = dist.new_group([0])
     monkeypatch.setattr(module.dist, "get_process_group_ranks", lambda of: [0, 1] if of is group else [0])
-    assert counts.read() == {}
+    assert counts.read()() == {}
     counts.find()
-    assert [each.number for each in counts.read().values()] == [0]
+    before = counts.read()
     dist.barrier(group=group)
-    assert [each.number for each in counts.read().values()] == [1]
+    assert [[each.number for each in read().values()] for read in (before, counts.read())] == [[0], [1]]
     dist.destroy_process_group(group)
     counts.find()
-    assert counts.read() == {}
+    assert counts.read()() == {}
 
 
 def numbered(name: str, number: int, *, group: str = "0", is_p2p: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import FitPlan, Reason, Records
 from countoff.core.verdict import Verdict
 
@@ -51,15 +51,15 @@ class FitStart:
 
 
 class TickPart(NamedTuple):
-    """What one check compares at a tick: it holds the values of that batch, and makes the rest of them later.
+    """What one check compares at a tick.
 
     Attributes:
-        record: Returns this rank's part of the record, as JSON types. Called on the speaker thread.
+        record: This rank's part of the record, as JSON types.
         compare: Takes the whole record of the rank that wrote first, and the ranks: that one and this one. Returns what
             is wrong. Called on the speaker thread.
     """
 
-    record: Callable[[], Mapping[str, Any]]
+    record: Mapping[str, Any]
     compare: Callable[[Mapping[str, Any], tuple[int, int]], Verdict | None]
 
 
@@ -71,8 +71,12 @@ class Others(Protocol):
     began: float
     """When this process began, in seconds since the epoch."""
 
-    def issued(self) -> Mapping[str, Issued]:
-        """Returns what this rank has issued in each process group, by a key that is the same on all of its ranks."""
+    def issued(self) -> Callable[[], Mapping[str, Issued]]:
+        """Reads how many collectives this rank has issued in each process group.
+
+        Returns:
+            What tells them, by a key that is the same on all ranks of the group. Any thread may call it, later too.
+        """
         ...
 
     def find_groups(self) -> None:
@@ -221,11 +225,15 @@ class Check(Listener):
     def answered(self, answer: Mapping[str, Any]) -> None:
         """Takes that from the first rank. Called on a thread of the guard."""
 
-    def tick(self, span: SpanCounters) -> TickPart | None:
-        """Returns what is to be compared after the batch at which a train span stands; None where nothing is known.
+    def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart | None] | None:
+        """Takes the values that are to be compared after the batch at which a train span stands.
 
-        Called on the training thread, so it takes the values as they are, and leaves all else to the part that it
-        returns. A guard asks only the checks that have a method of their own.
+        Called on the training thread, whose caches are cold for it: it takes the values as they are. A guard asks only
+        the checks that have a method of their own, and only where it is known after which batch each step was applied.
+
+        Returns:
+            What makes of them what is compared, or None; it is called on the speaker thread, with the place. None
+            where nothing is known.
         """
         del span
 

@@ -23,11 +23,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.checks.check import Check, FitStart, Others, TickPart
 from countoff.core.checks.plan import each_on
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import Reason, Records, parse_count, parse_rank
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import clip, count_of, names_of, ranks_by
@@ -279,14 +280,27 @@ class CollectiveCheck(Check):
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         self._mixed = True
 
-    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
-        state, others = self._state, self._others
-        if others is None or not state.evidence.steps_by_batch or span.guess:
+    def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart | None] | None:  # noqa: D102
+        if self._others is None or span.guess:
             return None  # batches may be counted on another thread than that of the collectives
-        last, begin, mixed = self._last, self._last_tick, self._mixed
-        groups = dict(itertools.islice(others.issued().items(), _MOST_GROUPS))
-        interval = Interval(span.opened, span.started)
-        self._last, self._last_tick, self._mixed = groups, interval, False
+        mixed, self._mixed = self._mixed, False
+        return partial(self._part, self._others, self._others.issued(), mixed)
+
+    def _part(
+        self, others: Others, issued: Callable[[], Mapping[str, Issued]], mixed: bool, at: TickPlace
+    ) -> TickPart | None:
+        """Makes the part of a tick; `_last` and `_last_tick` are those of the tick before. Runs on the speaker thread.
+
+        Args:
+            others: The other ranks.
+            issued: Tells what this rank had issued at the tick.
+            mixed: Whether an epoch began or an evaluation was since the tick before.
+            at: Where the tick is.
+        """
+        groups, interval = dict(itertools.islice(issued().items(), _MOST_GROUPS)), Interval(at.opened, at.batch)
+        last, begin = self._last, self._last_tick
+        self._last, self._last_tick = groups, interval
+        others.find_groups()  # for the next tick
         same = [key for key, each in groups.items() if key in last and last[key].made == each.made]
         if not same or begin is None:
             return None
@@ -294,7 +308,7 @@ class CollectiveCheck(Check):
 
         def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> None:
             del ranks
-            place = f"between batches {begin.batch} and {interval.batch} of {span.name}"
+            place = f"between batches {begin.batch} and {at.batch} of {at.span}"
             theirs = standing.get("issued")
             if not isinstance(theirs, Mapping) or standing.get("issued_since") != list(begin):
                 theirs = {}  # of another version, or of a rank with other ticks
@@ -309,11 +323,7 @@ class CollectiveCheck(Check):
             for question in waiting:
                 self._answer(question)
 
-        def record() -> Mapping[str, Any]:
-            others.find_groups()  # for the next tick
-            return {"issued": numbers, "issued_since": list(begin)}
-
-        return TickPart(record, compare)
+        return TickPart({"issued": numbers, "issued_since": list(begin)}, compare)
 
     def _ask(self, group: str, trail: Trail, last: Interval) -> None:
         """Asks all ranks of a group, unless another rank has asked first. Runs on the speaker thread."""

@@ -11,11 +11,12 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.check import Check, FitStart, Others, TickPart
 from countoff.core.checks.plan import each_on
-from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rates import compared_rates, parse_rates, point_of, rates_differ
 from countoff.core.protocol.records import Mark, MarkKind, Reason, Records, parse_count, record_text
 from countoff.core.protocol.rule import Divergence
@@ -120,20 +121,8 @@ class LearningRateCheck(Check):
 
         self._others.compare(key, lambda: {"rank": state.rank, "rates": list(rates)}, judge)
 
-    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
-        if not self._state.evidence.steps_by_batch:
-            return None
-        state, rates, batch = self._state, self.rates(), span.started
-
-        def record() -> Mapping[str, Any]:
-            state.rates.keep(tick_key(span, batch), rates)  # before this rank's row of a verdict about this point
-            return {"rates": list(rates)}
-
-        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-            where = f"at batch {batch} of {span.name}"
-            return rate_mismatch(where, tick_key(span, batch), ranks, parse_rates(standing), rates)
-
-        return TickPart(record, compare)
+    def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102
+        return partial(self._part, self.rates())
 
     def span_closing(self, span: SpanCounters, reason: Reason, *, orderly: bool) -> None:  # noqa: D102
         # Another rank may be behind: it compares only the steps of this span before it closes it.
@@ -143,6 +132,14 @@ class LearningRateCheck(Check):
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
         return map(step_key, self._left_steps.pop(span.opened, ()))
+
+    def _part(self, rates: tuple[float, ...], at: TickPlace) -> TickPart:
+        self._state.rates.keep(at.key, rates)  # before this rank's row of a verdict about this point
+
+        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
+            return rate_mismatch(f"at {at.in_words}", at.key, ranks, parse_rates(standing), rates)
+
+        return TickPart({"rates": list(rates)}, compare)
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates that ranks compare; none before the first step of the fit.

@@ -6,11 +6,12 @@ Of a model that all ranks hold in shards, its forward passes are compared instea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.check import Check, TickPart
 from countoff.core.checks.steps import FORWARD_PASSES, MICRO_BATCHES, STEP_MISMATCH
-from countoff.core.protocol.counters import SpanCounters
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.records import MicroCounts
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Verdict
@@ -32,16 +33,12 @@ class MicroBatchCheck(Check):
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
-        if not self._state.evidence.steps_by_batch:
-            return None
-        state, batch, name = self._state, span.started, span.name
-        mine, steps = state.micro_batches.take(), state.steps
+    def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102
+        return partial(self._part, self._state.micro_batches.take(), self._state.steps)
 
-        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-            return compare_micro_batches(mine, f"at batch {batch} of {name}", steps)(standing, ranks)
-
-        return TickPart(mine.to_json, compare)
+    @staticmethod
+    def _part(mine: MicroCounts, steps: int, at: TickPlace) -> TickPart:
+        return TickPart(mine.to_json(), compare_micro_batches(mine, f"at {at.in_words}", steps))
 
 
 def compare_micro_batches(

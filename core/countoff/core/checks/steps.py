@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks.check import Check, TickPart
-from countoff.core.protocol.counters import SpanCounters, tick_key
+from countoff.core.protocol.counters import SpanCounters, TickPlace
 from countoff.core.protocol.rule import Divergence
 from countoff.core.verdict import Cause, Verdict, VerdictKind
 from countoff.core.words import count_of
@@ -69,19 +70,19 @@ class StepCheck(Check):
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def tick(self, span: SpanCounters) -> TickPart | None:  # noqa: D102
-        if not self._state.evidence.steps_by_batch:
-            return None
-        record, batch, name = {"steps": self._state.steps, "step_hash": self._state.step_hash}, span.started, span.name
-
-        def compare(standing: Mapping[str, Any], ranks: tuple[int, int]) -> Verdict | None:
-            return compare_steps(record, f"batch {batch} of {name}")(standing, ranks)
-
-        return TickPart(lambda: record, compare)
+    def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart]:  # noqa: D102
+        return partial(self._part, self._state.steps, self._state.step_hash)
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
+        if span.evaluation:
+            return ()
         every = self._state.settings.tick_batches
-        return () if span.evaluation else (tick_key(span, batch) for batch in range(every, span.started + 1, every))
+        return (TickPlace(span.opened, batch, span.name).key for batch in range(every, span.started + 1, every))
+
+    @staticmethod
+    def _part(steps: int, step_hash: int, at: TickPlace) -> TickPart:
+        record = {"steps": steps, "step_hash": step_hash}
+        return TickPart(record, compare_steps(record, at.in_words))
 
 
 def compare_steps(own: Mapping[str, Any], where: str) -> Callable[[Mapping[str, Any], tuple[int, int]], Verdict | None]:

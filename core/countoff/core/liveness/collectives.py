@@ -12,7 +12,7 @@ import itertools
 import json
 import pickle
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +31,7 @@ _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduc
 
 
 class GroupCounts:
-    """Reads how many collectives this rank has issued in each of its process groups; a microsecond or so for each.
+    """Reads how many collectives this rank has issued in each of its process groups.
 
     Any thread may call `find`, also while another one reads.
 
@@ -48,7 +48,7 @@ class GroupCounts:
     def __call__(self) -> dict[str, Issued]:
         """Returns what this rank has issued, by a key that is the same on all ranks of a group."""
         self.find()
-        return self.read()
+        return self.read()()
 
     def find(self) -> None:
         """Looks which process groups there are by now."""
@@ -56,15 +56,14 @@ class GroupCounts:
             self._known = {name: self._of(group, name) for group, name in process_groups().items()}
             self._compared = [each for each in self._known.values() if each[1]]
 
-    def read(self) -> dict[str, Issued]:
-        """Returns the same, of the process groups that `find` has found last."""
-        found: dict[str, Issued] = {}
+    def read(self) -> Callable[[], dict[str, Issued]]:
+        """Reads the same, of the process groups that `find` has found last; returns what tells it."""
+        read: list[tuple[str, Issued, int]] = []
         with contextlib.suppress(Exception):  # read through a name that torch does not promise
-            for known, key, (_, ranks, words, counts_messages, made) in self._compared:
+            for known, key, issued in self._compared:
                 if (group := known()) is not None:
-                    number = group._get_sequence_number_for_group()
-                    found[key] = Issued(number, ranks, words, counts_messages, made)
-        return found
+                    read.append((key, issued, group._get_sequence_number_for_group()))
+        return lambda: {key: issued._replace(number=number) for key, issued, number in read}
 
     def recorded(self, group: str, begin: int) -> Recorded | None:
         """Returns what torch has recorded of this rank's collectives in a process group of gloo, with lines of code.

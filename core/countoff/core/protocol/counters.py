@@ -104,9 +104,36 @@ class SpanCounters:
         return max(self.fetched, self.resumed_at + self.credits.ready if self.credits is not None else 0)
 
 
-def tick_key(span: SpanCounters, batch: int | None = None) -> str:
-    """The key of the tick of a span after one batch; None: after the last one that this rank has started."""
-    return f"tick/{span.opened}/{span.started if batch is None else batch}"
+class TickPlace(NamedTuple):
+    """Where ranks compare what is known after one batch of a train epoch; equal on all of them.
+
+    Attributes:
+        opened: Index of the mark that opened the epoch.
+        batch: The batch of that epoch.
+        span: Name of the epoch.
+    """
+
+    opened: int
+    batch: int
+    span: str
+
+    @property
+    def key(self) -> str:
+        """The key of the record.
+
+        >>> TickPlace(3, 64, "train epoch 1").key
+        'tick/3/64'
+        """
+        return f"tick/{self.opened}/{self.batch}"
+
+    @property
+    def in_words(self) -> str:
+        """The batch, in words.
+
+        >>> TickPlace(3, 64, "train epoch 1").in_words
+        'batch 64 of train epoch 1'
+        """
+        return f"batch {self.batch} of {self.span}"
 
 
 def hash_step(previous: int, batch: int) -> int:

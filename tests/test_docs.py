@@ -1,5 +1,6 @@
 """The documentation agrees with the code: its options, verdicts, links, make targets, paths and quoted examples."""
 
+import ast
 import dataclasses
 import re
 import textwrap
@@ -23,6 +24,11 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=inde
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]*)` \| `(\w+)` \|", re.MULTILINE)
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (.+) \| (.+) \|$", re.MULTILINE)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+
+NETWORK = {"socket", "ssl", "socketserver", "http", "urllib", "xmlrpc", "smtplib", "ftplib", "asyncio"}
+NETWORK |= {"requests", "httpx", "aiohttp", "urllib3", "websockets", "grpc", "boto3", "huggingface_hub", "sentry_sdk"}
+NETWORK |= {"apprise", "prometheus_client", "wandb", "mlflow", "comet_ml", "trackio", "tensorboard"}
+"""Packages that can reach a network."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -94,7 +100,7 @@ def test_pages_name_no_path_of_a_machine() -> None:
     assert re.findall(r"(?<![\w.])/(?:work|tmp|home|root|shared)\b", texts) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/start.md"])
 def test_make_targets_exist(page: str) -> None:
     """Each `make` target that a page names is one of the Makefile's."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -126,6 +132,23 @@ def test_glossary_is_alphabetical() -> None:
 def test_main_pages_link_to_the_glossary(page: str) -> None:
     """A reader of a main page finds the glossary."""
     assert re.search(r"\((docs/)?glossary\.md[#)]", (ROOT / page).read_text())
+
+
+def imports(path: Path) -> set[str]:
+    """The packages that a module imports, wherever in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    whole = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    parts = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in whole + parts}
+
+
+def test_privacy_lists_every_module_that_can_reach_a_network() -> None:
+    """The page names each module of countoff that imports what can reach a network, and no other one."""
+    roots = [ROOT / "core", ROOT / "plugins"]
+    modules = {path: path.relative_to(root) for root in roots for path in root.rglob("*.py")}
+    reaching = {".".join(name.with_suffix("").parts) for path, name in modules.items() if imports(path) & NETWORK}
+    table = section(DOCS / "privacy.md", "Check it")
+    assert sorted(re.findall(r"`(countoff\.[\w.]+)`", table)) == sorted(reaching)
 
 
 def test_site_has_every_page() -> None:

@@ -23,6 +23,7 @@ PAGES = [
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]*)` \| `(\w+)` \|", re.MULTILINE)
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (.+) \| (.+) \|$", re.MULTILINE)
+QUESTION = re.compile(r"^\| [^|]+\? \| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|$", re.MULTILINE)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
 
 NETWORK = {"socket", "ssl", "socketserver", "http", "urllib", "xmlrpc", "smtplib", "ftplib", "asyncio"}
@@ -119,6 +120,14 @@ def test_docs_list_every_verdict_once() -> None:
     rows = ROW.findall(section(DOCS / "how-it-works.md", "The verdicts"))
     listed = [(kind, default.split()[0]) for kinds, _, default in rows for kind in re.findall(r"\w+", kinds)]
     assert listed == [(kind, info.default.split()[0].strip(",;")) for kind, info in KINDS.items()]
+
+
+def test_readme_names_every_verdict_once() -> None:
+    """README's table has every kind once, by the question that a user asks, and says which kinds end the job."""
+    rows = QUESTION.findall(section(ROOT / "README.md", "What it checks"))
+    listed = [(kind, level) for kinds, level in rows for kind in re.findall(r"\w+", kinds)]
+    words = {"raise": "ends the job", "warn": "warns"}
+    assert sorted(listed) == sorted((kind, words[info.level]) for kind, info in KINDS.items())
 
 
 def test_glossary_is_alphabetical() -> None:

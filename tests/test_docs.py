@@ -167,6 +167,14 @@ def test_site_has_every_page() -> None:
     assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
 
 
+def test_start_links_to_every_page() -> None:
+    """Start lists each page of docs/, or what the site shows in its place: a checkout has no table of contents."""
+    linked = {(DOCS / link).resolve() for link in LINK.findall(section(DOCS / "start.md", "All pages"))}
+    shown = {page: re.findall(r"The site shows \[.*\]\((.*)\) here", page.read_text()) for page in DOCS.glob("*.md")}
+    pages = {(DOCS / target).resolve() for page, stub in shown.items() for target in stub or [page.name]}
+    assert pages - linked == {DOCS / "start.md", ROOT / "README.md"}
+
+
 def test_api_reference_has_every_public_module() -> None:
     """The API reference names each public module of the core and of the adapters."""
     inside = {"at_exit", "flag", "packages", "software", "state", "waiting", "whole_file", "words"}

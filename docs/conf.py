@@ -25,10 +25,12 @@ author = "the countoff authors"
 release = metadata.version("countoff")
 html_title = f"countoff {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 myst_heading_anchors = 3  # headings are linked to by their names, as on GitHub
+# Of a console with commands, these are copied, without the prompt and the output; of any other block, all of it.
+copybutton_prompt_text = "$ "
 
 # No framework is needed to build the site.
 autodoc_mock_imports = [

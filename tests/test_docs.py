@@ -1,5 +1,6 @@
 """The documentation agrees with the code: its options, verdicts, links, make targets, paths and quoted examples."""
 
+import ast
 import dataclasses
 import re
 import textwrap
@@ -22,7 +23,13 @@ PAGES = [
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"^\| `(\w+)` \| `([^`]*)` \| `(\w+)` \|", re.MULTILINE)
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| (.+) \| (.+) \|$", re.MULTILINE)
+QUESTION = re.compile(r"^\| [^|]+\? \| (`\w+`(?:, `\w+`)*) \| ([^|]+) \|$", re.MULTILINE)
 LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+
+NETWORK = {"socket", "ssl", "socketserver", "http", "urllib", "xmlrpc", "smtplib", "ftplib", "asyncio"}
+NETWORK |= {"requests", "httpx", "aiohttp", "urllib3", "websockets", "grpc", "boto3", "huggingface_hub", "sentry_sdk"}
+NETWORK |= {"apprise", "prometheus_client", "wandb", "mlflow", "comet_ml", "trackio", "tensorboard"}
+"""Packages that can reach a network."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -94,7 +101,7 @@ def test_pages_name_no_path_of_a_machine() -> None:
     assert re.findall(r"(?<![\w.])/(?:work|tmp|home|root|shared)\b", texts) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/start.md"])
 def test_make_targets_exist(page: str) -> None:
     """Each `make` target that a page names is one of the Makefile's."""
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -115,6 +122,14 @@ def test_docs_list_every_verdict_once() -> None:
     assert listed == [(kind, info.default.split()[0].strip(",;")) for kind, info in KINDS.items()]
 
 
+def test_readme_names_every_verdict_once() -> None:
+    """README's table has every kind once, by the question that a user asks, and says which kinds end the job."""
+    rows = QUESTION.findall(section(ROOT / "README.md", "What it checks"))
+    listed = [(kind, level) for kinds, level in rows for kind in re.findall(r"\w+", kinds)]
+    words = {"raise": "ends the job", "warn": "warns"}
+    assert sorted(listed) == sorted((kind, words[info.level]) for kind, info in KINDS.items())
+
+
 def test_glossary_is_alphabetical() -> None:
     """The glossary has each term once, in alphabetical order, with a text below it."""
     terms = re.findall(r"^## (.+)\n\n\S", (DOCS / "glossary.md").read_text(), re.MULTILINE)
@@ -128,11 +143,36 @@ def test_main_pages_link_to_the_glossary(page: str) -> None:
     assert re.search(r"\((docs/)?glossary\.md[#)]", (ROOT / page).read_text())
 
 
+def imports(path: Path) -> set[str]:
+    """The packages that a module imports, wherever in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    whole = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    parts = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in whole + parts}
+
+
+def test_privacy_lists_every_module_that_can_reach_a_network() -> None:
+    """The page names each module of countoff that imports what can reach a network, and no other one."""
+    roots = [ROOT / "core", ROOT / "plugins"]
+    modules = {path: path.relative_to(root) for root in roots for path in root.rglob("*.py")}
+    reaching = {".".join(name.with_suffix("").parts) for path, name in modules.items() if imports(path) & NETWORK}
+    table = section(DOCS / "privacy.md", "Check it")
+    assert sorted(re.findall(r"`(countoff\.[\w.]+)`", table)) == sorted(reaching)
+
+
 def test_site_has_every_page() -> None:
     """Each page of docs/ is in the site's table of contents, once."""
     trees = re.findall(r"```{toctree}\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
     listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
     assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
+
+
+def test_start_links_to_every_page() -> None:
+    """Start lists each page of docs/, or what the site shows in its place: a checkout has no table of contents."""
+    linked = {(DOCS / link).resolve() for link in LINK.findall(section(DOCS / "start.md", "All pages"))}
+    shown = {page: re.findall(r"The site shows \[.*\]\((.*)\) here", page.read_text()) for page in DOCS.glob("*.md")}
+    pages = {(DOCS / target).resolve() for page, stub in shown.items() for target in stub or [page.name]}
+    assert pages - linked == {DOCS / "start.md", ROOT / "README.md"}
 
 
 def test_api_reference_has_every_public_module() -> None:

@@ -1,7 +1,7 @@
 """The text of every message in every adapter, as golden files: a change of words is a change somebody looks at.
 
 ``COUNTOFF_WRITE_GOLDEN=1 python -m pytest tests/test_messages.py`` writes the files again, the messages and the table
-in docs/verdicts.md, and README's table.
+in docs/verdicts.md with its tables, and the one in docs/how-it-works.md.
 """
 
 import os
@@ -149,10 +149,12 @@ def has_table(page: Path, head: str, rows: str) -> bool:
     return f"\n{head}{rows}\n" in text
 
 
-def test_readme_has_the_table_of_kinds() -> None:
-    """README's table has each kind with its meaning and its default."""
-    rows = "".join(f"| `{kind.name}` | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values())
-    assert has_table(ROOT / "README.md", "| verdict | meaning | default |", rows)
+def test_the_page_has_the_table_of_kinds() -> None:
+    """The page's first table has each kind with its meaning and its default."""
+    rows = "".join(
+        f"| [`{kind.name}`](#{kind.name.lower()}) | {kind.meaning} | {kind.default} |\n" for kind in KINDS.values()
+    )
+    assert has_table(PAGE, "| verdict | meaning | default |", rows)
 
 
 def test_how_it_works_has_the_table_of_levels() -> None:

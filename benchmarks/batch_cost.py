@@ -20,7 +20,7 @@ def guard_tables(quick: bool) -> Iterator[Table]:
 
 
 def forward_tables(quick: bool) -> Iterator[Table]:
-    """Compares a forward pass of a small DDP module whose passes are counted with one whose passes are not."""
+    """Compares a forward pass of a small DDP module that is counted with one that is not, and one with empty hooks."""
     for world_size in (1, 2):
         progress(f"forward passes: {world_size} ranks")
         samples = on_ranks(rank_jobs.forward_costs, world_size, repeats(quick))[0]

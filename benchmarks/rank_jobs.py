@@ -19,6 +19,7 @@ from countoff.lightning import Countoff
 from integration_tests.jobs import Classifier, Job, own_rank, quiet
 
 ADD = "`counter.add()`, which adds 1"
+EMPTY_HOOKS = "two hooks that do nothing"
 TICK = 64  # batches between two comparisons, the default of `tick_batches`
 CHUNKS = 20  # samples per repeat: each takes about a millisecond, so that other load misses most of them
 _CALLS = 5_000
@@ -73,10 +74,14 @@ def guard_costs(repeats: int) -> Samples:
 
 
 def forward_costs(repeats: int) -> Samples:
-    """Returns seconds per forward pass of a DDP module of one small layer, with its passes counted and without."""
+    """Returns seconds per forward pass of a DDP module of one small layer, with its passes counted and without, and
+    with hooks that do nothing, which is the least that counting by hooks can cost.
+    """
     dist.init_process_group("gloo")
     guard = _open_guard(Settings.resolve(tick_batches=10**12), dist.get_world_size())
-    modules = {name: DistributedDataParallel(torch.nn.Linear(128, 128)) for name in (NOTHING, COUNTOFF)}
+    modules = {name: DistributedDataParallel(torch.nn.Linear(128, 128)) for name in (NOTHING, EMPTY_HOOKS, COUNTOFF)}
+    modules[EMPTY_HOOKS].register_forward_pre_hook(_nothing)
+    modules[EMPTY_HOOKS].register_forward_hook(_nothing, always_call=True)
     end = count_forward_passes([modules[COUNTOFF]], guard.micro_batch)
     batch = torch.zeros(8, 128)
     timers = {

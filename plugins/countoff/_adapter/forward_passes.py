@@ -6,10 +6,13 @@ A copy or a pickle of a module has hooks that do nothing, and that can be loaded
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import is_grad_enabled
+from torch.compiler import is_compiling
 
 __all__ = ["Hook", "count_forward_passes"]
 
@@ -18,10 +21,10 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
     """Calls a function after each forward pass of modules for training; returns a function that ends that.
 
     A pass is one for training if the module is in training mode and gradients are enabled. A pass inside of another
-    one, of the same module or of another, is not counted. Nor is one inside a backward pass, where activation
-    checkpointing runs the forward pass again. Once torch.compile has compiled one of the modules with its hooks, as it
-    does with a module inside of the one that the loop calls, nothing is counted: compiled code runs no hook, and goes
-    back to Python code at different passes on each rank.
+    one of its thread, of the same module or of another, is not counted. Nor is one inside a backward pass, where
+    activation checkpointing runs the forward pass again. Once torch.compile has compiled one of the modules with its
+    hooks, as it does with a module inside of the one that the loop calls, nothing is counted: compiled code runs no
+    hook, and goes back to Python code at different passes on each rank.
 
     Args:
         modules: The modules, wrapped as the loop calls them.
@@ -36,63 +39,87 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"attach(model=…) takes a module or a list of modules, got a {type(module).__name__}")
             try:
-                stack.callback(module.register_forward_pre_hook(Hook(passes, passes.begin)).remove)
-                stack.callback(module.register_forward_hook(Hook(passes, passes.end), always_call=True).remove)
+                stack.callback(module.register_forward_pre_hook(_Begin(passes)).remove)
+                stack.callback(module.register_forward_hook(_End(passes), always_call=True).remove)
             except (RuntimeError, NotImplementedError) as error:  # a module of TorchScript
                 raise TypeError(f"attach(model=…) cannot observe a {type(module).__name__}: {error}") from None
         return stack.pop_all().close
 
 
-class _Passes:
-    """The passes of modules that one handle observes."""
-
-    def __init__(self, count: Callable[[], None]) -> None:
-        self._count = count
-        self._depth = 0
-        self.compiled = False
-
-    def begin(self, *_: Any) -> None:
-        self._depth += 1
-
-    def end(self, module: Any, _: Any, result: Any) -> None:
-        self._depth = max(0, self._depth - 1)
-        if (
-            not (self._depth or self.compiled)
-            and result is not None  # else the pass has raised
-            and module.training
-            and torch.is_grad_enabled()
-            and torch._C._current_graph_task_id() == -1  # no backward pass runs
-        ):
-            self._count()
-
-
-class _Observes(Protocol):
-    """What observes passes.
-
-    Attributes:
-        compiled: Whether compiled code has run a hook, or may have.
-    """
-
-    compiled: bool
+_running_backward_pass = torch._C._current_graph_task_id
 
 
 class Hook:
-    """A hook of a module.
-
-    Args:
-        passes: What observes the passes of the module.
-        call: What the hook does.
-    """
-
-    def __init__(self, passes: _Observes, call: Callable[..., None]) -> None:
-        self._passes = passes
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> None:
-        if torch.compiler.is_compiling():
-            self._passes.compiled = True  # compiled code does this too
-        else:
-            self._call(*arguments)
+    """A hook of a module. Its copy or its pickle does nothing, and can be loaded where countoff is not installed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes what a hook takes, and does nothing
+
+
+class _Thread(threading.local):
+    """How many passes this thread is inside of."""
+
+    depth = 0
+
+
+class _Passes:
+    """The passes of modules that one handle observes.
+
+    Attributes:
+        count: Called for each one that counts.
+        thread: What is known of the thread that reads it.
+        compiled: Whether compiled code has run a hook, or may have.
+    """
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        self.count = count
+        self.thread = _Thread()
+        self.compiled = False
+
+
+class _Begin(Hook):
+    """Runs before each pass. It and `_End` do their work without a call that can be left out: both run in every pass.
+
+    Args:
+        passes: What is known of the passes of all modules.
+    """
+
+    def __init__(self, passes: _Passes) -> None:
+        self._passes = passes
+
+    def __call__(self, *_: Any) -> None:
+        passes = self._passes
+        if is_compiling():
+            passes.compiled = True  # compiled code does this too, and so does nothing in `_End`
+        else:
+            passes.thread.depth += 1
+
+
+class _End(Hook):
+    """Runs behind each pass, also behind one that has raised.
+
+    Args:
+        passes: What is known of the passes of all modules.
+    """
+
+    def __init__(self, passes: _Passes) -> None:
+        self._passes = passes
+
+    def __call__(self, *arguments: Any) -> None:
+        passes = self._passes
+        if passes.compiled:
+            return
+        module, _, result = arguments  # torch.compile, which may compile a hook alone, looks at all that has a name
+        thread = passes.thread
+        depth = thread.depth - 1
+        if depth > 0:
+            thread.depth = depth
+            return
+        thread.depth = 0  # also behind the pass in which the modules were given
+        if (
+            result is not None  # else the pass has raised
+            and module.training
+            and is_grad_enabled()
+            and _running_backward_pass() == -1
+        ):
+            passes.count()

@@ -48,7 +48,7 @@ def count_sharded_passes(fit: Fit) -> Callable[[], None]:
         if models and all(found) and all(group is not None for group in groups):
             passes = _Passes(fit)
             for model, group in zip(models, groups, strict=True):
-                begin, end = Hook(passes, passes.begin_in(group)), Hook(passes, passes.end)
+                begin, end = _Calls(passes, passes.begin_in(group)), _Calls(passes, passes.end)
                 # Before FSDP's own hook, which gathers, and behind the one that frees what was gathered.
                 stack.callback(model.register_forward_pre_hook(begin, prepend=True).remove)
                 stack.callback(model.register_forward_hook(end, always_call=True).remove)
@@ -140,6 +140,25 @@ class _Passes:
         has_raised = result is None
         counts = not (has_raised or self.compiled) and _issued(group) != before
         self._fit.guard.forward_pass_ended(counts=counts)
+
+
+class _Calls(Hook):
+    """A hook that calls a function, except in compiled code.
+
+    Args:
+        passes: What observes the passes of the module.
+        call: The function.
+    """
+
+    def __init__(self, passes: _Passes, call: Callable[..., None]) -> None:
+        self._passes = passes
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._passes.compiled = True  # compiled code does this too
+        else:
+            self._call(*arguments)
 
 
 def _issued(group: Any) -> int:

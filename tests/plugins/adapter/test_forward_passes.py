@@ -1,7 +1,9 @@
 """Forward passes for training, counted by a module's own hooks."""
 
+import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +121,99 @@ def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match="takes a module or a list of modules, got a str"):
         count_forward_passes([net, "net"], lambda: None)
     assert not net._forward_hooks
+
+
+def test_a_pass_counts_while_another_thread_is_inside_of_one() -> None:
+    """Each thread has passes of its own: which of them ends first is left to chance, and must not decide."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(layer: Any, hidden: Any) -> Any:
+        reached.set()
+        assert go_on.wait(20)
+        return layer(hidden)
+
+    def look() -> None:
+        with torch.no_grad():
+            waiting(X)
+
+    net, waiting = Net(), Net(wait)
+    with Counted(net, waiting) as counted:
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert reached.wait(20)
+        net(X)
+        assert counted.passes == 1
+        go_on.set()
+        thread.join()
+        net(X)
+    assert counted.passes == 2
+
+
+def test_a_pass_in_which_the_observation_begins_does_not_hide_later_ones() -> None:
+    passes: list[None] = []
+
+    def attach_inside(layer: Any, hidden: Any) -> Any:
+        net.run = torch.nn.Module.__call__
+        ends.callback(count_forward_passes([net], lambda: passes.append(None)))
+        return layer(hidden)
+
+    net = Net(attach_inside)
+    with contextlib.ExitStack() as ends:
+        net(X)
+        before = len(passes)
+        net(X)
+        assert len(passes) == before + 1
+
+
+def test_replicas_and_shallow_copies_run_themselves() -> None:
+    """As `DataParallel` makes replicas: each calls its own parts, not those of the module that is observed."""
+    net = Net()
+    with Counted(net):
+        for each in (net._replicate_for_data_parallel(), copy.copy(net)):
+            each.run = lambda layer, hidden: hidden
+            assert torch.equal(each(X), net.first(X))
+
+
+def test_a_forward_that_the_user_replaces_is_counted() -> None:
+    net = Net()
+    with Counted(net) as counted:
+        net.forward = lambda batch: batch
+        assert net(X) is X
+    assert counted.passes == 1
+
+
+def test_the_users_own_hooks_run_as_before() -> None:
+    """They see what they return, in their order, and stay when the passes are no longer counted."""
+    seen: list[float] = []
+
+    def double(_module: Any, inputs: Any, result: Any) -> Any:
+        seen.append(inputs[0][0, 0].item())
+        return result * 2
+
+    net = Net()
+    net.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    net.register_forward_hook(double)
+    bare = net(X)
+    end = count_forward_passes([net], lambda: None)
+    assert torch.equal(net(X), bare)
+    end()
+    assert torch.equal(net(X), bare)
+    assert seen == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["inner of what is compiled", "compiled later"])
+def test_compiled_code_counts_nothing_from_then_on(name: str) -> None:
+    """Whole, and compiled once, also where the loop had called the module itself before."""
+    torch._dynamo.reset()
+    compiler, net = CompileCounter(), Net()
+    outer = torch.nn.Sequential(net)
+    with Counted(net) as counted:
+        if name == "compiled later":
+            net(X).sum().backward()
+        before = counted.passes
+        compiled: Any = torch.compile(outer, backend=compiler, fullgraph=True)
+        for _ in range(4):
+            compiled(X).sum().backward()
+        assert compiler.frame_count == 1
+        net(X)
+    assert counted.passes == before == (name == "compiled later")

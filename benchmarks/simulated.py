@@ -287,11 +287,11 @@ class RankGroup:
 
             place = choose_place(store)
             publish(store, 0, place)
-            keep_publishing(store, 0, place, over)
+            keep_publishing(store, 0, place, world_size, over)
         else:
             questions = [Question(store, 0) for _ in self.ranks]
             while questions := [question for question in questions if question.answer() is None]:
-                time.sleep(pause_since(began))
+                time.sleep(pause_since(began, world_size))
 
     def introduce(self) -> None:
         """Every rank writes which host it is on."""

@@ -73,7 +73,8 @@ class FakeSpeaker(Speaker):
         if job is not None:
             job(self.store)
 
-    def poll(self, pollable: Pollable) -> None:
+    def poll(self, pollable: Pollable, *, awaited: bool = False) -> None:
+        del awaited
         self.pollables.append(pollable)
 
     def poll_once(self) -> bool:

@@ -132,3 +132,14 @@ def test_a_torch_without_nccl_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     del without.cuda.nccl
     monkeypatch.setitem(sys.modules, "torch", without)
     assert software.libraries() == {"torch": "2.7.0", "CUDA": "12.6"}
+
+
+def test_the_interpreter_is_free_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may wait for what another thread of this one is to write, and a program has thousands of modules."""
+    paused: list[float] = []
+    for number in range(1000):
+        module(monkeypatch, f"a_module_{number}", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(software.time, "sleep", paused.append)
+        software.own_files()
+    assert len(paused) >= 10

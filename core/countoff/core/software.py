@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from types import ModuleType
@@ -126,6 +127,8 @@ _MADE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _MADE_NAMES = ("_version.py", "_pb2.py", "_pb2_grpc.py")
+_MODULES_AT_ONCE, _GIVE_WAY_SECONDS = 100, 0.0001
+"""After so many modules, the interpreter is free for so long. Any other thread would else wait 5 ms for it."""
 _HEAD_BYTES, _MOST_BYTES, _MOST_MAPS = 512, 1 << 20, 1 << 24
 _known: dict[str, bytes] = {}
 """Digests of files by path, as they were when they were read first; empty for a file that is not compared."""
@@ -252,7 +255,9 @@ def _driver() -> str:
 def _sources() -> Iterator[tuple[str, str]]:
     """The names and files of the user's own modules, the main one first."""
     main, modules = sys.modules.get("__main__"), sys.modules.copy()
-    for name, module in [("__main__", main), *modules.items()]:
+    for number, (name, module) in enumerate([("__main__", main), *modules.items()], start=1):
+        if number % _MODULES_AT_ONCE == 0:
+            time.sleep(_GIVE_WAY_SECONDS)
         if not issubclass(type(module), ModuleType):
             continue
         path = object.__getattribute__(module, "__dict__").get("__file__")  # a lazy module would load at this

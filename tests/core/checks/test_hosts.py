@@ -345,6 +345,28 @@ def test_nothing_is_read_while_ranks_wait_for_one_another(monkeypatch: pytest.Mo
     assert read == ["files"]
 
 
+def test_others_may_still_wait_for_the_answer_that_this_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So nothing is read at once; the end of a fit ends that pause."""
+    read: list[str] = []
+    monkeypatch.setattr(software, "own_files", lambda: read.append("files") or {})
+    monkeypatch.setattr(hosts, "PAUSE_SECONDS", 1000)
+    others, check = begun()
+    check.counted_off()
+    assert not until(lambda: bool(read), time.monotonic() + 0.05)
+    check.settle()
+    assert (read, len(others.reported)) == (["files"], 1)
+
+
+def test_a_guard_that_closes_within_the_pause_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "own_files", lambda: pytest.fail("was read"))
+    monkeypatch.setattr(hosts, "PAUSE_SECONDS", 1000)
+    others, check = begun()
+    check.counted_off()
+    check.closed()
+    assert "countoff software" not in [thread.name for thread in threading.enumerate()]
+    assert others.reported == []
+
+
 def test_a_guard_that_closes_before_tells_nothing() -> None:
     others, check = begun()
     check.closed()
@@ -355,9 +377,11 @@ def test_a_guard_that_closes_before_tells_nothing() -> None:
 def test_a_program_that_ends_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may end without closing its guard, and no thread is to be left."""
     exits: list[Callable[[], None]] = []
+    reading = threading.Event()
     monkeypatch.setattr(hosts, "at_exit", lambda function: exits.append(function) or (lambda: None))
 
     def read_until_stopped(files: Mapping[str, str], began: float, stopped: Callable[[], bool]) -> dict[str, Any]:
+        reading.set()
         assert until(stopped, time.monotonic() + 30)
         return {}
 
@@ -366,6 +390,7 @@ def test_a_program_that_ends_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -
     assert exits == []  # as long as there is no thread
     check.counted_off()
     [end] = exits
+    assert reading.wait(30)
     assert "countoff software" in [thread.name for thread in threading.enumerate()]
     end()
     assert "countoff software" not in [thread.name for thread in threading.enumerate()]

@@ -79,7 +79,7 @@ def test_a_place_of_an_earlier_attempt_is_refused(kind: str, store: Any, tmp_pat
     questions = [Question(shared, 0), Question(shared, 0)]
     assert [question.answer() for question in questions] == [None, None]
     with pytest.raises(TimeoutError):
-        find_place(shared, 0, deadline=time.monotonic())
+        find_place(shared, 0, 2, deadline=time.monotonic())
     place = choose_place(shared)
     publish(shared, 0, place)
     assert [question.answer() for question in questions] == [place, place]
@@ -90,11 +90,11 @@ def test_a_rank_that_asks_late_is_answered(store: Any) -> None:
     """Rank 0 answers for as long as a rank may be missing, and not longer."""
     place, all_met = choose_place(store), threading.Event()
     publish(store, 0, place)
-    rank_0 = threading.Thread(target=keep_publishing, args=(store, 0, place, all_met.wait), daemon=True)
+    rank_0 = threading.Thread(target=keep_publishing, args=(store, 0, place, 2, all_met.wait), daemon=True)
     rank_0.start()
     own = client(store, "127.0.0.1").underlying_store  # a client serialises its calls
     for _ in range(3):
-        assert find_place(own, 0, deadline=time.monotonic() + 20) == place
+        assert find_place(own, 0, 2, deadline=time.monotonic() + 20) == place
     all_met.set()
     rank_0.join(20)
     assert not rank_0.is_alive()
@@ -124,7 +124,7 @@ def test_a_place_of_an_older_version_is_accepted() -> None:
     """Its rank 0 counts nobody, and does not say whether it hosts the store."""
     store: Any = HashStore()
     store.set("countoff/0", encode({"host": "node-0", "port": 29500, "nonce": "0123456789ab"}))
-    place = find_place(store, 0, deadline=time.monotonic())
+    place = find_place(store, 0, 2, deadline=time.monotonic())
     assert place == Place("node-0", 29500, "0123456789ab")
 
 
@@ -160,13 +160,13 @@ def test_a_store_to_which_nothing_refers_is_refused_at_once() -> None:
 
 def test_without_rank_0_a_rank_gives_up_at_its_deadline() -> None:
     with pytest.raises(TimeoutError, match="rank 0 has not counted off"):
-        find_place(HashStore(), 0, deadline=time.monotonic())
+        find_place(HashStore(), 0, 2, deadline=time.monotonic())
 
 
 def test_a_closing_rank_does_not_wait_for_rank_0() -> None:
     """A rank whose guard is closing gives up the rendezvous at once."""
     with pytest.raises(TimeoutError):
-        find_place(HashStore(), 0, deadline=float("inf"), given_up=lambda: True)
+        find_place(HashStore(), 0, 2, deadline=float("inf"), given_up=lambda: True)
 
 
 @pytest.mark.parametrize("value", ["not ours", "[]", '{"nonce": "0123456789ab", "asked": -1}', '{"asked": 1}'])
@@ -174,7 +174,7 @@ def test_garbage_at_the_rendezvous_is_refused(value: str) -> None:
     other: Any = HashStore()
     other.set("countoff/0", value)
     with pytest.raises((ChannelError, ValueError, KeyError)):
-        find_place(other, 0, deadline=time.monotonic() + 5)
+        find_place(other, 0, 2, deadline=time.monotonic() + 5)
 
 
 def test_without_a_process_group_there_is_no_store() -> None:

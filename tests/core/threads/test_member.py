@@ -162,6 +162,24 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     assert member.state.end.sentence == "rank 0 or whoever hosts the job's store is gone."
 
 
+def test_training_begins_once_this_rank_hears_the_others() -> None:
+    """A name server that is slow for the second connection holds it up for no longer than a mark may."""
+    waited: list[float | None] = []
+
+    class Listening(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    member, answered = Member(State(1, 2, Settings(), {}), 0), threading.Event()
+    member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
+    member.threads.listening = Listening()
+    answered.set()
+    member.wait_for_roll_call(answered)
+    assert waited == [0.05]
+    assert member.failure == ""
+
+
 @pytest.mark.parametrize(("found_by", "waits_for"), [("Found by watching.", 3600.0), ("", 0.01)])
 def test_a_loop_that_was_found_waits_for_no_rank(found_by: str, waits_for: float) -> None:
     """That all ranks begin it is a guess, so no answer means nothing. Elsewhere this rank goes on by itself then."""

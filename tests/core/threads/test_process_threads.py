@@ -51,6 +51,46 @@ def test_a_guard_that_closes_while_it_connects_is_silent(
     assert ("LateRank" in capsys.readouterr().err) is not closing
 
 
+def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, 15.0), Member(State(1, 2, Settings(), {}), 0)
+    listened: list[bool] = []
+
+    class Waits(_Store):
+        def add(self, key: str, amount: int) -> int:
+            listened.append(threads.listening.wait(10))
+            return super().add(key, amount)
+
+    monkeypatch.setattr(module, "Channel", lambda *_: Waits())
+    monkeypatch.setattr(Waits, "wait", lambda *_: threads.closing.wait(), raising=False)
+    introduced = threading.Event()
+    member.speaker.hand(lambda _: introduced.set())
+    threads.add(member)
+    assert introduced.wait(60)
+    threads.remove(member)
+    threads.close()
+    assert set(listened) == {True}
+
+
+def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks wait for its report. It has introduced itself by then, and has sent a heartbeat."""
+    threads, member = ProcessThreads(PLACE, Link(1, range(2)), None, 15.0), Member(State(1, 2, Settings(), {}), 0)
+    store, looked = _Store(), list[tuple[str, ...]]()
+    has = store.has
+    monkeypatch.setattr(store, "has", lambda *keys: looked.append(keys) or has(*keys))
+    monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait())
+    monkeypatch.setattr(module, "Channel", lambda *_: store)
+    reported = threading.Event()
+    looked_before: list[tuple[str, ...]] = []
+    member.speaker.hand(lambda _: (looked_before.extend(looked), reported.set()))
+    threads.add(member)
+    assert reported.wait(30)
+    assert looked_before == []
+    assert store.get("rank/1")
+    assert store.get("heartbeat/1")
+    threads.remove(member)
+    threads.close()
+
+
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next threads at the same place may have none, and its host's other ranks would rely on it."""
     store, threads = _Store(), ProcessThreads(PLACE, Link(1, range(2)), None, 15.0)

@@ -92,6 +92,15 @@ def test_no_rank_trains_before_the_verdict_on_its_plan(sizes: tuple[int, int]) -
     assert [entry["kind"] for entry in ranks.verdicts()] == ([] if equal else ["PlanMismatch"])
 
 
+def test_reports_are_deleted_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks wait for the answer, and nobody for that."""
+    ranks = Ranks(3)
+    deleted: list[tuple[str, bool]] = []
+    monkeypatch.setattr(ranks.store, "delete", lambda key: deleted.append((key, ranks.store.has("plan"))))
+    ranks.count_off(*[FitPlan()] * 3)
+    assert deleted == [("plan/0", True), ("plan/1", True), ("plan/2", True)]
+
+
 def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:
     """A truncated epoch is noted, and the adapter's own notice about it is not."""
     (entry,) = ranks.close(EPOCH, UnusedBatches(1, 4, False), UnusedBatches(0))

@@ -81,6 +81,29 @@ class Looked:
         return self.times == 4
 
 
+@pytest.mark.parametrize(("world_size", "seconds"), [(2, 0.001), (8, 0.0016), (64, 0.005), (4096, 0.005)])
+def test_few_ranks_look_often_at_what_training_waits_for(world_size: int, seconds: float) -> None:
+    """Many would load the store; and what is gathered in the background has time."""
+    state = State(1, world_size, Settings(), {})
+    speaker = Speaker(state)
+    speaker.poll(Looked(), awaited=True)
+    speaker.turn(FakeStore())
+    assert speaker.seconds_until_look == pytest.approx(seconds)
+    speaker.poll(Looked())
+    speaker.turn(FakeStore())
+    assert speaker.seconds_until_look == pytest.approx(0.005)
+
+
+def test_a_long_wait_keeps_no_store_busy() -> None:
+    speaker, store, looked = Speaker(State(1, 2, Settings(), {})), FakeStore(), Looked()
+    looked.times = 10
+    speaker.poll(looked, awaited=True)
+    speaker.turn(store)
+    for _ in range(1000):
+        speaker.look(store)
+    assert speaker.seconds_until_look == pytest.approx(0.32)
+
+
 def test_what_nobody_waits_for_has_a_pace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not looked at more often because something else is, and nothing else is because of it."""
     now = 100.0

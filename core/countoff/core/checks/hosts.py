@@ -71,6 +71,9 @@ _NAME, _CONTENT = 5, 3
 """Digits of digests, of 6 bits each. One name is never another's by chance; one difference of 262,144 is not seen."""
 _NAME_BYTES, _VERSION_BYTES, _VALUE_BYTES, _VALUES_BYTES = 66, 40, 26, 200
 _MOST_SENTENCES, _MOST_NAMED = 3, 4
+PAUSE_SECONDS = 0.1
+"""So long after the roll call nothing is read. It takes more processor time than all else at the start of a fit, and
+other ranks of this host may still be waiting for their answers, or be in their first batch."""
 _SETTLE_SECONDS = 1.0
 """How long the end of a fit waits for files that are still being read."""
 
@@ -88,6 +91,7 @@ class HostsCheck(Check):
         self._reading: threading.Thread | None = None
         self._cancel: Callable[[], None] = lambda: None
         self._closed = False
+        self._due = threading.Event()  # the pause is over, or the fit
 
     def fit_started(self, start: FitStart, others: Others | None) -> None:  # noqa: D102
         self._others = others
@@ -98,13 +102,13 @@ class HostsCheck(Check):
         if self._state.settings.levels.get(HOSTS_DIFFER.name) == "off":
             self._tell({}, ())  # ranks may have other levels, and wait for this record
             return
-        # Not before: until then all ranks wait for one another, and this takes more processor time than the roll call.
         self._reading = threading.Thread(target=self._read_host, args=(self._others.began,), daemon=True)
         self._reading.name = "countoff software"
         self._cancel = at_exit(self.closed)  # a program may end without closing its guard
         self._reading.start()
 
     def settle(self) -> None:  # noqa: D102
+        self._due.set()
         if self._reading is not None:
             self._reading.join(_SETTLE_SECONDS)
 
@@ -114,6 +118,9 @@ class HostsCheck(Check):
         self.settle()  # no thread is left behind, but for one that waits for a file system
 
     def _read_host(self, began: float) -> None:
+        self._due.wait(PAUSE_SECONDS)
+        if self._closed:
+            return
         record, files = dict[str, Any](), dict[str, str]()
         with contextlib.suppress(Exception):  # whatever a program has done to its modules
             files = software.own_files()

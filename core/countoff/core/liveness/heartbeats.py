@@ -61,8 +61,8 @@ class Heartbeats:
             self._introduced = True
             hosts.introduce(channel, self._rank, self.host)
 
-    def send(self, channel: Channel, read: int) -> None:
-        """Writes one heartbeat and looks at those of others.
+    def write(self, channel: Channel, read: int) -> None:
+        """Writes one heartbeat.
 
         Args:
             channel: The channel of the whole process.
@@ -73,6 +73,15 @@ class Heartbeats:
             self.send_time(channel, read)
         else:
             channel.set(heartbeat_key(self._rank), {"heartbeat": self.sent, "read": read})
+
+    def send(self, channel: Channel, read: int) -> None:
+        """Writes one heartbeat and looks at those of others.
+
+        Args:
+            channel: The channel of the whole process.
+            read: Entries of the log that this rank needs no more.
+        """
+        self.write(channel, read)
         self.find_neighbours(channel)
         others = list(self._ranks[1:]) if self._rank == self._first else [self._first]
         records = self._look(channel, others)

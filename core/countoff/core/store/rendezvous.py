@@ -22,11 +22,11 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from countoff.core.protocol.records import parse_count
 from countoff.core.store.channel import decode, encode
+from countoff.core.waiting import first_pause
 
 _ASKED = "countoff/asked"
-_SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
-_SHARE = 0.05
+_SHARE = 0.1
 """A pause between two looks is so much of the time that has passed: a long wait gets hardly longer by it."""
 
 
@@ -106,17 +106,18 @@ def publish(store: Any, number: int, place: Place) -> int:
     return asked
 
 
-def keep_publishing(store: Any, number: int, place: Place, over: Callable[[float], bool]) -> None:
+def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Callable[[float], bool]) -> None:
     """Publishes rank 0's place again whenever a rank has asked.
 
     Args:
         store: The job's default store.
         number: Number of the guard in this process; equal on all ranks.
         place: The place.
+        ranks: How many ranks meet there.
         over: Waits so many seconds, and returns whether no other rank can ask any more.
     """
     began, answered = time.monotonic(), -1
-    while not over(pause_since(began)):
+    while not over(pause_since(began, ranks)):
         if store.add(_ASKED, 0) != answered:
             answered = publish(store, number, place)
 
@@ -153,12 +154,15 @@ class Question:
         return place if own is None else replace(place, host=own.host, port=own.port)
 
 
-def find_place(store: Any, number: int, *, deadline: float, given_up: Callable[[], bool] = lambda: False) -> Place:
+def find_place(
+    store: Any, number: int, ranks: int, *, deadline: float, given_up: Callable[[], bool] = lambda: False
+) -> Place:
     """Returns the place where a guard meets the others, once rank 0 has answered.
 
     Args:
         store: The job's default store.
         number: Number of the guard in this process; equal on all ranks.
+        ranks: How many ranks meet there.
         deadline: When to give up, by `time.monotonic()`.
         given_up: Whether to give up at once.
 
@@ -169,13 +173,18 @@ def find_place(store: Any, number: int, *, deadline: float, given_up: Callable[[
     while (place := question.answer()) is None:
         if given_up() or time.monotonic() > deadline:
             raise TimeoutError("rank 0 has not counted off: is countoff on there?")
-        time.sleep(pause_since(began))
+        time.sleep(pause_since(began, ranks))
     return place
 
 
-def pause_since(began: float) -> float:
-    """How long to wait before the next look, in seconds, if the first one was at `began`, by `time.monotonic()`."""
-    return min(max((time.monotonic() - began) * _SHARE, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+def pause_since(began: float, ranks: int) -> float:
+    """How long to wait before the next look, in seconds.
+
+    Args:
+        began: When the first one was, by `time.monotonic()`.
+        ranks: How many ranks meet.
+    """
+    return min(max((time.monotonic() - began) * _SHARE, first_pause(ranks)), _LONGEST_PAUSE)
 
 
 def _key(number: int) -> str:

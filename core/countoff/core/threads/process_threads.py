@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from countoff.core.threads.member import Member
 
 _log = logging.getLogger("countoff")
+_FIRST_LOOK_SECONDS = 0.1
+"""So long after it has connected, a rank looks at the others' heartbeats first: it has the roll call until then."""
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
@@ -60,6 +62,8 @@ class ProcessThreads:
         place: Where the ranks meet.
         store: The job's default store.
         lifelines: Those of this process.
+        connected: Set once the speaker has its connection, or will have none.
+        listening: Set once the listener has its connection, or will have none although the speaker has one.
     """
 
     def __init__(self, place: Place, link: Link, store: Any, seconds: float) -> None:
@@ -81,6 +85,7 @@ class ProcessThreads:
         self._listening: Channel | None = None
         self._deaths: Deaths | None = None
         self.connected = threading.Event()
+        self.listening = threading.Event()
         self.speaker = self._thread("speaker", self._speak)
         self.listener = self._thread("listener", self._listen)
         self._watchdog = self._thread("watchdog", self._watch)
@@ -181,6 +186,8 @@ class ProcessThreads:
                     f"there is no second connection to the job's store: {first_line(error)}"
                 )
             return
+        finally:
+            self.listening.set()
         try:
             while self._receive(channel):
                 pass
@@ -224,12 +231,14 @@ class ProcessThreads:
         try:
             self.speaking = channel = self._connect()
             link.store_address = channel.store_address() or self.place.host, self.place.port
+            link.busy_since = time.monotonic()
+            link.connected = True
+            self.connected.set()  # the listener connects while this thread introduces its rank
             self.lifelines.open(channel)
             link.heartbeats.introduce(channel)
-            self._send_heartbeat(channel)  # before any guard begins its fit
-            link.busy_since = 0.0  # the threads before may have ended within a job
-            link.connected = True
-            self.connected.set()
+            link.heartbeats.write(channel, link.passed)  # before any guard begins its fit
+            self._next_heartbeat = time.monotonic() + _FIRST_LOOK_SECONDS
+            link.busy_since = 0.0
             while self._turn(channel):
                 link.last_turn_seconds = time.monotonic() - link.busy_since
                 link.busy_since = 0.0

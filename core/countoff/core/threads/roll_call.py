@@ -90,6 +90,7 @@ class RollCall:
                 answer |= check.answer(records)
             speaker.hand(lambda channel: channel.set("plan", answer))
             release(answer)
+            speaker.forget(f"plan/{rank}" for rank in records)  # behind the answer, for which all ranks wait
 
         def release(answer: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in answer["agreed"])
@@ -107,9 +108,9 @@ class RollCall:
         speaker.hand(write)
         if state.leads:
             deadline = time.monotonic() + state.settings.deadline_seconds
-            speaker.gather("plan", state.ranks, deadline, compare, self._warn_of_late)
+            speaker.gather("plan", state.ranks, deadline, compare, self._warn_of_late, keep=True, awaited=True)
         else:
-            speaker.poll(Awaiting("plan", release))
+            speaker.poll(Awaiting("plan", release), awaited=True)
         return answered
 
     def span_closed(self, span: SpanCounters, closed: float) -> None:

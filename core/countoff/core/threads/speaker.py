@@ -22,6 +22,7 @@ from countoff.core.store.agreement import Agreement
 from countoff.core.store.gathering import Gathering, Pollable
 from countoff.core.threads.link import Link
 from countoff.core.verdict import at_hosts
+from countoff.core.waiting import first_pause
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MARK_SECONDS = 0.05
 """The longest that a mark may hold up training, whatever the store does."""
 _POLL_SECONDS = 0.005
+_LONGEST_POLL_SECONDS = 0.32
+_DOUBLINGS = 9
 _FIRST_LOOK_SECONDS = 0.0001
 _SINGLE = 1 << 40
 """What a rank that fetches nothing ahead adds to a counter besides its 1: more than all ranks add to it otherwise."""
@@ -73,6 +76,7 @@ class Speaker:
         self.state = state
         self.pending: list[Pollable] = []
         self._polls = 0
+        self._first_pause = _POLL_SECONDS
         self._slow: dict[Pollable, _Pace] = {}
         self._ending = False
         self.drained = threading.Event()
@@ -87,13 +91,19 @@ class Speaker:
         """Queues a job, behind the actions in the outbox; None is the end, after the jobs before it and theirs."""
         self.state.outbox.put(job)
 
-    def poll(self, pollable: Pollable) -> None:
-        """Queues something to be looked at until it is done, often at first."""
+    def poll(self, pollable: Pollable, *, awaited: bool = False) -> None:
+        """Queues something to be looked at until it is done, often at first.
+
+        Args:
+            pollable: It.
+            awaited: Whether training waits for it: then this rank looks as often as the number of ranks allows.
+        """
 
         def begin(channel: Channel) -> None:
             del channel
             self.pending.append(pollable)
             self._polls = 0
+            self._first_pause = first_pause(self.state.world_size) if awaited else _POLL_SECONDS
 
         self.hand(begin)
 
@@ -115,10 +125,11 @@ class Speaker:
         missed: Callable[[list[int]], None] | None = None,
         *,
         keep: bool = False,
+        awaited: bool = False,
     ) -> Gathering:
-        """Gathers one record of each of many ranks in the background; see `Gathering`."""
+        """Gathers one record of each of many ranks in the background; see `Gathering`, and `poll` for `awaited`."""
         gathering = Gathering(name, ranks, deadline, done, missed, keep=keep)
-        self.poll(gathering)
+        self.poll(gathering, awaited=awaited)
         return gathering
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -261,7 +272,7 @@ class Speaker:
         """After how many seconds `look` is due; None where nothing is polled."""
         paces = [pace.seconds_left() for pace in self._slow.values()]
         if self.pending:
-            paces.append(_POLL_SECONDS * 2 ** min(self._polls // 20, 6))
+            paces.append(min(self._first_pause * 2 ** min(self._polls // 20, _DOUBLINGS), _LONGEST_POLL_SECONDS))
         return min(paces, default=None)
 
     @property

@@ -35,7 +35,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels bench faults hosts killed zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ unit-latest: .venv-latest/.installed ## the same on the newest torch
 test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
+	$(MAKE) test-latest
 
 test-under-load: .venv/.installed ## `make test` ten times while every core is busy; LOAD_FLAGS="--runs 3 -- make unit"
 	.venv/bin/python -m integration_tests.under_load $(LOAD_FLAGS)
@@ -134,6 +137,10 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	cd dist && for file in *; do cmp $$file ../build/wheels/again/$$file || exit; done && sha256sum *
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
+
+sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
+	.venv-wheels/bin/cyclonedx-py environment --output-reproducible --output-file build/countoff.cdx.json \
+		build/wheels/$(lastword $(PYTHONS))/bin/python
 
 lint: .venv/.installed ## ruff, its formatter, pyright
 	.venv/bin/ruff check .

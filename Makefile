@@ -9,6 +9,8 @@ PYTEST_FLAGS ?=
 # Processes that run the integration tests beside one another. Ranks wait more than they compute: 3 suit two cores.
 WORKERS ?= 3
 COVERAGE_FLOOR := 93
+# Those of the classifiers. uv fetches what the machine has not; pyenv's need PYENV_VERSION=3.11.7:3.10.13:… around make.
+PYTHONS ?= $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 BENCH_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
@@ -33,7 +35,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites bench faults hosts killed zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,9 @@ unit-latest: .venv-latest/.installed ## the same on the newest torch
 test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
+	$(MAKE) test-latest
 
 test-under-load: .venv/.installed ## `make test` ten times while every core is busy; LOAD_FLAGS="--runs 3 -- make unit"
 	.venv/bin/python -m integration_tests.under_load $(LOAD_FLAGS)
@@ -125,6 +130,18 @@ test-suites: .venv/.installed ## another project's tests, without countoff and w
 docs: .venv-docs/.installed ## the documentation as a site, in docs/_build/html; warnings are errors
 	.venv-docs/bin/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
+wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice to the same bytes, checked, and installed on each Python without a framework
+	rm -rf dist build/wheels
+	.venv-wheels/bin/uv build --quiet --out-dir dist
+	.venv-wheels/bin/uv build --quiet --out-dir build/wheels/again
+	cd dist && for file in *; do cmp $$file ../build/wheels/again/$$file || exit; done && sha256sum *
+	.venv-wheels/bin/twine check --strict dist/*
+	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
+
+sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
+	.venv-wheels/bin/cyclonedx-py environment --output-reproducible --output-file build/countoff.cdx.json \
+		build/wheels/$(lastword $(PYTHONS))/bin/python
+
 lint: .venv/.installed ## ruff, its formatter, pyright
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -136,7 +153,7 @@ lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -148,6 +165,14 @@ alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 # One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
 trackers = $(call pytest,.venv-trackers) integration_tests/test_trackers.py $(PYTEST_FLAGS)
+
+# Run outside the checkout, so that it is the installed one.
+define install_in
+.venv-wheels/bin/uv venv --quiet --python $$python $(1) && \
+	.venv-wheels/bin/uv pip install --quiet --python $(1)/bin/python $(UV_FLAGS) dist/*.whl && \
+	(cd $(1) && bin/python --version && bin/countoff --version && bin/python -c 'import countoff.core' && \
+	bin/python -m countoff.run --help >/dev/null && bin/countoff plan --batch-size 8 --world-size 4)
+endef
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile
@@ -178,4 +203,9 @@ DEMO_INSTALL = .venv-demo/bin/uv pip install --python .venv-demo/bin/python $(FI
 .venv-docs/.installed: pyproject.toml
 	test -x .venv-docs/bin/uv || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install --quiet uv; }
 	.venv-docs/bin/uv pip install --quiet --python .venv-docs/bin/python $(UV_FLAGS) --group docs --editable .
+	touch $@
+
+.venv-wheels/.installed: pyproject.toml
+	test -x .venv-wheels/bin/uv || { $(PYTHON) -m venv .venv-wheels && .venv-wheels/bin/python -m pip install --quiet uv; }
+	.venv-wheels/bin/uv pip install --quiet --python .venv-wheels/bin/python $(UV_FLAGS) --group release
 	touch $@

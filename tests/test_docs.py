@@ -18,6 +18,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
     ROOT / "benchmarks" / "README.md",
     ROOT / "tests" / "golden" / "README.md",
+    ROOT / "tests" / "data_0_1" / "README.md",
     *sorted(DOCS.glob("*.md")),
 ]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
@@ -177,7 +178,7 @@ def test_start_links_to_every_page() -> None:
 
 def test_api_reference_has_every_public_module() -> None:
     """The API reference names each public module of the core and of the adapters."""
-    inside = {"at_exit", "flag", "packages", "software", "state", "waiting", "whole_file", "words"}
+    inside = {"at_exit", "flag", "formats", "packages", "software", "state", "waiting", "whole_file", "words"}
     modules = {path.stem for path in (ROOT / "core" / "countoff" / "core").glob("[a-z]*.py")} - inside
     core = {f"countoff.core.{name}" for name in modules}
     adapters = {f"countoff.{path.stem}" for path in (ROOT / "plugins" / "countoff").glob("[a-z]*.py")}

@@ -14,7 +14,7 @@ ROOTS = [ROOT / "core", ROOT / "plugins"]
 HEAVY = {"torch", "numpy", "lightning", "pytorch_lightning", "composer", "accelerate", "transformers"}
 
 LADDER = [
-    {"at_exit", "flag", "packages", "software", "waiting", "whole_file", "words"},
+    {"at_exit", "flag", "formats", "packages", "software", "waiting", "whole_file", "words"},
     {"verdict"},
     {"counts"},
     {"plan"},

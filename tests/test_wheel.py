@@ -1,8 +1,10 @@
 """The built wheel, installed where neither the sources nor any framework are."""
 
+import filecmp
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -72,10 +74,10 @@ class Installed:
         )
 
 
-def call(command: Sequence[str]) -> None:
-    """Runs a command in the repository; fails the test with its output if it does not exit with 0."""
+def call(command: Sequence[str], place: Path = ROOT) -> None:
+    """Runs a command in a directory; fails the test with its output if it does not exit with 0."""
     run = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=120, check=False
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place, timeout=120, check=False
     )
     if run.returncode:
         pytest.fail(f"{' '.join(command)}\n{run.stdout}")
@@ -110,6 +112,23 @@ def test_the_wheel_holds_the_sources_and_nothing_else(wheel: Path) -> None:
     assert packed - dist_info == files | {PAGE}
     assert archive.read(PAGE) == (ROOT / "docs" / "verdicts.md").read_bytes()
     assert {name.partition("/")[2] for name in dist_info} == METADATA
+
+
+def test_a_build_gives_the_same_bytes_anywhere_and_at_any_time(tmp_path: Path) -> None:
+    """An unpacked source distribution, at another path and with other times, gives the same wheel, and itself."""
+    build = [sys.executable, "-m", "hatchling", "build", "--directory"]
+    call([*build, str(tmp_path / "built")])
+    [source] = (tmp_path / "built").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / source.name.removesuffix(".tar.gz")
+    (unpacked / "PKG-INFO").unlink()  # made by the build; it would go in twice
+    for path in unpacked.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    call([*build, str(tmp_path / "again")], unpacked)
+    names = sorted(path.name for path in (tmp_path / "built").iterdir())
+    assert len(names) == 2
+    assert filecmp.cmpfiles(tmp_path / "built", tmp_path / "again", names, shallow=False) == (names, [], [])
 
 
 def test_the_command_line_runs_from_the_wheel(installed: Installed) -> None:

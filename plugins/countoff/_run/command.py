@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from countoff._run.environment import REPORT, with_hooks
+from countoff.core import formats
 from countoff.core.flag import FLAG, FLAG_TEXTS
 
 TYPE_CHECKING = False  # as typing's own, which takes longer to import than all of this
@@ -108,7 +109,7 @@ def describe(command: Sequence[str], variables: Mapping[str, str], *, as_json: b
             for name, version in versions.items()
         ]
         found = {"command": [*command], "environment": added, "enabled": is_on, "frameworks": hooked}
-        print(json.dumps(found, indent=2))
+        print(json.dumps({"format": formats.JSON_OUTPUT, **found}, indent=2))
         return
     import shlex
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from countoff.core import formats
 from countoff.core.checks import KINDS
 from countoff.core.words import nearest
 from countoff.plan.advice import ADVICE
@@ -54,7 +55,7 @@ def explain(chosen: argparse.Namespace) -> int:
     known = _subjects()
     found = [_known(name, known) for name in chosen.names]
     if chosen.json:
-        shown = [asdict(each) for each in found or known.values()]
+        shown = [{"format": formats.JSON_OUTPUT, **asdict(each)} for each in found or known.values()]
         print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=2))
     elif found:
         _print(found)

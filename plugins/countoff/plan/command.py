@@ -13,6 +13,7 @@ from typing import Any
 from rich.text import Text
 
 from countoff._terminal import console
+from countoff.core import formats
 from countoff.core.ranks import INFERRED, ORDERS
 from countoff.core.words import nearest
 from countoff.plan import drawing, table
@@ -62,7 +63,8 @@ def plan(chosen: argparse.Namespace) -> int:
     if chosen.json:
         _print_json(
             [
-                table.as_json(one, options)
+                {"format": formats.JSON_OUTPUT}
+                | table.as_json(one, options)
                 | table.issues_as_json(found)
                 | (drawing.as_json(one, options, chosen.config) if chosen.curve else {})
                 for one, found in zip(plans, issues, strict=True)
@@ -143,6 +145,7 @@ class _Checked:
         except JobError:
             plan = None
         return {
+            "format": formats.JSON_OUTPUT,
             "config": self.config,
             "framework": self.job.framework,
             "world_size": self.world_size,

@@ -35,10 +35,10 @@ def report(chosen: argparse.Namespace) -> int:
     trace = read(chosen.directories)
     if not trace.runs:
         where = ", ".join(map(plain, chosen.directories))
-        problems = f" ({'; '.join(trace.problems[:3])})" if trace.problems else ""
+        if trace.problems:
+            raise ValueError(f"no trace in {where} can be read: {'; '.join(trace.problems[:3])}")
         raise ValueError(
-            f"there is no trace in {where}{problems}: expected files like rank-00000.jsonl, which a job with "
-            'trace_dir="…" writes'
+            f'there is no trace in {where}: expected files like rank-00000.jsonl, which a job with trace_dir="…" writes'
         )
     if chosen.output:
         _page_of(chosen)  # refused before anything else is written

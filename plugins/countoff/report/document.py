@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from countoff.core import formats
 from countoff.core.verdict import Verdict
 from countoff.report import facts
 from countoff.report.facts.counts import Counts, CountsTable
@@ -17,6 +18,7 @@ __all__ = ["document", "verdict_or_none"]
 def document(trace: Trace) -> dict[str, Any]:
     """The facts of a trace as JSON types, with the keys that docs/seeing.md describes."""
     return {
+        "format": formats.JSON_OUTPUT,
         "headline": facts.headline(trace),
         "healthy": facts.is_healthy(trace),
         "verdict": verdict_or_none(trace.verdict),

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from countoff.core import FitPlan, Guard, Settings, Verdict
+from countoff.core import FitPlan, Guard, Settings, Verdict, formats
 from countoff.core.checks.check import FitStart
 from countoff.core.liveness import collectives
 from countoff.core.liveness.processes import Process
@@ -21,7 +21,6 @@ from countoff.core.state import State
 from countoff.core.threads.speaker import Speaker
 from countoff.core.trace import incident, writer
 from countoff.core.trace import recorder as module
-from countoff.core.trace.format import VERSION
 from countoff.core.trace.recorder import Recorder
 from countoff.report.reader import read as read_trace
 from tests.fake_store import FakeStore
@@ -71,7 +70,7 @@ def test_a_fit_of_one_rank(tmp_path: Path) -> None:
     assert kinds(lines) == ["begin", *kinds(lines[1:-1]), "end"]
     begin, end = lines[0], lines[-1]
     assert began - 0.001 <= begin["t"] <= end["t"] <= time.time() + 0.001
-    assert begin["v"] == VERSION
+    assert begin["v"] == formats.TRACE
     assert (begin["rank"], begin["world"], begin["pid"]) == (0, 1, os.getpid())
     assert begin["framework"] == "Lightning"
     assert begin["settings"] == {"tick_batches": 8, "trace_dir": str(tmp_path)}

@@ -443,9 +443,10 @@ def test_a_check_is_json_with_the_same_exit_code(run: Run, question: str, tmp_pa
     assert checked.pop("plan") == {
         key: value
         for key, value in json.loads(run(["plan", question, "--world-size", "4", "--json"]).out).items()
-        if key != "issues"
+        if key not in ("format", "issues")
     }
     assert checked == {
+        "format": 1,
         "config": question,
         "framework": "torchtitan",
         "world_size": 4,

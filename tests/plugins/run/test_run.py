@@ -286,7 +286,7 @@ def test_a_dry_run_as_json(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     monkeypatch.setenv("COUNTOFF", str(int(is_on)))
     main(["run", "--dry-run", "--json", "--tick-batches", "8", "--", "touch", "train it"])
     found = json.loads(capfd.readouterr().out)
-    assert list(found) == ["command", "environment", "enabled", "frameworks"]
+    assert list(found) == ["format", "command", "environment", "enabled", "frameworks"]
     assert (found["command"], found["enabled"]) == (["touch", "train it"], is_on)
     assert found["environment"]["COUNTOFF_TICK_BATCHES"] == "8"
     lightning = found["frameworks"][0]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from countoff.core import formats
 from countoff.core.checks.check import Check, FitStart, Others
 from countoff.core.checks.data import DataIdentity
 from countoff.core.data.fingerprint import Fingerprint, PendingFingerprint, begin_fingerprint
@@ -94,7 +95,6 @@ which begins again.
 """
 _MOST_GROUPS = 8
 _LAST_SECONDS = 0.05
-_VERSION = 1
 
 
 class ScheduleState(NamedTuple):
@@ -203,7 +203,7 @@ class ResumeRecord:
         """The record as JSON types; `from_json` is its inverse."""
         return {
             **asdict(self),
-            "version": _VERSION,
+            "version": formats.RESUME_RECORD,
             "schedule": {name: list(getattr(self.schedule, name)) for name in ("rates", "base_rates", "ticks")},
             "start_rates": [list(rates) for rates in self.start_rates],
             "prints": list(self.prints),
@@ -221,8 +221,9 @@ class ResumeRecord:
         if not isinstance(record, Mapping):
             raise TypeError(f"expected a mapping, got a {type(record).__name__}")
         found = cast("Mapping[str, Any]", record)
-        if found["version"] != _VERSION:
-            raise ValueError(f"its version is {found['version']!r}, and this countoff reads version {_VERSION}")
+        if found["version"] != formats.RESUME_RECORD:
+            known = formats.RESUME_RECORD
+            raise ValueError(f"its version is {found['version']!r}, and this countoff reads version {known}")
         schedule, order = found["schedule"], found["order"]
         return cls(
             epoch=parse_count(found["epoch"]),

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import countoff.core
+from countoff.core import formats
 from countoff.core.liveness import processes
 from countoff.core.settings import Settings, SettingsError
 from countoff.core.verdict import Verdict
 from countoff.core.whole_file import temporary_beside, write_whole
 from countoff.core.words import names_of
 
-_FORMAT = 1
 _OWN_KEYS = {"format", "kind", "sentence", "restart"}
 _MOST_BYTES = 1 << 20
 """No verdict is longer. A larger file is another program's, and is not read."""
@@ -50,7 +50,7 @@ def document(verdict: Verdict) -> dict[str, Any]:
     >>> document(Verdict("UnevenBatches", "rank 1 ran out of data."))["restart"]
     'useless'
     """
-    return {"format": _FORMAT, **verdict.to_dict(), "versions": versions(), "run": run()}
+    return {"format": formats.VERDICT_FILE, **verdict.to_dict(), "versions": versions(), "run": run()}
 
 
 def versions() -> dict[str, str]:
@@ -126,7 +126,7 @@ def seen_again(path: str, verdict: Verdict) -> str:
         The batch and the ranks, in words; empty if the attempt before ended otherwise, or has left no verdict there.
     """
     found = _before.get(path)
-    if found is None or not verdict.ranks:
+    if found is None or not verdict.ranks or formats.beyond(found.get("format"), formats.VERDICT_FILE):
         return ""
     told = document(verdict)
     place = _place(told)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-VERSION = 1
-"""Of the format; the `v` of each line `begin`."""
 INCIDENT = "incident"
 """The directory, in that of the trace, for what a verdict leaves behind."""
 VERDICT_FILE, STACKS_FILE, RANKS_FILE, ENVIRONMENT_FILE = (

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from countoff.core import formats
 from countoff.core.at_exit import at_exit
 from countoff.core.checks.check import FitStart, Listener, Others
 from countoff.core.ending import shutdown, verdict_file
@@ -26,7 +27,7 @@ from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.trace import incident, writer
 from countoff.core.trace.clocks import LOOK_SECONDS, ClockComparison
-from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS, VERSION
+from countoff.core.trace.format import PAUSE_SECONDS, TICK_SECONDS
 from countoff.core.verdict import Verdict
 from countoff.core.words import plain
 
@@ -106,7 +107,7 @@ class Recorder(Listener):
         self._versions = {**verdict_file.versions(), **start.versions}
         line = self.line(
             "begin",
-            v=VERSION,
+            v=formats.TRACE,
             rank=state.rank,
             world=state.world_size,
             host=hosts.own_name(),

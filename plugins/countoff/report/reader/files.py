@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
+from countoff.core import formats
 from countoff.core.trace.format import INCIDENT, RANKS_FILE, STACKS_FILE, VERDICT_FILE, parse_name
 from countoff.core.words import plain
 from countoff.report.model import Incident, Trace
@@ -72,6 +73,8 @@ class Reader:
         share_clocks([process for each in self._ranks.values() for process in each.processes])
         self._trace.runs = runs_of([fit for each in self._ranks.values() for fit in each.fits])
         self._trace.skipped = sum(each.skipped for each in self._ranks.values())
+        beyond = {(each.directory, each.beyond) for each in self._ranks.values() if each.beyond}
+        self._trace.problems += [f"{plain(directory)}: {why}" for directory, why in sorted(beyond)]
         self._trace.incidents = [found for each in self._trace.directories if (found := self._incident(each))]
         return self._trace
 
@@ -82,6 +85,9 @@ class Reader:
             return None
         verdict = Record.parse(_start_of(os.path.join(place, VERDICT_FILE)))
         if verdict is None:
+            return None
+        if why := formats.beyond(verdict.count("format"), formats.VERDICT_FILE):
+            self._trace.problems.append(f"{plain(os.path.join(place, VERDICT_FILE))}: {why}")
             return None
         counts = Record.parse(_start_of(os.path.join(place, RANKS_FILE))) or Record({})
         rows = {row.get("rank"): row for row in counts.rows("ranks", MOST_RANKS)}

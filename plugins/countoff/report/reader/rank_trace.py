@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Iterable
 
+from countoff.core import formats
 from countoff.report.model import Fit, Tick
 from countoff.report.reader.kinds import KINDS, LONGEST_RUN, begun, drop_spans
 from countoff.report.reader.processes import Process
@@ -33,12 +34,15 @@ class RankTrace:
         fits: What was read.
         processes: The processes that these fits are of, the one under way last.
         skipped: Lines that could not be read.
+        beyond: Why some fits are not read that a newer version has written; empty if all are.
     """
 
     def __init__(self, directory: str, rank: int) -> None:
         self.directory, self.rank = directory, rank
         self.fits: list[Fit] = []
         self.skipped = 0
+        self.beyond = ""
+        self._passing = False  # whether the lines are those of such a fit
         self._process = Process()
         self.processes = [self._process]
         self._kept, self._stride = 0, 1
@@ -118,6 +122,11 @@ class RankTrace:
         kind, time, guard = record.kind, record.number("t"), record.count("g", 0)
         if not kind or time is None or not _YEAR_2000 < time < _YEAR_3000 or guard is None:
             return False
+        if kind == "begin":
+            why = formats.beyond(record.count("v"), formats.TRACE)
+            self.beyond, self._passing = why or self.beyond, bool(why)
+        if self._passing:
+            return True
         if kind == "clock":
             return self._clock(record)
         if kind == "begin":

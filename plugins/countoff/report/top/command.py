@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from countoff.core import formats
 from countoff.core.words import runs_of
 from countoff.report.document import verdict_or_none
 from countoff.report.top.picture import Picture
@@ -149,6 +150,7 @@ def _timed(job: WatchedJob) -> tuple[Look, float]:
 def _as_json(look: Look) -> dict[str, Any]:
     """A look as JSON types, with the keys that docs/seeing.md describes."""
     return {
+        "format": formats.JSON_OUTPUT,
         "job": look.heading,
         "time": time.time(),
         "world_size": sum(len(row.ranks) for row in look.rows),

@@ -34,10 +34,12 @@ from tests.relay import slow_store
 GOAL = 1.02
 """At `_GOAL_MS`, a pass may take so many times as long as with `uneven_train="raise"`."""
 NOTHING, OFF, STOP, REPEAT, JOIN, FLAG = "nothing", "`raise` (off)", "`stop`", "`repeat`", "`Join`", "all_reduce"
+OFF_AGAIN = "off, once more"
+"""The same as `OFF`: how far the two are apart is the machine's own noise."""
 STOP_UNEVEN, REPEAT_UNEVEN = "`stop`, uneven", "`repeat`, uneven"
 STOP_PROVEN = "`stop`, proven lengths"
 _COMPARED = {"nothing": NOTHING, "off": OFF}
-EQUAL = NOTHING, OFF, STOP, REPEAT, JOIN, FLAG
+EQUAL = NOTHING, OFF, OFF_AGAIN, STOP, REPEAT, JOIN, FLAG
 ALL = *EQUAL, STOP_UNEVEN, REPEAT_UNEVEN, STOP_PROVEN
 SLEEPS, COMPUTES = "sleeps", "computes"
 LOOKAHEADS = 2, 4, 8
@@ -372,11 +374,14 @@ def text_of_ratios(values: Sequence[float]) -> str:
 
 
 def goal(step_ms: float, mode: str, found: Mapping[str, Passes]) -> str:
-    """Returns which of the goals a mode has met: its ratio to off, its place beside the others, and one wait."""
+    """Returns which of the goals a mode has met: its ratio to off, its place beside the others, and one wait.
+
+    Where the quartiles of its ratio hold 1, it is not apart from off: the noise hides what it costs.
+    """
     told: list[str] = []
     if step_ms == _GOAL_MS:
-        met = quartiles(ratios(found, mode, OFF))[1] <= GOAL
-        told.append(f"≤ {GOAL} {'met' if met else 'MISSED'}")
+        low, middle, _ = quartiles(ratios(found, mode, OFF))
+        told.append(f"≤ {GOAL} {'met' if middle <= GOAL else 'not apart from off' if low <= 1 else 'MISSED'}")
     for other in (name for name in (JOIN, FLAG) if name in found):
         low, _, high = quartiles(ratios(found, mode, other))
         told.append(f"{'ahead of' if high < 1 else 'BEHIND' if low > 1 else 'like'} {other}")

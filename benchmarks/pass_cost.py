@@ -1,4 +1,4 @@
-"""Measures what one pass over a loader costs: two ranks, a watched and a bare loader in turns, wall time.
+"""Measures what one pass over a loader costs: two ranks, a watched loader and two bare ones in turns, wall time.
 
 A pass has costs that a batch has not: it opens and closes, and each of the two is compared between ranks. They are
 small beside the noise of two ranks that compute on two cores. So a batch sleeps where an accelerator would compute, and
@@ -17,6 +17,8 @@ from benchmarks.tool_jobs import COUNTOFF, NOTHING, Batches
 from countoff.torch import attach
 
 SIZES = 16, 64, 512
+NOTHING_AGAIN = "nothing, once more"
+"""The same as `NOTHING`: how far the two are apart is the machine's own noise."""
 _BATCH_SECONDS = 0.0015
 _WORLD_SIZE = 2
 
@@ -32,9 +34,9 @@ def tables(quick: bool) -> Iterator[Table]:
 
 
 def in_turns(batches: int, repeats: int) -> Samples:
-    """Returns the seconds of whole passes over a bare and over a watched loader."""
+    """Returns the seconds of whole passes over a watched loader and over two bare ones."""
     dist.init_process_group("gloo")
-    loaders = {NOTHING: Batches(batches), COUNTOFF: Batches(batches)}
+    loaders = {name: Batches(batches) for name in (NOTHING, COUNTOFF, NOTHING_AGAIN)}
     samples: Samples = {name: [] for name in loaders}
     with attach(train=loaders[COUNTOFF]):
         for repeat in range(repeats + 1):

@@ -84,7 +84,7 @@ coverage: .venv/.installed ## all tests under branch coverage, in every rank too
 	$(call unit,.venv,--cov --cov-report=)
 	$(call alone,.venv,--cov --cov-append --cov-report=)
 	$(call integration,.venv,--cov --cov-append --cov-report=)
-	$(call pytest,.venv) integration_tests -m "nightly and not gpu" --cov --cov-append --cov-report= $(PYTEST_FLAGS)
+	$(call pytest,.venv) tests integration_tests -m "nightly and not gpu" --cov --cov-append --cov-report= $(PYTEST_FLAGS)
 	.venv/bin/coverage report --fail-under=$(COVERAGE_FLOOR)
 
 test-composer-classic: .venv/.installed ## Composer 0.23.3, whose loop hangs where ranks are uneven

@@ -2,9 +2,10 @@
 
 docs/compatibility.md says it to users.
 
-A number grows only if something that was written before would be read wrongly: a key changes its meaning, or goes. Each
-reader then reads all numbers up to its own. New keys, and new kinds of lines, come without a new number, so a reader
-passes over what it does not know. What has a higher number than the reader knows is not read, and one line says so.
+A number grows only if something that was written before would be read wrongly: a key changes its meaning, or goes.
+Whoever lets it grow lets the reader read the numbers before it too. New keys, and new kinds of lines, come without a
+new number, so a reader passes over what it does not know. What has a higher number than the reader knows is not read,
+and one line says so.
 
 What ranks write into the job's store for one another has no number: all ranks of a job run one version of countoff, and
 a `VersionMismatch` warns where they do not.

@@ -753,7 +753,8 @@ class Guard:
             self.member.watchdog.speak_before_the_end(self.member.conclude)
         if not (isinstance(error, DivergenceError) and state.end is None):
             link = self.member.speaker.link
-            slow = link.slow or bool(link.heartbeats.hosts)  # nobody on this host sees a rank of another one die
+            # Nobody on this host sees a rank of another one die. In the first moments, its own ranks are not known yet.
+            slow = link.slow or bool(link.heartbeats.hosts) or not link.heartbeats.neighbours
             gone = self.member.watchdog.gone_neighbour
             where = self.where()
             shutdown.report_failure(state, error, where, may_be_caught=may_be_caught, slow=slow, gone=gone)

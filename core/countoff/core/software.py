@@ -128,7 +128,7 @@ _MADE = re.compile(
 )
 _MADE_NAMES = ("_version.py", "_pb2.py", "_pb2_grpc.py")
 _MODULES_AT_ONCE, _GIVE_WAY_SECONDS = 100, 0.0001
-"""After so many modules, the interpreter is free for so long. Any other thread would else wait 5 ms for it."""
+"""After so many modules, the interpreter is free for so long. Any other thread would otherwise wait 5 ms for it."""
 _HEAD_BYTES, _MOST_BYTES, _MOST_MAPS = 512, 1 << 20, 1 << 24
 _known: dict[str, bytes] = {}
 """Digests of files by path, as they were when they were read first; empty for a file that is not compared."""

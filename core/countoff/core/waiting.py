@@ -14,10 +14,10 @@ _SHORTEST, _LONGEST = 0.001, 0.005
 def first_pause(ranks: int) -> float:
     """Seconds between the first looks of a rank, where so many ranks wait for one another and look into one store.
 
-    So all of them together look at most 5,000 times a second; of more than 25 ranks, each looks 200 times.
+    Up to 25 ranks together look at most 5,000 times a second. Each of more ranks looks 200 times.
 
     Args:
-        ranks: How many they are.
+        ranks: How many look into that store.
 
     Example:
         >>> [first_pause(ranks) for ranks in (2, 8, 64, 4096)]

@@ -21,10 +21,10 @@ def count_forward_passes(modules: Iterable[Any], count: Callable[[], None]) -> C
     """Calls a function after each forward pass of modules for training; returns a function that ends that.
 
     A pass is one for training if the module is in training mode and gradients are enabled. A pass inside of another
-    one of its thread, of the same module or of another, is not counted. Nor is one inside a backward pass, where
-    activation checkpointing runs the forward pass again. Once torch.compile has compiled one of the modules with its
-    hooks, as it does with a module inside of the one that the loop calls, nothing is counted: compiled code runs no
-    hook, and goes back to Python code at different passes on each rank.
+    one of its thread, of the same module or of another, is not counted. Nor is that of a replica of `DataParallel`, nor
+    one inside a backward pass, where activation checkpointing runs the forward pass again. Once torch.compile has
+    compiled one of the modules with its hooks, as it does with a module inside of the one that the loop calls, nothing
+    is counted: compiled code runs no hook, and goes back to Python code at different passes on each rank.
 
     Args:
         modules: The modules, wrapped as the loop calls them.
@@ -78,7 +78,7 @@ class _Passes:
 
 
 class _Begin(Hook):
-    """Runs before each pass. It and `_End` do their work without a call that can be left out: both run in every pass.
+    """Runs before each pass. It and `_End` make as few calls as they can: both run in every pass.
 
     Args:
         passes: What is known of the passes of all modules.
@@ -119,6 +119,7 @@ class _End(Hook):
         if (
             result is not None  # else the pass has raised
             and module.training
+            and "_is_replica" not in module.__dict__  # of DataParallel, which runs them on threads of its own
             and is_grad_enabled()
             and _running_backward_pass() == -1
         ):

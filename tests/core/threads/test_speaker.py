@@ -94,6 +94,14 @@ def test_few_ranks_look_often_at_what_training_waits_for(world_size: int, second
     assert speaker.seconds_until_look == pytest.approx(0.005)
 
 
+def test_ranks_of_many_parts_look_as_seldom_as_all_of_the_job() -> None:
+    """They share one store, and do not know how many they are: the last part has the highest ranks."""
+    speaker = Speaker(State(4088, 8, Settings(), {}, ranks=tuple(range(4088, 4096))))
+    speaker.poll(Looked(), awaited=True)
+    speaker.turn(FakeStore())
+    assert speaker.seconds_until_look == pytest.approx(0.005)
+
+
 def test_a_long_wait_keeps_no_store_busy() -> None:
     speaker, store, looked = Speaker(State(1, 2, Settings(), {})), FakeStore(), Looked()
     looked.times = 10

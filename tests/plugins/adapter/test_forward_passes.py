@@ -168,10 +168,11 @@ def test_a_pass_in_which_the_observation_begins_does_not_hide_later_ones() -> No
 def test_replicas_and_shallow_copies_run_themselves() -> None:
     """As `DataParallel` makes replicas: each calls its own parts, not those of the module that is observed."""
     net = Net()
-    with Counted(net):
-        for each in (net._replicate_for_data_parallel(), copy.copy(net)):
+    with Counted(net) as counted:
+        for each, passes in ((net._replicate_for_data_parallel(), 0), (copy.copy(net), 1)):
             each.run = lambda layer, hidden: hidden
             assert torch.equal(each(X), net.first(X))
+            assert counted.passes == passes
 
 
 def test_a_forward_that_the_user_replaces_is_counted() -> None:

@@ -228,8 +228,8 @@ class Check(Listener):
     def tick(self, span: SpanCounters) -> Callable[[TickPlace], TickPart | None] | None:
         """Takes the values that are to be compared after the batch at which a train span stands.
 
-        Called on the training thread, whose caches are cold for it: it takes the values as they are. A guard asks only
-        the checks that have a method of their own, and only where it is known after which batch each step was applied.
+        Called on the training thread, so it takes the values as they are. A guard asks only the checks that have a
+        method of their own, and only where it is known after which batch each step was applied.
 
         Returns:
             What makes of them what is compared, or None; it is called on the speaker thread, with the place. None

@@ -72,7 +72,7 @@ _NAME, _CONTENT = 5, 3
 _NAME_BYTES, _VERSION_BYTES, _VALUE_BYTES, _VALUES_BYTES = 66, 40, 26, 200
 _MOST_SENTENCES, _MOST_NAMED = 3, 4
 PAUSE_SECONDS = 0.1
-"""So long after the roll call nothing is read. It takes more processor time than all else at the start of a fit, and
+"""Reading begins this long after the roll call. It takes more processor time than all else at the start of a fit, and
 other ranks of this host may still be waiting for their answers, or be in their first batch."""
 _SETTLE_SECONDS = 1.0
 """How long the end of a fit waits for files that are still being read."""

@@ -113,7 +113,7 @@ def keep_publishing(store: Any, number: int, place: Place, ranks: int, over: Cal
         store: The job's default store.
         number: Number of the guard in this process; equal on all ranks.
         place: The place.
-        ranks: How many ranks meet there.
+        ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
         over: Waits so many seconds, and returns whether no other rank can ask any more.
     """
     began, answered = time.monotonic(), -1
@@ -162,7 +162,7 @@ def find_place(
     Args:
         store: The job's default store.
         number: Number of the guard in this process; equal on all ranks.
-        ranks: How many ranks meet there.
+        ranks: How many ranks look into the store: those of the job, or of its parts up to this one.
         deadline: When to give up, by `time.monotonic()`.
         given_up: Whether to give up at once.
 
@@ -182,7 +182,7 @@ def pause_since(began: float, ranks: int) -> float:
 
     Args:
         began: When the first one was, by `time.monotonic()`.
-        ranks: How many ranks meet.
+        ranks: How many ranks look into the store.
     """
     return min(max((time.monotonic() - began) * _SHARE, first_pause(ranks)), _LONGEST_PAUSE)
 

@@ -105,8 +105,8 @@ class Member:
         if self.state.complete:
             self._all_met.set()
             self._meeting.join(DRAIN_SECONDS)  # it has done its work, and is about to end
-        if answered.is_set() and self.threads is not None:
-            self.threads.listening.wait(MARK_SECONDS)  # so that this rank hears what the others find in the first batch
+        if answered.is_set() and self.threads is not None:  # so that it hears what the others find in the first batch
+            self.threads.listening.wait(min(MARK_SECONDS, max(0.0, deadline - time.monotonic())))
         link = self.speaker.link
         decided = answered.is_set() or ended.is_set() or participation.failure or found
         if not (decided or (link.connected and link.prompt)):
@@ -204,7 +204,7 @@ class Member:
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds
-                place = find_place(store, self.number, state.world_size, deadline=deadline, given_up=given_up)
+                place = find_place(store, self.number, state.ranks[-1] + 1, deadline=deadline, given_up=given_up)
             if not given_up():
                 self.threads = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
@@ -212,7 +212,7 @@ class Member:
             return
         if state.leads:
             with contextlib.suppress(Exception):  # the threads themselves say what a lost store means
-                keep_publishing(store, self.number, place, state.world_size, self._need_not_answer)
+                keep_publishing(store, self.number, place, state.ranks[-1] + 1, self._need_not_answer)
 
     def _need_not_answer(self, seconds: float) -> bool:
         """Waits so long; returns whether no rank can ask any more where to meet, or is compared if it does."""

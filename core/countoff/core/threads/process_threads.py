@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("countoff")
 _FIRST_LOOK_SECONDS = 0.1
-"""So long after it has connected, a rank looks at the others' heartbeats first: it has the roll call until then."""
+"""After so long, a rank that has connected first looks at the others' heartbeats: its report to them comes before."""
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 1.0

@@ -103,7 +103,7 @@ class Speaker:
             del channel
             self.pending.append(pollable)
             self._polls = 0
-            self._first_pause = first_pause(self.state.world_size) if awaited else _POLL_SECONDS
+            self._first_pause = first_pause(self.state.ranks[-1] + 1) if awaited else _POLL_SECONDS
 
         self.hand(begin)
 

@@ -40,7 +40,8 @@ _KEEPS_WAITING = ((DOING["loader"],), (DOING["code"],), (DOING["collective"], FO
 """What ranks do, beginning with those that keep the others waiting."""
 _EPOCH_AHEAD = (
     "compare the batches that the ranks had in the epoch before: the rank that is ahead had fewer, or left its loop "
-    "early."
+    "early. If they had as many, the ranks that are behind wait at their lines above, in a collective that the others "
+    "have not reached: look for a condition around it."
 )
 _OTHER_LINES = (
     "compare the lines above: the ranks wait for one another in different collectives. One of them has left its loop, "

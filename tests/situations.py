@@ -24,7 +24,7 @@ from countoff.core.checks.check import FitStart
 from countoff.core.checks.even import EvenCheck, judge_lengths, repeated, truncated
 from countoff.core.checks.horizon import Horizon, RunLength, guessed_horizon, run_out, wrong_horizon
 from countoff.core.checks.learning_rates import SchedulePlan, judge_schedules, rate_mismatch
-from countoff.core.checks.lost import DIED, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
+from countoff.core.checks.lost import DIED, LEFT, STOPPED, lost_host, lost_rank, lost_store, unprotected, victim
 from countoff.core.checks.micro_batches import compare_micro_batches
 from countoff.core.checks.plan import PlanCheck, judge_even_settings, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
@@ -279,6 +279,18 @@ def losses() -> Iterator[Situation]:
         "a rank was killed, on 4 ranks",
         lambda _: lost_rank(2, "is gone (pid 4242)", "It was killed, or it crashed.", subject=DIED),
         [counted(rank, 4, 4, "in batch 4") for rank in (0, 1, 3)],
+    )
+    yield Situation(
+        "LostRank",
+        "a rank has ended its fit before the others",
+        lambda _: lost_rank(
+            1,
+            "has ended its fit, and rank 0 has not: rank 0 raised RuntimeError: Connection closed by peer, as happens "
+            "when another rank is lost",
+            "A warning came before that: rank 1 ran out of data after 9 batches of train epoch 0; rank 0 has batch 10.",
+            subject=LEFT,
+        ),
+        rows,
     )
     yield Situation(
         "LostRank",

@@ -84,7 +84,14 @@ LOST_RANK = VerdictKind(
             "let all ranks decide together (all-reduce the flag before any rank acts on it).",
             restart="unknown",
         ),
-        LEFT: Cause(restart="unknown"),
+        LEFT: Cause(
+            remedy=(
+                "find out why that rank was done before the others: it had fewer batches or epochs, or left its loop "
+                "early. Look for a warning above, and read that rank's own output. The other ranks have only lost "
+                "their peer."
+            ),
+            restart="unknown",
+        ),
         HOST: Cause(
             remedy=(
                 "look at that host's console, and at the scheduler's report on it, for a loss of power, a kernel panic "

@@ -77,8 +77,8 @@ class _Passes:
         self.compiled = False
 
 
-class _Begin(Hook):
-    """Runs before each pass. It and `_End` make as few calls as they can: both run in every pass.
+class _OfEachPass(Hook):
+    """A hook that runs in each pass, and so makes as few calls as it can.
 
     Args:
         passes: What is known of the passes of all modules.
@@ -86,6 +86,10 @@ class _Begin(Hook):
 
     def __init__(self, passes: _Passes) -> None:
         self._passes = passes
+
+
+class _Begin(_OfEachPass):
+    """Runs before each pass."""
 
     def __call__(self, *_: Any) -> None:
         passes = self._passes
@@ -95,15 +99,8 @@ class _Begin(Hook):
             passes.thread.depth += 1
 
 
-class _End(Hook):
-    """Runs behind each pass, also behind one that has raised.
-
-    Args:
-        passes: What is known of the passes of all modules.
-    """
-
-    def __init__(self, passes: _Passes) -> None:
-        self._passes = passes
+class _End(_OfEachPass):
+    """Runs behind each pass, also behind one that has raised."""
 
     def __call__(self, *arguments: Any) -> None:
         passes = self._passes

@@ -411,7 +411,7 @@ class Speaker:
         self.waiting: dict[str, tuple[float, Callable[[Mapping[int, Any], list[int]], None]]] = {}
 
     def hand(self, job: Callable[[Any], None]) -> None:
-        job(SimpleNamespace(set=self.told.__setitem__))
+        job(SimpleNamespace(report=lambda name, rank, record: self.told.__setitem__(f"{name}/{rank}", record)))
 
     def append(self, entry: Mapping[str, Any], is_written: Callable[[], bool]) -> Callable[[Any], None]:
         return lambda _: None if is_written() else self.entries.append(entry)

@@ -361,7 +361,7 @@ class CollectiveCheck(Check):
             self._unanswered = [*self._unanswered[-_UNANSWERED:], question]
             return
         told = trail.answer(question.interval)
-        others.speaker.hand(lambda channel: channel.set(f"{question.name}/{self._state.rank}", told))
+        others.speaker.hand(lambda channel: channel.report(question.name, self._state.rank, told))
         if question.rank != self._state.rank:
             return
 
@@ -407,7 +407,7 @@ class CollectiveCheck(Check):
             return
         recorded = self._recorded(question)
         told = {} if recorded is None else recorded.to_json()
-        others.speaker.hand(lambda channel: channel.set(f"{question.name}/{self._state.rank}", told))
+        others.speaker.hand(lambda channel: channel.report(question.name, self._state.rank, told))
 
     def settle(self) -> None:  # noqa: D102
         if self._found is not None:  # what is recorded may come too late now; a warning is given once

@@ -119,7 +119,9 @@ class EvenCheck(Check):
             read = min(report["read"] for report in reports.values())
             self._others.speaker.link.heartbeats.all_have_read(read)
             if short := [rank for rank, report in reports.items() if report.get("short")]:
-                self._others.speaker.forget(credits.end_keys(short))
+                self._others.speaker.forget([credits.end_key])
+            if reported := short or (self._ranks if credits.is_undecided else ()):
+                self._others.speaker.hand(lambda channel: channel.forget(credits.end_key, reported))
         yield repeated(span.name, span.started, {rank: each.get("repeated", 0) for rank, each in reports.items()})
         yield self._judge_rest(span, reports)
 
@@ -133,7 +135,7 @@ class EvenCheck(Check):
         return {}
 
     def left_keys(self, span: SpanCounters) -> Iterable[str]:  # noqa: D102
-        return () if span.closed_credits is None else span.closed_credits.left_keys(self._ranks)
+        return () if span.closed_credits is None else span.closed_credits.left_keys()
 
     def _judge_rest(self, span: SpanCounters, reports: Records) -> Verdict | None:
         """What is said of a span that was cut short on some ranks; the adapter's own notice if none was."""

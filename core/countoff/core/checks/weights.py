@@ -326,7 +326,7 @@ class Exchange:
         if question.end > len(replicas.names):
             return
         own = replicas.digests(question.begin, question.end)
-        channel.set(f"{question.name}/{self._state.rank}", {"digests": own})
+        channel.report(question.name, self._state.rank, {"digests": own})
         if question.rank != self._state.rank:
             return
 

@@ -61,8 +61,8 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
     if state.leads:
         known = state.present or state.ranks
         # A plan that is still in the store came after the roll call: from a late rank, but from one that counts.
-        present = [rank for rank in state.ranks if rank in known or channel.has(f"plan/{rank}")]
-        owed = [rank for rank in present if rank not in gone or channel.has(f"row/{rank}")]
+        present = [rank for rank in state.ranks if rank in known or channel.has_reports("plan", [rank])]
+        owed = [rank for rank in present if rank not in gone or channel.has_reports("row", [rank])]
         rows = _gather_and_publish(channel, state, verdict, owed)
     elif first not in gone:
         deadline = time.monotonic() + _SETTLE_SECONDS + _GATHER_SECONDS + 0.2
@@ -83,10 +83,10 @@ def print_with_table(channel: Channel, state: State, heartbeats: Heartbeats) -> 
             return shutdown.is_first_left(state, whole)
 
     shutdown.print_verdict(state, whole, None if prints_whole else reporter, claim)
-    channel.set(f"told/{state.rank}", {"told": True})
+    channel.report("told", state.rank, {"told": True})
     if state.leads:  # it may host the store: it leaves after the others have printed
-        told = [f"told/{rank}" for rank in state.ranks if rank not in (first, *gone)]
-        until(lambda: not told or channel.has(*told), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
+        told = [rank for rank in state.ranks if rank not in (first, *gone)]
+        until(lambda: channel.has_reports("told", told), time.monotonic() + _ACKNOWLEDGE_SECONDS, _POLL_SECONDS)
     state.printed.set()
 
 
@@ -97,13 +97,13 @@ def post_row(channel: Channel, state: State) -> None:
         channel: The guard's channel.
         state: This rank's state.
     """
-    channel.set(f"row/{state.rank}", {**state.final_row(), "host": hosts.own_name()})
+    channel.report("row", state.rank, {**state.final_row(), "host": hosts.own_name()})
 
 
 def _has_told(channel: Channel, rank: int) -> bool:
     """Whether a rank has printed the verdict in time: it cannot if something holds its interpreter."""
     with contextlib.suppress(RuntimeError, OSError):  # the store has ended, with rank 0
-        return until(lambda: channel.has(f"told/{rank}"), time.monotonic() + _TOLD_SECONDS, _POLL_SECONDS)
+        return until(lambda: channel.has_reports("told", [rank]), time.monotonic() + _TOLD_SECONDS, _POLL_SECONDS)
     return False
 
 
@@ -168,9 +168,9 @@ def with_table(channel: Channel, verdict: Verdict, remedies: Remedies, world_siz
         remedies: The adapter's remedies.
         world_size: Ranks that are compared.
     """
-    if not channel.has("table"):
+    header = channel.find("table")
+    if header is None:
         return verdict
-    header = channel.get("table")
     counted = parse_count(header["rows"])
     lines = parse_count(header.get("lines", min(counted, TABLE_ROWS)), TABLE_ROWS + 1)  # older ones do not write it
     keys = [f"table/{place}" for place in range(lines)]

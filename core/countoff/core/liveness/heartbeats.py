@@ -184,17 +184,17 @@ def heartbeat_key(rank: int) -> str:
 
 def begin_fit(channel: Channel, rank: int) -> None:
     """Tells the others that this rank takes part in a guard's fit; `channel` is the guard's."""
-    channel.set(f"joined/{rank}", {"joined": True})
+    channel.report("joined", rank, {"joined": True})
 
 
 def say_goodbye(channel: Channel, rank: int) -> None:
     """Tells the others that this rank takes part no more, so that none waits for it or reports it as lost."""
-    channel.delete(f"joined/{rank}")
+    channel.take_back("joined", rank)
 
 
 def takes_part(channel: Channel, rank: int) -> bool:
     """Whether a rank has begun a guard's fit and has not said goodbye."""
-    return channel.has(f"joined/{rank}")
+    return channel.has_reports("joined", [rank])
 
 
 def announce_signal(channel: Channel, rank: int) -> None:
@@ -202,9 +202,9 @@ def announce_signal(channel: Channel, rank: int) -> None:
 
     For those that get one too. To any other rank it is lost.
     """
-    channel.set(f"signal/{rank}", {"signal": True})
+    channel.report("signal", rank, {"signal": True})
 
 
 def has_signal(channel: Channel, rank: int) -> bool:
     """Whether a rank has told that it ends by a SIGTERM: it is not why its launcher ends the others."""
-    return channel.has(f"signal/{rank}")
+    return channel.has_reports("signal", [rank])

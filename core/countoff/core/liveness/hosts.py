@@ -34,7 +34,7 @@ def introduce(channel: Channel, rank: int, host: str) -> None:
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)
-    channel.set(f"rank/{rank}", {"host": host, "name": own_name(), "address": channel.own_address()})
+    channel.report("rank", rank, {"host": host, "name": own_name(), "address": channel.own_address()})
     record = {"rank": process.rank, "pid": process.pid, "began": process.began}
     channel.set(f"host/{host}/{place}", record)  # last: a rank that is known to be there has a record in the directory
 
@@ -60,9 +60,7 @@ def names(channel: Channel, ranks: Sequence[int]) -> dict[int, str]:
     """
     if not ranks or not several(channel):
         return {}
-    keys = {rank: f"rank/{rank}" for rank in dict.fromkeys(ranks[:_MOST_NAMED])}
-    written = keys if channel.has(*keys.values()) else [rank for rank, key in keys.items() if channel.has(key)]
-    records = dict(zip(written, channel.get_many([keys[rank] for rank in written]), strict=True))
+    records = channel.reports("rank", list(dict.fromkeys(ranks[:_MOST_NAMED])))
     hosts = {str(record["host"]): str(record["name"]) for record in records.values()}
     times = Counter(hosts.values())
     return {

@@ -32,7 +32,7 @@ returns the actions to be carried out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from countoff.core.protocol.actions import Action, AddOne, WriteEntry
@@ -260,25 +260,22 @@ class Credits:
             return self._shortest is not None and self._shortest <= end
         return self._most > end or self._last_end >= end
 
-    def left_keys(self, ranks: Sequence[int]) -> list[str]:
-        """The keys of this span that may be left in the store once it is over on all ranks.
-
-        Args:
-            ranks: The ranks that take the same number of batches.
-        """
+    def left_keys(self) -> list[str]:
+        """The keys of this span that may be left in the store once it is over on all ranks."""
         names = [str(counter) for counter in range(_COUNTERS if self._borders else 0)]
         names += [f"end/{end}" for end in sorted(self._ends)]
         keys = [self._key(name) for name in names]
-        unknown = self.policy == "repeat" and self.total is None and self._longest is None
-        return keys + self.end_keys(ranks) if unknown else keys
+        return [*keys, self.end_key] if self.is_undecided else keys
 
-    def end_keys(self, ranks: Sequence[int]) -> list[str]:
-        """The keys under which ranks report their numbers of batches where they repeat, and that of the counter.
+    @property
+    def is_undecided(self) -> bool:
+        """Whether ranks that repeat may have reported their ends, and no common end came of it."""
+        return self.policy == "repeat" and self.total is None and self._longest is None
 
-        Args:
-            ranks: These ranks.
-        """
-        return [self._key("ended"), *(self._key(f"ended/{rank}") for rank in ranks)]
+    @property
+    def end_key(self) -> str:
+        """Where ranks that repeat report their numbers of batches: the name of the reports, and the counter's key."""
+        return self._key("ended")
 
     def _receive_grant(self, size: int) -> None:
         self.granted = self._borders.pop(0)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  # no stubs
 
-from countoff.core.protocol.records import RECORD_BYTES, record_text
+from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.store.keepalive import keep_alive
 from countoff.core.store.shared_sockets import copy_of
 
@@ -41,30 +41,38 @@ class ChannelError(RuntimeError):
     """The store holds something that this version of countoff did not write."""
 
 
-def encode(record: Mapping[str, Any]) -> str:
+def encode(record: Mapping[str, Any], most: int = RECORD_BYTES) -> str:
     """A record as the store's value.
 
+    Args:
+        record: The record.
+        most: Bytes that it may have.
+
     Raises:
-        ChannelError: If it is over `RECORD_BYTES` long.
+        ChannelError: If it is longer.
     """
     text = record_text(record)
-    if len(text) > RECORD_BYTES:
-        raise ChannelError(f"a record must be at most {RECORD_BYTES} bytes, got {len(text)}: {text[:80]}…")
+    if len(text) > most:
+        raise ChannelError(f"a record must be at most {most} bytes, got {len(text)}: {text[:80]}…")
     return text
 
 
-def decode(value: bytes) -> dict[str, Any]:
+def decode(value: bytes | str, most: int = RECORD_BYTES) -> dict[str, Any]:
     """A record from the store's value, as untrusted input.
 
+    Args:
+        value: The value.
+        most: Bytes that it may have.
+
     Raises:
-        ChannelError: If it is not a JSON object of at most `RECORD_BYTES`.
+        ChannelError: If it is not a JSON object, or longer.
     """
     try:
-        record = json.loads(value) if len(value) <= RECORD_BYTES else None
+        record = json.loads(value) if len(value) <= most else None
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise ChannelError(f"expected a JSON object of at most {RECORD_BYTES} bytes, got {value[:80]!r}")
+        raise ChannelError(f"expected a JSON object of at most {most} bytes, got {value[:80]!r}")
     return record
 
 
@@ -101,9 +109,9 @@ class Channel:
         """The channel that this one is a part of, or itself."""
         return self._whole or self
 
-    def set(self, key: str, record: Mapping[str, Any]) -> None:
-        """Writes a record, over an existing one too; the store does not acknowledge it."""
-        self._store.set(self._prefix + key, encode(record))
+    def set(self, key: str, record: Mapping[str, Any], most: int = RECORD_BYTES) -> None:
+        """Writes a record of at most so many bytes, over an existing one too; the store does not acknowledge it."""
+        self._store.set(self._prefix + key, encode(record, most))
 
     def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
         """Writes a record if the key has none, and returns the key's record; racing writers get the same one."""
@@ -117,9 +125,10 @@ class Channel:
         """The record of a key that is known to exist (a missing one blocks)."""
         return decode(self._store.get(self._prefix + key))
 
-    def get_many(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """The records of keys that are known to exist, in one round trip."""
-        return [decode(value) for value in self._store.multi_get([self._prefix + key for key in keys])] if keys else []
+    def get_many(self, keys: Sequence[str], most: int = RECORD_BYTES) -> list[dict[str, Any]]:
+        """The records of keys that are known to exist, each of at most so many bytes, in one round trip."""
+        values = self._store.multi_get([self._prefix + key for key in keys]) if keys else []
+        return [decode(value, most) for value in values]
 
     def wait(self, key: str) -> dict[str, Any]:
         """Blocks until the key exists or the socket is shut down, and returns its record."""
@@ -133,6 +142,42 @@ class Channel:
     def delete(self, key: str) -> None:
         """Removes a key."""
         self._store.delete_key(self._prefix + key)
+
+    # What follows from these operations, unless a host's ranks have one voice (`voiced`).
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The record of a key that never changes once it is written; None if it is not there yet."""
+        return self.get(key) if self.has(key) else None
+
+    def count(self, key: str, amount: int) -> int | None:
+        """Adds to a counter that is complete only once every rank has added to it.
+
+        Returns:
+            The sum; None where other ranks of this host have yet to add, so that it cannot be complete.
+        """
+        return self.add(key, amount)
+
+    def report(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
+        """Writes the record of one rank under a name that all ranks share, over an earlier one too."""
+        self.set(f"{name}/{rank}", record)
+
+    def take_back(self, name: str, rank: int) -> None:
+        """Removes what this rank has reported under a name."""
+        self.delete(f"{name}/{rank}")
+
+    def has_reports(self, name: str, ranks: Sequence[int]) -> bool:
+        """Whether all of these ranks have reported under a name."""
+        return not ranks or self.has(*(f"{name}/{rank}" for rank in ranks))
+
+    def reports(self, name: str, ranks: Sequence[int]) -> Records:
+        """What these ranks have reported under a name, by rank; those that have not are left out."""
+        there = ranks if self.has_reports(name, ranks) else [rank for rank in ranks if self.has(f"{name}/{rank}")]
+        return dict(zip(there, self.get_many([f"{name}/{rank}" for rank in there]), strict=True))
+
+    def forget(self, name: str, ranks: Sequence[int]) -> None:
+        """Removes what these ranks have reported under a name; for the one that has gathered it."""
+        for rank in ranks:
+            self.delete(f"{name}/{rank}")
 
     def own_address(self) -> str:
         """The address of this host as the store's host sees it; empty if it cannot be told."""

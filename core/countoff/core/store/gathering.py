@@ -23,10 +23,10 @@ class Pollable(Protocol):
 
 
 class Gathering:
-    """Gathers one record of each of many ranks, under one key per rank.
+    """Gathers one report of each of many ranks.
 
     Args:
-        name: What is gathered; equal on all ranks.
+        name: The name under which they report; equal on all ranks.
         ranks: The ranks that owe a record.
         deadline: When to go on without the missing ones, by `time.monotonic()`.
         done: Called once, with the records and the ranks that are missing.
@@ -58,20 +58,20 @@ class Gathering:
 
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has called `done`."""
-        keys = {rank: f"{self._name}/{rank}" for rank in self._ranks}
         now = time.monotonic()
-        complete = channel.has(*keys.values()) if keys else True
-        if not complete and now < self._deadline:
+        if not channel.has_reports(self._name, self._ranks) and now < self._deadline:
             if self._missed is not None and now > self._next_reminder:
                 self._next_reminder = now + REMINDER_SECONDS
-                self._missed([rank for rank, key in keys.items() if not channel.has(key)])
+                self._missed(self._missing(channel.reports(self._name, self._ranks)))
             return False
-        present = self._ranks if complete else [rank for rank, key in keys.items() if channel.has(key)]
-        records = dict(zip(present, channel.get_many([keys[rank] for rank in present]), strict=True))
-        for rank in () if self._keep else present:
-            channel.delete(keys[rank])
-        self._done(records, [rank for rank in self._ranks if rank not in records])
+        records = channel.reports(self._name, self._ranks)
+        if not self._keep:
+            channel.forget(self._name, list(records))
+        self._done(records, self._missing(records))
         return True
+
+    def _missing(self, records: Records) -> list[int]:
+        return [rank for rank in self._ranks if rank not in records]
 
 
 class Awaiting:
@@ -88,7 +88,7 @@ class Awaiting:
 
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has called `done`."""
-        if not channel.has(self._key):
-            return False
-        self._done(channel.get(self._key))
-        return True
+        record = channel.find(self._key)
+        if record is not None:
+            self._done(record)
+        return record is not None

@@ -72,7 +72,7 @@ class RollCall:
 
         def write(channel: Channel) -> None:
             begin_fit(channel, state.rank)
-            channel.set(f"plan/{state.rank}", record)
+            channel.report("plan", state.rank, record)
 
         def compare(records: Records, missing: list[int]) -> None:
             self._compare(records)
@@ -90,7 +90,7 @@ class RollCall:
                 answer |= check.answer(records)
             speaker.hand(lambda channel: channel.set("plan", answer))
             release(answer)
-            speaker.forget(f"plan/{rank}" for rank in records)  # behind the answer, for which all ranks wait
+            speaker.hand(lambda channel: channel.forget("plan", list(records)))  # behind the answer, for which all ranks wait
 
         def release(answer: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in answer["agreed"])
@@ -189,7 +189,7 @@ class RollCall:
         state, speaker = self._state, self._speaker
 
         def write(channel: Channel) -> None:
-            channel.set(f"{name}/{state.rank}", record())
+            channel.report(name, state.rank, record())
 
         # Handed over in two steps, so that it goes behind the warnings that the marks before it put into the outbox:
         # once the first rank has all reports, everything that these ranks found is in the log.

@@ -305,15 +305,16 @@ class Speaker:
     def _add_one(self, action: AddOne, channel: Channel) -> None:
         state, key = self.state, action.key
         if action.batches is not None:
-            channel.set(f"{key}/{state.rank}", {"batches": action.batches})
+            channel.report(key, state.rank, {"batches": action.batches})
         began = time.monotonic()
-        counted = channel.add(key, 1 + _SINGLE * action.single)
-        if counted % _SINGLE % state.world_size == 0:
+        counted = channel.count(key, 1 + _SINGLE * action.single)
+        if counted is not None and counted % _SINGLE % state.world_size == 0:
             entry = {**action.entry, "size": 1} if counted >= _SINGLE else action.entry
             if action.batches is not None:
-                numbers = [f"{key}/{rank}" for rank in state.ranks]
-                entry = {**entry, "at": max(record["batches"] for record in channel.get_many(numbers))}
-                self.forget([key, *numbers])
+                reports = channel.reports(key, state.ranks)
+                entry = {**entry, "at": max(record["batches"] for record in reports.values())}
+                self.forget([key])
+                self.hand(lambda channel: channel.forget(key, state.ranks))
             self.append(entry)(channel)  # all ranks may be waiting for it
         state.added(action, time.monotonic() - began)
 

@@ -56,7 +56,7 @@ class Stall:
             if self.posted:
                 self.posted = False
                 # Not deleted: rank 0 may be about to read it.
-                self._speaker.hand(lambda channel: channel.set(f"stall/{self._state.rank}", {"moved": True}))
+                self._speaker.hand(lambda channel: channel.report("stall", self._state.rank, {"moved": True}))
         elif now - self.moved_at > self._patience and not self.posted and not self._reported:
             self.posted = True
             self.post()
@@ -83,7 +83,7 @@ class Stall:
             record["micro"] = work
         if (passes := state.micro_batches.pass_work()) is not None:
             record["passes"] = passes
-        self._speaker.hand(lambda channel: channel.set(f"stall/{state.rank}", record))
+        self._speaker.hand(lambda channel: channel.report("stall", state.rank, record))
         if state.leads:
             self._speaker.hand(self._gather)
 

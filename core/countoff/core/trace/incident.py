@@ -56,7 +56,7 @@ def post_stack(channel: Channel, rank: int) -> dict[str, Any]:
         rank: This rank.
     """
     record = stack_record()
-    channel.set(f"{_KEY}/{rank}", record)
+    channel.report(_KEY, rank, record)
     return record
 
 
@@ -83,15 +83,14 @@ def read_stacks(channel: Channel, ranks: Sequence[int]) -> Records:
         channel: The guard's channel.
         ranks: The ranks.
     """
-    keys = {rank: f"{_KEY}/{rank}" for rank in ranks}
-    if not keys:
-        return {}
-    complete = until(lambda: channel.has(*keys.values()), time.monotonic() + _READ_SECONDS, _POLL_SECONDS)
-    told = list(keys)
-    if not complete:
-        deadline = time.monotonic() + _READ_SECONDS
-        told = [rank for rank in keys if time.monotonic() < deadline and channel.has(keys[rank])]
-    return dict(zip(told, channel.get_many([keys[rank] for rank in told]), strict=True))
+    if until(lambda: channel.has_reports(_KEY, ranks), time.monotonic() + _READ_SECONDS, _POLL_SECONDS):
+        return channel.reports(_KEY, ranks)
+    told: Records = {}
+    deadline = time.monotonic() + _READ_SECONDS
+    for rank in ranks:
+        if time.monotonic() < deadline:
+            told |= channel.reports(_KEY, [rank])
+    return told
 
 
 def is_others(directory: str, rank: int, first: int, verdict: Verdict) -> bool:

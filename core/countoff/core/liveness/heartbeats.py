@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from countoff.core.checks.lost import lost_rank
 from countoff.core.liveness import hosts
 from countoff.core.liveness.processes import Process, host_id
-from countoff.core.protocol.records import Records, parse_rank
+from countoff.core.protocol.records import Records, parse_count, parse_rank
 from countoff.core.state import State
+from countoff.core.store.keys import heartbeat_key
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
-HEARTBEAT_SECONDS = 1.0
+_BEATING_RANKS = 20_000
+"""With more ranks, heartbeats come less often: 2 requests for each host of 8, of 10 µs of the store's host."""
 
 
 class Heartbeats:
@@ -34,6 +36,7 @@ class Heartbeats:
 
     Attributes:
         host: The id of this host.
+        seconds: Seconds between two heartbeats.
         all_introduced: Whether all ranks are known to have introduced themselves.
         neighbours: Processes of this host that are ranks, by rank.
         hosts: Names of the hosts of the first rank and of this host's ranks, by rank, where the job has more than one
@@ -45,9 +48,12 @@ class Heartbeats:
         self._ranks = ranks
         self._first = ranks[0]
         self.host = host_id()
+        self.seconds = max(1.0, len(ranks) / _BEATING_RANKS)
         self.sent = 0
         self._took = 0.0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
+        self._still: dict[int, float] = {}  # ranks that send none any more, as their host says, and since when
+        self._all_beat = False
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
@@ -72,7 +78,7 @@ class Heartbeats:
         if self._rank == self._first:
             self.send_time(channel, read)
         else:
-            channel.set(heartbeat_key(self._rank), {"heartbeat": self.sent, "read": read})
+            channel.beat(self._rank, {"heartbeat": self.sent, "read": read})
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.
@@ -83,11 +89,10 @@ class Heartbeats:
         """
         self.write(channel, read)
         self.find_neighbours(channel)
-        others = list(self._ranks[1:]) if self._rank == self._first else [self._first]
-        records = self._look(channel, others)
-        if self._rank == self._first and len(records) == len(others):
+        records = self._look(channel)
+        if self._all_beat:
             self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
-            self.all_have_read(min([read, *(record["read"] for record in records.values())]))
+            self.all_have_read(min([read, *(parse_count(record["read"]) for record in records.values())]))
 
     def all_have_read(self, entries: int) -> None:
         """Takes note on the first rank that no rank needs so many first entries of the log any more."""
@@ -145,12 +150,13 @@ class Heartbeats:
         # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
         silence = max(state.settings.lost_seconds, state.settings.stall_seconds)
         now = time.monotonic()
-        silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
-        for rank in silent:
+        silent = {rank: heartbeat for rank, (heartbeat, since) in self._last.items() if now - since > silence}
+        silent |= {rank: -1 for rank, since in self._still.items() if now - since > silence}
+        for rank, heartbeat in silent.items():
             if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
+            if channel.whole.is_still(rank, heartbeat):
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
 
     def send_time(self, channel: Channel, read: int) -> None:
@@ -161,25 +167,25 @@ class Heartbeats:
         channel.has(key)  # the store answers in order: the heartbeat is there before this returns
         self._took = time.perf_counter() - began
 
-    def _look(self, channel: Channel, others: list[int]) -> Records:
-        keys = [heartbeat_key(rank) for rank in others]
-        # No rank removes its heartbeat: once all have sent one, there is nothing to check for first.
-        complete = len(self._last) == len(others) or channel.has(*keys)
-        heard = others if complete else [rank for rank in others if channel.has(heartbeat_key(rank))]
+    def _look(self, channel: Channel) -> Records:
+        if self._rank == self._first:
+            others = self._ranks[1:]
+            records = channel.beats(others, known=self._all_beat)
+            self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) == len(others)
+        else:
+            first = channel.first_beat(self._first)
+            records = {} if first is None else {self._first: first}
         now = time.monotonic()
-        if now - self._looked_at > 3 * HEARTBEAT_SECONDS:  # this rank was paused, or its store was: no other was silent
+        if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent
             self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
+            self._still = dict.fromkeys(self._still, now)
         self._looked_at = now
-        records = dict(zip(heard, channel.get_many([heartbeat_key(rank) for rank in heard]), strict=True))
         for rank, record in records.items():
             if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
                 self._last[rank] = (record["heartbeat"], now)
+        still = {parse_rank(rank, self._ranks) for record in records.values() for rank in record.get("still", ())}
+        self._still = {rank: self._still.get(rank, now) for rank in still}
         return records
-
-
-def heartbeat_key(rank: int) -> str:
-    """Returns the key of a rank's heartbeats; those of the first rank also tell its time."""
-    return f"heartbeat/{rank}"
 
 
 def begin_fit(channel: Channel, rank: int) -> None:

@@ -77,6 +77,8 @@ def ranks_on(channel: Channel, rank: int, ranks: Sequence[int]) -> list[int]:
         rank: A rank that has introduced itself.
         ranks: The ranks that meet.
     """
+    if (together := channel.ranks_with(rank)) is not None:
+        return [parse_rank(each, ranks) for each in together]
     host = str(channel.get(f"rank/{rank}")["host"])
     places = min(channel.add(f"host/{host}", 0), len(ranks))
     keys = [f"host/{host}/{place}" for place in range(1, places + 1)]

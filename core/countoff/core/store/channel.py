@@ -27,6 +27,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.store.keepalive import keep_alive
+from countoff.core.store.keys import heartbeat_key
 from countoff.core.store.shared_sockets import copy_of
 
 _FOREVER = timedelta(days=7)
@@ -143,6 +144,11 @@ class Channel:
         """Removes a key."""
         self._store.delete_key(self._prefix + key)
 
+    def ranks_with(self, rank: int) -> list[int] | None:
+        """The ranks that have the voice of a rank, ascending; None if it speaks for itself."""
+        del rank
+        return None
+
     # What follows from these operations, unless a host's ranks have one voice (`voiced`).
 
     def find(self, key: str) -> dict[str, Any] | None:
@@ -178,6 +184,35 @@ class Channel:
         """Removes what these ranks have reported under a name; for the one that has gathered it."""
         for rank in ranks:
             self.delete(f"{name}/{rank}")
+
+    def beat(self, rank: int, record: Mapping[str, Any]) -> None:
+        """Writes a heartbeat of a rank that is not the first one."""
+        self.set(heartbeat_key(rank), record)
+
+    def first_beat(self, first: int) -> dict[str, Any] | None:
+        """The last heartbeat of the first rank; None if there is none. It may be a second old where others ask too."""
+        key = heartbeat_key(first)
+        return self.get(key) if self.has(key) else None
+
+    def beats(self, ranks: Sequence[int], *, known: bool) -> Records:
+        """The last heartbeats of these ranks, which are all ranks but the first one; for that one.
+
+        One record may be about several ranks. It then says about how many (``of``), stands under the smallest of them,
+        and has a list of those whose heartbeats grow no more (``still``).
+
+        Args:
+            ranks: The ranks.
+            known: Whether each is known to have sent one. None is removed.
+        """
+        there = ranks if known or self.has(*map(heartbeat_key, ranks)) else [*filter(self._has_beat, ranks)]
+        return dict(zip(there, self.get_many([*map(heartbeat_key, there)]), strict=True))
+
+    def is_still(self, rank: int, heartbeat: int) -> bool:
+        """Whether the heartbeat of a rank, which has sent one, is the same as before."""
+        return self.get(heartbeat_key(rank))["heartbeat"] == heartbeat
+
+    def _has_beat(self, rank: int) -> bool:
+        return self.has(heartbeat_key(rank))
 
     def own_address(self) -> str:
         """The address of this host as the store's host sees it; empty if it cannot be told."""

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import sigterm
-from countoff.core.liveness.heartbeats import HEARTBEAT_SECONDS
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.store.channel import TRY_SECONDS, Channel
 from countoff.core.store.rendezvous import Place
+from countoff.core.threads.host_voice import HostVoice, find_voice
 from countoff.core.threads.link import Link
 from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
@@ -57,6 +57,7 @@ class ProcessThreads:
         store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
             before its end.
         seconds: The setting `lost_seconds` of the first guard.
+        voice_ranks: Its setting `voice_ranks`.
 
     Attributes:
         place: Where the ranks meet.
@@ -66,11 +67,14 @@ class ProcessThreads:
         listening: Set once the listener has its connection, or will have none although the speaker has one.
     """
 
-    def __init__(self, place: Place, link: Link, store: Any, seconds: float) -> None:
+    def __init__(self, place: Place, link: Link, store: Any, seconds: float, voice_ranks: int) -> None:
         self.place = place
         self.store = store
         self.lifelines = Lifelines(link.rank, link.ranks, seconds, link.heartbeats)
         self._seconds = seconds
+        self._may_have_voice = len(link.ranks) >= voice_ranks
+        self._voice: HostVoice | None = None
+        self._open: Callable[[], Channel] = self._connect
         self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
@@ -135,6 +139,8 @@ class ProcessThreads:
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
+        if self._voice is not None:
+            self._voice.close()
         # The job may open its store's port again; the store that this rank hosts still serves the others.
         self.store = None
 
@@ -161,6 +167,26 @@ class ProcessThreads:
         channel.keep_alive(self._seconds)
         return channel
 
+    def _connect_first(self) -> Channel:
+        """Connects through the voice of this host, where many ranks meet, or to the store itself."""
+        link, direct = self._link, self._connect()
+        if not self._may_have_voice:
+            return direct
+        self._voice, door = find_voice(
+            direct,
+            link.rank,
+            link.ranks,
+            link.heartbeats.host,
+            every=link.heartbeats.seconds,
+            connect=self._connect,
+        )
+        if door is None:
+            return direct
+        self._open = door
+        if self._voice is None:
+            direct.release()
+        return door()
+
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
@@ -175,7 +201,7 @@ class ProcessThreads:
         if self.closing.is_set() or not self._link.connected:
             return
         try:
-            self._listening = channel = self._connect()
+            self._listening = channel = self._open()
         except Exception as error:  # the speaker has a connection, so the store exists
             if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
@@ -229,7 +255,7 @@ class ProcessThreads:
     def _speak(self) -> None:
         link = self._link
         try:
-            self.speaking = channel = self._connect()
+            self.speaking = channel = self._connect_first()
             link.store_address = channel.store_address() or self.place.host, self.place.port
             link.busy_since = time.monotonic()
             link.connected = True
@@ -280,7 +306,7 @@ class ProcessThreads:
         return True
 
     def _send_heartbeat(self, channel: Channel) -> None:
-        self._next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+        self._next_heartbeat = time.monotonic() + self._link.heartbeats.seconds
         self._link.heartbeats.send(channel, self._link.passed)
         self.lifelines.tend(channel)
 
@@ -374,7 +400,9 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
                 del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             link = _links.setdefault(key, Link(state.rank, state.ranks))
-            threads = _running[key] = ProcessThreads(place, link, store, state.settings.lost_seconds)
+            threads = _running[key] = ProcessThreads(
+                place, link, store, state.settings.lost_seconds, state.settings.voice_ranks
+            )
             threads.add(member)
     return threads
 

@@ -90,7 +90,9 @@ class RollCall:
                 answer |= check.answer(records)
             speaker.hand(lambda channel: channel.set("plan", answer))
             release(answer)
-            speaker.hand(lambda channel: channel.forget("plan", list(records)))  # behind the answer, for which all ranks wait
+            speaker.hand(
+                lambda channel: channel.forget("plan", list(records))
+            )  # behind the answer, for which all ranks wait
 
         def release(answer: Mapping[str, Any]) -> None:
             self.agreed = frozenset(str(name) for name in answer["agreed"])

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from countoff.core.liveness.heartbeats import heartbeat_key
 from countoff.core.protocol.records import parse_count
+from countoff.core.store.keys import heartbeat_key
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel

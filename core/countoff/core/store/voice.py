@@ -1,0 +1,359 @@
+"""The voice of a host: one of its ranks speaks with the job's store for all of them.
+
+A store answers all its clients on one thread. So where many ranks meet, the ranks of a host ask one of them, their
+voice, and the store has one client per host:
+
+- An entry of the log is fetched once per host, and a claim that another rank of the host has made is answered here.
+  Nothing is decided here: the log's order is that of the job's store, and the first writer there wins.
+- Reports of the host's ranks go up as one record (`packs`), and so do their heartbeats.
+- A counter for which every rank must add goes up once all ranks of the host have added.
+- What only the ranks of a host ask for stays here.
+
+All else is passed on. Nothing here starts a thread or waits, except for the job's store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from countoff.core.protocol.records import Records, parse_count
+from countoff.core.store.channel import Channel
+from countoff.core.store.keys import heartbeat_key, pack_key
+from countoff.core.store.packs import PACK_BYTES, pack
+
+__all__ = ["BEATS", "Voice"]
+
+BEATS = "beat"
+"""The name under which a voice reports the heartbeats of its host's ranks."""
+_LOG = "log/"
+_HOSTS_OWN = ("host/", "lifeline/")
+"""Keys that begin so are read by the ranks of one host alone."""
+_GATHER_SECONDS = 0.02
+"""A report waits so long for those of the host's other ranks."""
+_AGAIN_SECONDS = 0.005
+"""So long after it was not there, a record is not looked for again, whoever asks."""
+_STILL_BEATS = 3.0
+"""A rank that has sent no heartbeat in the time of so many is told apart from the others of its host."""
+_KEPT = 128
+"""Records and names of reports that are kept, the last ones."""
+
+
+@dataclass
+class _Reports:
+    """The reports of a host's ranks under one name.
+
+    Attributes:
+        records: Them, by rank.
+        since: When the first one came that is not in the store; None where all are there.
+    """
+
+    records: Records = field(default_factory=Records)
+    since: float | None = None
+
+
+@dataclass
+class _Count:
+    """What ranks of the host have added to a counter, and is not in the store.
+
+    Attributes:
+        amount: The sum.
+        ranks: These ranks.
+    """
+
+    amount: int = 0
+    ranks: set[int] = field(default_factory=set[int])
+
+
+class Voice:
+    """Answers what the ranks of one host ask. For one thread.
+
+    Args:
+        up: The channel to the job's store, of the whole process.
+        number: The number of this host among those that have a voice, from 1.
+        listen: Has an entry of the log waited for elsewhere, and brought to `hear`.
+        every: Seconds between two heartbeats of the host.
+        expected: Ranks of this host, as far as that is known; reports wait for those that have yet to come.
+        clock: Seconds, of any clock.
+
+    Attributes:
+        ranks: The ranks that have it.
+    """
+
+    def __init__(
+        self,
+        up: Channel,
+        number: int,
+        listen: Callable[[int], object],
+        *,
+        every: float,
+        expected: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._up = up
+        self._listen = listen
+        self._every = every
+        self._expected = expected
+        self._clock = clock
+        self._number = number
+        self.ranks: set[int] = set()
+        self._log: OrderedDict[int, dict[str, Any]] = OrderedDict()
+        self._waiting: dict[int, list[Callable[[Any], object]]] = {}
+        self._listens_for = -1
+        self._found: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._missing: dict[str, float] = {}
+        self._reports: OrderedDict[str, _Reports] = OrderedDict()
+        self._counts: dict[str, _Count] = {}
+        self._own: dict[str, Any] = {}
+        self._beats: dict[int, tuple[int, int, float]] = {}  # of each rank: its last one, what it has read, and when
+        self._beat, self._next_beat = 0, clock()
+        self._first_beat: tuple[float, dict[str, Any]] | None = None
+        self._answers: dict[str, Callable[..., Any]] = {
+            "set": self._set,
+            "claim": self._claim,
+            "has": self._has,
+            "get": self._get,
+            "get_many": self._get_many,
+            "add": self._add,
+            "delete": self._delete,
+            "find": self._find,
+            "count": self._count,
+            "report": self._report,
+            "take_back": self._take_back,
+            "held": lambda rank, name: self._held(name),
+            "drop": self._drop,
+            "beat": self._take_beat,
+            "first_beat": self._look_at_first,
+        }
+
+    def join(self, rank: int) -> None:
+        """Speaks for a rank of this host too."""
+        if rank not in self.ranks:
+            self.ranks.add(rank)
+            self._up.set(f"via/{rank}", {"via": self._number})
+
+    def leave(self, rank: int) -> None:
+        """Speaks for a rank no more: it has closed its guards, or its process is gone."""
+        self.ranks.discard(rank)
+        for key, count in list(self._counts.items()):  # the others need not wait for it
+            if count.ranks - {rank}:
+                self._count_up(key)
+
+    def answer(self, rank: int, request: Sequence[Any], reply: Callable[[Any], object]) -> None:
+        """Answers a request of a rank.
+
+        Args:
+            rank: The rank.
+            request: Its name, and what goes with it.
+            reply: Called with the answer; later, if the answer is an entry of the log that is yet to be written.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is no request.
+            RuntimeError: If the job's store does not answer.
+        """
+        name, *arguments = request
+        if name == "wait":
+            self._wait(arguments[0], reply)
+        else:
+            reply(self._answers[name](rank, *arguments))
+
+    def hear(self, index: int, entry: dict[str, Any]) -> None:
+        """Receives an entry of the log, and answers those that wait for it."""
+        self._log.setdefault(index, entry)
+        while len(self._log) > _KEPT:
+            self._log.popitem(last=False)
+        for reply in self._waiting.pop(index, ()):
+            reply(entry)
+
+    def tend(self) -> float:
+        """Writes what is due; returns after how many seconds something is due again."""
+        now = self._clock()
+        for name, reports in list(self._reports.items()):
+            if reports.since is not None and now - reports.since >= _GATHER_SECONDS:
+                self._write(name, reports)
+        if self._beats and now >= self._next_beat:
+            self._next_beat = now + self._every
+            self._write_beat(now)
+        gathering = any(reports.since is not None for reports in self._reports.values())
+        return _GATHER_SECONDS if gathering else max(0.0, self._next_beat - now) if self._beats else self._every
+
+    # The log.
+
+    def _wait(self, key: str, reply: Callable[[Any], object]) -> None:
+        index = self._index(key)
+        if index in self._log:
+            reply(self._log[index])
+            return
+        if index < self._listens_for:  # another rank has read it, so it is there
+            self.hear(index, self._up.get(key))
+            reply(self._log[index])
+            return
+        self._waiting.setdefault(index, []).append(reply)
+        if index > self._listens_for:
+            self._listens_for = index
+            self._listen(index)
+
+    def _index(self, key: str) -> int:
+        if not key.startswith(_LOG):
+            raise ValueError(f"expected an entry of the log, got {key!r}")
+        return parse_count(int(key.removeprefix(_LOG)))
+
+    # Keys.
+
+    def _set(self, rank: int, key: str, record: Mapping[str, Any]) -> None:
+        if key.startswith(_HOSTS_OWN):
+            self._own[key] = record
+        else:
+            self.flush()
+            self._found.pop(key, None)
+            self._up.set(key, record)
+
+    def _claim(self, rank: int, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        if key.startswith(_LOG):
+            index = self._index(key)
+            if index not in self._log:
+                self.flush()
+                self.hear(index, self._up.claim(key, record))
+            return self._log[index]
+        if key not in self._found:
+            self.flush()
+            self._keep(key, self._up.claim(key, record))
+        return self._found[key]
+
+    def _has(self, rank: int, keys: Sequence[str]) -> bool:
+        if len(keys) == 1:
+            [key] = keys
+            if key in self._counts or key in self._own or (key.startswith(_LOG) and self._index(key) in self._log):
+                return True
+        if keys and keys[0].startswith(_HOSTS_OWN):
+            return all(key in self._own for key in keys)
+        return self._up.has(*keys)
+
+    def _get(self, rank: int, key: str) -> dict[str, Any]:
+        if key.startswith(_HOSTS_OWN):
+            return self._own[key]
+        if key.startswith(_LOG) and (index := self._index(key)) in self._log:
+            return self._log[index]
+        return self._up.get(key)
+
+    def _get_many(self, rank: int, keys: Sequence[str], most: int) -> list[dict[str, Any]]:
+        if keys and keys[0].startswith(_HOSTS_OWN):
+            return [self._own[key] for key in keys]
+        return self._up.get_many(keys, min(most, PACK_BYTES))
+
+    def _add(self, rank: int, key: str, amount: int) -> int:
+        if key.startswith(_HOSTS_OWN):
+            self._own[key] = self._own.get(key, 0) + amount
+            return self._own[key]
+        if amount:
+            self.flush()
+        return self._up.add(key, amount)
+
+    def _delete(self, rank: int, key: str) -> None:
+        self._own.pop(key, None)
+        self._found.pop(key, None)
+        self.flush()
+        self._up.delete(key)
+
+    def _find(self, rank: int, key: str) -> dict[str, Any] | None:
+        if key not in self._found:
+            now = self._clock()
+            if now < self._missing.get(key, now):
+                return None
+            if not self._up.has(key):
+                self._missing = {each: until for each, until in self._missing.items() if until > now}
+                self._missing[key] = now + _AGAIN_SECONDS
+                return None
+            self._keep(key, self._up.get(key))
+        return self._found[key]
+
+    def _keep(self, key: str, record: dict[str, Any]) -> None:
+        self._found[key] = record
+        if len(self._found) > _KEPT:
+            self._found.popitem(last=False)
+
+    # Counters.
+
+    def _count(self, rank: int, key: str, amount: int) -> int | None:
+        count = self._counts.setdefault(key, _Count())
+        count.amount += amount
+        count.ranks.add(rank)
+        return self._count_up(key)
+
+    def _count_up(self, key: str) -> int | None:
+        """Adds what the ranks of the host have added, once all of them have; returns the sum of all ranks then."""
+        if not self._counts[key].ranks >= self.ranks:
+            return None
+        self.flush()
+        return self._up.add(key, self._counts.pop(key).amount)
+
+    # Reports.
+
+    def _report(self, rank: int, name: str, record: dict[str, Any]) -> None:
+        self._change(name).records[rank] = record
+        self._write_if_whole(name)
+
+    def _take_back(self, rank: int, name: str) -> None:
+        self._change(name).records.pop(rank, None)
+
+    def _held(self, name: str) -> dict[str, Any]:
+        """The host's reports under a name, by rank as text: JSON has no other keys."""
+        reports = self._reports.get(name)
+        return {} if reports is None else {str(rank): record for rank, record in reports.records.items()}
+
+    def _drop(self, rank: int, name: str) -> None:
+        if self._reports.pop(name, None) is not None:
+            self._up.delete(pack_key(name, self._number))
+
+    def _change(self, name: str) -> _Reports:
+        reports = self._reports.setdefault(name, _Reports())
+        self._reports.move_to_end(name)
+        if reports.since is None:
+            reports.since = self._clock()
+        while len(self._reports) > _KEPT:
+            oldest, left = self._reports.popitem(last=False)
+            if left.since is not None:
+                self._write(oldest, left)
+        return reports
+
+    def _write_if_whole(self, name: str) -> None:
+        reports = self._reports[name]
+        if reports.records.keys() >= self.ranks and len(reports.records) >= self._expected:
+            self._write(name, reports)
+
+    def _write(self, name: str, reports: _Reports) -> None:
+        reports.since = None
+        self._up.set(pack_key(name, self._number), pack(reports.records), PACK_BYTES)
+
+    def flush(self) -> None:
+        """Writes all reports that are not in the store: what is written next may say that they are."""
+        for name, reports in list(self._reports.items()):
+            if reports.since is not None:
+                self._write(name, reports)
+
+    # Heartbeats.
+
+    def _take_beat(self, rank: int, record: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if rank not in self._beats:  # the others learn at once that it is there
+            self._next_beat = min(self._next_beat, now + _GATHER_SECONDS)
+        self._beats[rank] = parse_count(record["heartbeat"]), parse_count(record["read"]), now
+
+    def _write_beat(self, now: float) -> None:
+        self._beat += 1
+        still = sorted(rank for rank, (_, _, at) in self._beats.items() if now - at > _STILL_BEATS * self._every)
+        read = min(read for _, read, _ in self._beats.values())
+        record = {"heartbeat": self._beat, "read": read, "first": min(self._beats), "of": len(self._beats)}
+        self._up.set(pack_key(BEATS, self._number), {**record, "still": still}, PACK_BYTES)
+
+    def _look_at_first(self, rank: int, first: int) -> dict[str, Any] | None:
+        now = self._clock()
+        if self._first_beat is None or now - self._first_beat[0] >= 0.9 * self._every:
+            key = heartbeat_key(first)
+            if not self._up.has(key):
+                return None
+            self._first_beat = now, self._up.get(key)
+        return self._first_beat[1]

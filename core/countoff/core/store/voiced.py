@@ -1,0 +1,341 @@
+"""The channel of a rank whose host has one voice: it asks that voice, and the job's store itself once it has none."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from countoff.core.protocol.records import RECORD_BYTES, Records, parse_count
+from countoff.core.store.channel import Channel, encode
+from countoff.core.store.keys import heartbeat_key, pack_key
+from countoff.core.store.packs import PACK_BYTES, unpack
+from countoff.core.store.voice import BEATS
+
+__all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way"]
+
+_FEW = 16
+"""Of so many ranks, the voices are looked up one by one."""
+_CHUNK = 256
+"""Packs that are fetched at once."""
+
+
+class VoiceLostError(OSError):
+    """The voice of this host is gone, or does not answer any more."""
+
+
+class Line(Protocol):
+    """What brings the requests of one thread to the voice."""
+
+    def ask(self, request: Sequence[Any]) -> Any:
+        """Returns the answer to a request.
+
+        Raises:
+            VoiceLostError: If there is no voice any more.
+            ChannelError, RuntimeError: If the voice could not do it.
+        """
+        ...
+
+    def shut(self) -> None:
+        """Ends the connection, from any thread."""
+        ...
+
+
+@dataclass
+class Way:
+    """The way of one thread of a rank to the job's store, and what is known of the voices of other ranks.
+
+    Attributes:
+        line: To the voice.
+        rank: The rank.
+        number: The voice's number; see `Voice`.
+        store: The addresses of this host and of the store's host, as the voice sees them.
+        go_alone: Returns a channel of this rank's own to the job's store.
+        direct: That channel, once the voice is lost.
+        via: The numbers of the voices of ranks; 0 for a rank that has lost its voice.
+        sizes: How many ranks are known to have a voice, by its number.
+        fallen: How many ranks are known to have lost their voice.
+        standing: The last reports of this rank, which go to the store itself once the voice is lost.
+    """
+
+    line: Line
+    rank: int
+    number: int
+    store: tuple[str, str]
+    go_alone: Callable[[], Channel]
+    direct: Channel | None = None
+    via: dict[int, int] = field(default_factory=dict[int, int])
+    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    fallen: int = 0
+    standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+
+
+class VoicedChannel(Channel):
+    """A channel through the voice of this host; not to be shared between threads.
+
+    A rank that loses its voice speaks for itself from then on. Its keys, and the log, are the same there.
+
+    Args:
+        way: The way to the job's store.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        self._prefix = ""
+        self._whole: Channel | None = None
+        self._gathered: tuple[str, Records] = "", {}
+
+    # One request each.
+
+    def set(self, key: str, record: Mapping[str, Any], most: int = RECORD_BYTES) -> None:  # noqa: D102
+        encode(record, most)
+        key = self._prefix + key
+        self._ask(["set", key, record], lambda store: store.set(key, record, most))
+
+    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:  # noqa: D102
+        encode(record)
+        key = self._prefix + key
+        return self._ask(["claim", key, record], lambda store: store.claim(key, record))
+
+    def has(self, *keys: str) -> bool:  # noqa: D102
+        keys = tuple(self._prefix + key for key in keys)
+        return self._ask(["has", keys], lambda store: store.has(*keys))
+
+    def get(self, key: str) -> dict[str, Any]:  # noqa: D102
+        key = self._prefix + key
+        return self._ask(["get", key], lambda store: store.get(key))
+
+    def get_many(self, keys: Sequence[str], most: int = RECORD_BYTES) -> list[dict[str, Any]]:  # noqa: D102
+        found: list[dict[str, Any]] = []
+        for begin in range(0, len(keys), _CHUNK):
+            chunk = [self._prefix + key for key in keys[begin : begin + _CHUNK]]
+            found += self._ask(["get_many", chunk, most], lambda store, chunk=chunk: store.get_many(chunk, most))
+        return found
+
+    def wait(self, key: str) -> dict[str, Any]:  # noqa: D102
+        key = self._prefix + key
+        return self._ask(["wait", key], lambda store: store.wait(key))
+
+    def add(self, key: str, amount: int) -> int:  # noqa: D102
+        key = self._prefix + key
+        return self._ask(["add", key, amount], lambda store: store.add(key, amount))
+
+    def delete(self, key: str) -> None:  # noqa: D102
+        key = self._prefix + key
+        self._ask(["delete", key], lambda store: store.delete(key))
+
+    def find(self, key: str) -> dict[str, Any] | None:  # noqa: D102
+        key = self._prefix + key
+        return self._ask(["find", key], lambda store: store.find(key))
+
+    def count(self, key: str, amount: int) -> int | None:  # noqa: D102
+        key, alone = self._prefix + key, self._way.direct is not None
+
+        def count(store: Channel) -> int | None:
+            # The voice may have added it before it was lost. Twice would tell of a rank that has not come.
+            return store.count(key, amount) if alone else None
+
+        return self._ask(["count", key, amount], count)
+
+    def own_address(self) -> str:  # noqa: D102
+        return self._way.store[0]
+
+    def store_address(self) -> str:  # noqa: D102
+        return self._way.store[1]
+
+    def keep_alive(self, seconds: float) -> None:
+        """Does nothing: the voice keeps its own connections alive."""
+
+    def at(self, prefix: str) -> VoicedChannel:  # noqa: D102
+        part = copy.copy(self)
+        part._prefix += prefix
+        part._whole = self.whole
+        part._gathered = "", {}
+        return part
+
+    def is_over(self) -> bool:  # noqa: D102
+        return False
+
+    def shut(self) -> None:  # noqa: D102
+        self._way.line.shut()
+        if self._way.direct is not None:
+            self._way.direct.shut()
+
+    def release(self) -> None:  # noqa: D102
+        self._way.line.shut()
+        if self._way.direct is not None:
+            self._way.direct.release()
+
+    # Reports.
+
+    def report(self, name: str, rank: int, record: Mapping[str, Any]) -> None:  # noqa: D102
+        encode(record)
+        way, name = self._way, self._prefix + name
+        way.standing.pop(name, None)
+        way.standing[name] = record
+        if len(way.standing) > _FEW:
+            del way.standing[next(iter(way.standing))]
+        self._ask(["report", name, record], lambda store: store.report(name, rank, record))
+
+    def take_back(self, name: str, rank: int) -> None:  # noqa: D102
+        way, name = self._way, self._prefix + name
+        way.standing.pop(name, None)
+        self._ask(["take_back", name], lambda store: store.take_back(name, rank))
+
+    def has_reports(self, name: str, ranks: Sequence[int]) -> bool:  # noqa: D102
+        found = self._gather(name, ranks, whole=True)
+        self._gathered = name, found
+        return len(found) == len(ranks)
+
+    def reports(self, name: str, ranks: Sequence[int]) -> Records:  # noqa: D102
+        gathered, self._gathered = self._gathered, ("", {})  # a caller has just asked whether they are there
+        if gathered[0] == name and gathered[1].keys() == set(ranks):
+            return gathered[1]
+        return self._gather(name, ranks, whole=False)
+
+    def forget(self, name: str, ranks: Sequence[int]) -> None:  # noqa: D102
+        by_voice, alone = self._by_voice(ranks)
+        if by_voice.pop(self._way.number, None):
+            key = pack_key(self._prefix + name, self._way.number)
+            self._ask(["drop", self._prefix + name], lambda store: store.delete(key))
+        for voice in by_voice:
+            self.delete(pack_key(name, voice))
+        for rank in alone:
+            self.delete(f"{name}/{rank}")
+
+    def _gather(self, name: str, ranks: Sequence[int], *, whole: bool) -> Records:
+        """What these ranks have reported under a name; with `whole`, nothing if one of them is known to have not."""
+        by_voice, alone = self._by_voice(ranks)
+        found: Records = {}
+        own = by_voice.pop(self._way.number, ()) if self._way.direct is None else ()
+        if own:
+            held: dict[str, Any] = self._ask(["held", self._prefix + name], lambda _: {})
+            found |= {rank: held[str(rank)] for rank in own if str(rank) in held}
+            if whole and len(found) < len(own):
+                return {}
+        keys = {rank: f"{name}/{rank}" for rank in alone}
+        there = self._existing(keys, whole=whole)
+        found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))
+        if whole and len(there) < len(keys):
+            return {}
+        packs = {voice: pack_key(name, voice) for voice in by_voice}
+        voices = self._existing(packs, whole=whole)
+        for voice, record in zip(voices, self.get_many([packs[voice] for voice in voices], PACK_BYTES), strict=True):
+            wanted, records = set(by_voice[voice]), unpack(record)
+            found |= {rank: records[rank] for rank in records if rank in wanted}
+        return {} if whole and len(found) < len(ranks) else dict(sorted(found.items()))
+
+    def _existing(self, keys: Mapping[int, str], *, whole: bool) -> list[int]:
+        """Which of these keys exist; with `whole`, none if one of them does not."""
+        if not keys or self.has(*keys.values()):
+            return list(keys)
+        return [] if whole else [place for place, key in keys.items() if self.has(key)]
+
+    # Voices.
+
+    def _by_voice(self, ranks: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
+        """These ranks by the number of their voice, and those that are not known to have one."""
+        self._look_for_fallen()
+        via = self._way.via
+        unknown = [rank for rank in ranks if rank not in via]
+        if 0 < len(unknown) <= _FEW:
+            self._look_up(unknown)
+        elif unknown:
+            self._read_all_voices()
+        by_voice: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in ranks:
+            by_voice[via.get(rank, 0)].append(rank)
+        return by_voice, by_voice.pop(0, [])
+
+    def _look_for_fallen(self) -> None:
+        way, whole = self._way, self.whole
+        fallen = whole.add("fallen", 0)
+        if fallen > way.fallen:
+            keys = [f"fallen/{place}" for place in range(way.fallen + 1, fallen + 1)]
+            if whole.has(*keys):  # else one of them is just about to be written
+                way.fallen = fallen
+                self._look_up(parse_count(record["rank"]) for record in whole.get_many(keys))
+
+    def _look_up(self, ranks: Iterable[int]) -> None:
+        whole = self.whole
+        for rank in ranks:
+            if whole.has(f"via/{rank}"):
+                self._way.via[rank] = parse_count(whole.get(f"via/{rank}")["via"])
+
+    def _read_all_voices(self) -> None:
+        """Learns which ranks have which voice, as far as they have introduced themselves."""
+        way, whole = self._way, self.whole
+        most = max(way.sizes.values(), default=1)  # one of fewer ranks may have one yet to come
+        thin = [voice for voice in range(1, whole.add("voices", 0) + 1) if way.sizes.get(voice, 0) < most]
+        keys = {voice: pack_key("rank", voice) for voice in thin}
+        there = (
+            keys if not keys or whole.has(*keys.values()) else [each for each, key in keys.items() if whole.has(key)]
+        )
+        for voice, record in zip(there, whole.get_many([keys[each] for each in there], PACK_BYTES), strict=True):
+            ranks = unpack(record)
+            way.sizes[voice] = len(ranks)
+            way.via = {**dict.fromkeys(ranks, voice), **way.via}
+
+    def ranks_with(self, rank: int) -> list[int] | None:
+        """The ranks that have the voice of a rank, ascending; None if it is not known to have one."""
+        by_voice, _ = self._by_voice([rank])
+        for voice in by_voice:
+            key = pack_key("rank", voice)
+            if self.whole.has(key):
+                return sorted(unpack(self.whole.get_many([key], PACK_BYTES)[0]))
+        return None
+
+    # Heartbeats.
+
+    def beat(self, rank: int, record: Mapping[str, Any]) -> None:  # noqa: D102
+        self._ask(["beat", record], lambda store: store.beat(rank, record))
+
+    def first_beat(self, first: int) -> dict[str, Any] | None:  # noqa: D102
+        return self._ask(["first_beat", first], lambda store: store.first_beat(first))
+
+    def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102
+        self._look_for_fallen()
+        keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
+        there = self._existing(keys, whole=False)
+        records = self.get_many([keys[voice] for voice in there], PACK_BYTES)
+        found = {parse_count(record["first"]): record for record in records}
+        if sum(parse_count(record["of"]) for record in records) < len(ranks) or self._way.fallen:
+            _, alone = self._by_voice(ranks)
+            keys = {rank: heartbeat_key(rank) for rank in alone}
+            there = self._existing(keys, whole=False)
+            found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))
+        return found
+
+    def is_still(self, rank: int, heartbeat: int) -> bool:  # noqa: D102
+        by_voice, _ = self._by_voice([rank])
+        for voice in by_voice:
+            record = self.get_many([pack_key(BEATS, voice)], PACK_BYTES)[0]
+            return record["heartbeat"] == heartbeat or rank in record["still"]
+        return super().is_still(rank, heartbeat)
+
+    # The voice.
+
+    def _ask(self, request: Sequence[Any], alone: Callable[[Channel], Any]) -> Any:
+        """Returns the voice's answer, or the store's own where there is no voice any more."""
+        way = self._way
+        if way.direct is None:
+            try:
+                return way.line.ask(request)
+            except VoiceLostError:
+                self._go_alone()
+        assert way.direct is not None
+        return alone(way.direct)
+
+    def _go_alone(self) -> None:
+        """Speaks for itself from here on, and lets the others know."""
+        way = self._way
+        way.line.shut()
+        direct = way.go_alone()
+        direct.set(f"via/{way.rank}", {"via": 0})
+        for name, record in way.standing.items():
+            direct.report(name, way.rank, record)
+        direct.set(f"fallen/{direct.add('fallen', 1)}", {"rank": way.rank})
+        way.via[way.rank] = 0
+        way.direct = direct

@@ -1,0 +1,433 @@
+"""How the ranks of one host come to one voice, and the threads of the rank that is it.
+
+The first rank that asks for it becomes the voice of its host. It listens on the loopback interface, and its own
+requests take the same way as those of the other ranks. A voice whose guards are closed stays until the others have
+left, for a short while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from countoff.core.liveness.processes import Process
+from countoff.core.protocol.records import parse_count, parse_rank
+from countoff.core.store.channel import Channel, ChannelError
+from countoff.core.store.voice import Voice
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
+
+__all__ = ["HostVoice", "find_voice"]
+
+_SIZE = struct.Struct("!I")
+_MOST_BYTES = 1 << 26
+_PATIENCE_SECONDS = 5.0
+_LOOK_SECONDS = 0.25
+"""So often a rank that waits for an answer looks whether its voice's process is there."""
+_ANSWER_SECONDS = 30.0
+_LINGER_SECONDS = 0.5
+_ELECTIONS = 16
+_all: weakref.WeakSet[HostVoice] = weakref.WeakSet()
+
+
+def find_voice(
+    direct: Channel,
+    rank: int,
+    ranks: Sequence[int],
+    host: str,
+    *,
+    every: float,
+    connect: Callable[[], Channel],
+) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
+    """Finds the voice of this host, or becomes it. Every rank of a host calls this, at its own time.
+
+    Args:
+        direct: A channel of this rank's own to the job's store, of the whole process. If this rank becomes the voice,
+            it is the voice's from then on.
+        rank: This rank.
+        ranks: The ranks that meet.
+        host: The id of this host.
+        every: Seconds between two heartbeats of a host.
+        connect: Returns another channel of this rank's own to the job's store.
+
+    Returns:
+        The voice, if this rank has become it; and what returns a channel through the voice of this host, one for each
+        thread. None: there is no voice that this rank can reach.
+    """
+    listener: socket.socket | None = None
+    with contextlib.ExitStack() as opened:
+        for election in range(_ELECTIONS):
+            key = f"voice/{host}/{election}"
+            standing = direct.find(key)
+            if standing is None:
+                if listener is None:
+                    listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+                nonce = os.urandom(16).hex()
+                own = {**_process(rank), "port": listener.getsockname()[1], "nonce": nonce}
+                standing = direct.claim(key, own)
+                if standing == own:
+                    opened.pop_all()
+                    number = _number_of(direct, host)
+                    voice = HostVoice(direct, connect, listener, bytes.fromhex(nonce), number, ranks, every)
+                    voice.start()
+                    return voice, _Door(standing, rank, ranks, connect).open
+            door = _Door(standing, rank, ranks, connect)
+            with contextlib.suppress(VoiceLostError):
+                door.first = door.open()
+                return None, door.open_next
+    return None, None
+
+
+def _process(rank: int) -> dict[str, Any]:
+    process = Process.own(rank)
+    return {"rank": process.rank, "pid": process.pid, "began": process.began}
+
+
+def _number_of(direct: Channel, host: str) -> int:
+    """The number of this host among those that have a voice; an earlier voice of the host had the same."""
+    key = f"voice/{host}"
+    known = direct.find(key) or direct.claim(key, {"number": direct.add("voices", 1)})
+    return parse_count(known["number"])
+
+
+@dataclass
+class _Door:
+    """Where a voice is reached.
+
+    Attributes:
+        standing: What the voice has written about itself.
+        rank: This rank.
+        ranks: The ranks that meet.
+        connect: Returns a channel of this rank's own to the job's store.
+        first: A channel that was opened to see whether the voice is there.
+    """
+
+    standing: dict[str, Any]
+    rank: int
+    ranks: Sequence[int]
+    connect: Callable[[], Channel]
+    first: VoicedChannel | None = None
+
+    def open_next(self) -> VoicedChannel:
+        """Returns another channel, beginning with the one that was opened first."""
+        first, self.first = self.first, None
+        return first or self.open()
+
+    def open(self) -> VoicedChannel:
+        """Returns a channel through the voice.
+
+        Raises:
+            VoiceLostError: If it is not there.
+        """
+        voice = Process.from_json(self.standing)
+        try:
+            end = socket.create_connection(("127.0.0.1", parse_count(self.standing["port"])), _PATIENCE_SECONDS)
+        except OSError as error:
+            raise VoiceLostError(str(error)) from None
+        line = SocketLine(end, voice)
+        try:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            number, own, store = line.ask(["hello", str(self.standing["nonce"]), self.rank])
+        except (OSError, RuntimeError) as error:
+            line.shut()
+            raise VoiceLostError(str(error)) from None
+        return VoicedChannel(Way(line, self.rank, number, (own, store), self.connect))
+
+
+class SocketLine:
+    """The connection of one thread to the voice of its host.
+
+    Args:
+        end: This end of it.
+        voice: The voice's process.
+    """
+
+    def __init__(self, end: socket.socket, voice: Process) -> None:
+        self._end = end
+        self._voice = voice
+        self._pid = os.getpid()
+        end.settimeout(_LOOK_SECONDS)
+        _lines.add(self)
+
+    def ask(self, request: Sequence[Any]) -> Any:
+        """Returns the voice's answer; see `voiced.Line`."""
+        patience = None if request[0] == "wait" else time.monotonic() + _ANSWER_SECONDS
+        try:
+            _send(self._end, request)
+            [size] = _SIZE.unpack(self._receive(_SIZE.size, patience))
+            if size > _MOST_BYTES:
+                raise VoiceLostError(f"expected an answer of at most {_MOST_BYTES} bytes, got {size}")
+            answer = json.loads(self._receive(size, patience))
+        except (OSError, ValueError) as error:
+            raise VoiceLostError(str(error)) from None
+        if "error" in answer:
+            raise (ChannelError if answer.get("foreign") else RuntimeError)(answer["error"])
+        return answer["is"]
+
+    def _receive(self, size: int, patience: float | None) -> bytes:
+        received = bytearray()
+        while len(received) < size:
+            try:
+                part = self._end.recv(size - len(received))
+            except TimeoutError:
+                if self._voice.state() != "alive" or (patience is not None and time.monotonic() > patience):
+                    raise VoiceLostError("the voice of this host does not answer") from None
+                continue
+            if not part:
+                raise VoiceLostError("the voice of this host has closed the connection")
+            received += part
+        return bytes(received)
+
+    def shut(self) -> None:
+        """Ends the connection, from any thread."""
+        if self._pid == os.getpid():  # a forked child shares the socket: its parent still needs it
+            with contextlib.suppress(OSError):
+                self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+
+_lines: weakref.WeakSet[SocketLine] = weakref.WeakSet()
+
+
+def _send(end: socket.socket, message: Any) -> None:
+    text = json.dumps(message, separators=(",", ":")).encode()
+    end.sendall(_SIZE.pack(len(text)) + text)
+
+
+@dataclass
+class _Client:
+    """A connection of a rank of this host.
+
+    Attributes:
+        end: This end of it.
+        rank: The rank; None until it has said so.
+        received: What has come of its next request.
+    """
+
+    end: socket.socket
+    rank: int | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+    def requests(self) -> list[Any]:
+        """Takes the requests that have come whole.
+
+        Raises:
+            ValueError: If there is something else.
+        """
+        whole: list[Any] = []
+        while len(self.received) >= _SIZE.size:
+            [size] = _SIZE.unpack_from(self.received)
+            if size > _MOST_BYTES:
+                raise ValueError(f"expected a request of at most {_MOST_BYTES} bytes, got {size}")
+            if len(self.received) < _SIZE.size + size:
+                break
+            whole.append(json.loads(self.received[_SIZE.size : _SIZE.size + size]))
+            del self.received[: _SIZE.size + size]
+        return whole
+
+
+class HostVoice:
+    """The voice of this host and its two threads: one answers the ranks, one waits for the log.
+
+    Args:
+        up: The channel to the job's store with which the first one writes.
+        connect: Returns another one, for the second.
+        listener: Where the ranks connect.
+        nonce: What they must know.
+        number: The number of this host among those that have a voice.
+        ranks: The ranks that meet.
+        every: Seconds between two heartbeats of the host.
+    """
+
+    def __init__(
+        self,
+        up: Channel,
+        connect: Callable[[], Channel],
+        listener: socket.socket,
+        nonce: bytes,
+        number: int,
+        ranks: Sequence[int],
+        every: float,
+    ) -> None:
+        self._up = up
+        self._connect = connect
+        self._listener = listener
+        self._nonce = nonce
+        self._number = number
+        self._ranks = ranks
+        self._addresses = up.own_address(), up.store_address()
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception] = queue.SimpleQueue()
+        self._voice = Voice(up, number, self._wanted.put, every=every, expected=_expected())
+        self._log: Channel | None = None
+        self._clients: dict[socket.socket, _Client] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wakes, self._waker = socket.socketpair()
+        self._closing_at: float | None = None
+        self._pid = os.getpid()
+        self._speaks = threading.Thread(target=self._speak, name="countoff voice", daemon=True)
+        self._listens = threading.Thread(target=self._listen, name="countoff voice's listener", daemon=True)
+        _all.add(self)
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for end in (self._listener, self._wakes, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wakes, selectors.EVENT_READ, self._take_news)
+        self._speaks.start()
+        self._listens.start()
+
+    def close(self) -> None:
+        """Ends the threads once all ranks have left, or after a short while; from any thread."""
+        self._closing_at = time.monotonic() + _LINGER_SECONDS
+        self._wake()
+        self._speaks.join(2 * _LINGER_SECONDS)
+        self._wanted.put(None)
+        self._listens.join(0.1)
+        if self._listens.is_alive() and self._log is not None:  # it waits for an entry that nobody writes any more
+            self._log.shut()
+            self._listens.join(_LINGER_SECONDS)
+        for channel in (self._log, self._up):
+            if channel is not None:
+                channel.release()
+
+    def forget(self) -> None:
+        """Closes a forked process's copies of the sockets; it has no threads."""
+        for end in (self._listener, self._wakes, self._waker, *self._clients):
+            with contextlib.suppress(OSError):
+                end.close()
+        with contextlib.suppress(OSError):
+            self._selector.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"w")
+
+    # The thread that waits for the log.
+
+    def _listen(self) -> None:
+        try:
+            self._log = log = self._connect()
+            while (index := self._wanted.get()) is not None:
+                self._heard.put((index, log.wait(f"log/{index}")))
+                self._wake()
+        except Exception as error:  # the store is lost, or this process is closing
+            self._heard.put(error)
+            self._wake()
+
+    # The thread that answers.
+
+    def _speak(self) -> None:
+        try:
+            while not self._is_over():
+                due = self._voice.tend()
+                for key, _ in self._selector.select(due if self._closing_at is None else min(due, _LOOK_SECONDS / 5)):
+                    key.data()
+            self._voice.flush()
+        except Exception as error:  # the ranks are told, and decide what that means
+            self._tell_all(error)
+        finally:
+            for end in (self._listener, self._wakes, self._waker, *self._clients):
+                end.close()
+            self._selector.close()
+
+    def _is_over(self) -> bool:
+        return self._closing_at is not None and (not self._clients or time.monotonic() > self._closing_at)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            end, _ = self._listener.accept()
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._clients[end] = client = _Client(end)
+            self._selector.register(end, selectors.EVENT_READ, lambda: self._serve(client))
+
+    def _take_news(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wakes.recv(4096)
+        while not self._heard.empty():
+            news = self._heard.get()
+            if isinstance(news, Exception):
+                raise news
+            self._voice.hear(*news)
+
+    def _serve(self, client: _Client) -> None:
+        try:
+            received = client.end.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            self._drop(client)
+            return
+        client.received += received
+        try:
+            for request in client.requests():
+                self._answer(client, request)
+        except (KeyError, TypeError, ValueError):  # it is none of our ranks, or of another version
+            self._drop(client)
+
+    def _answer(self, client: _Client, request: Any) -> None:
+        if client.rank is None:
+            word, nonce, rank = request
+            if word != "hello" or not hmac.compare_digest(bytes.fromhex(nonce), self._nonce):
+                raise ValueError("a connection that is none of ours")
+            client.rank = parse_rank(rank, self._ranks)
+            self._voice.join(client.rank)
+            self._reply(client, {"is": [self._number, *self._addresses]})
+            return
+        try:
+            self._voice.answer(client.rank, request, lambda answer: self._reply(client, {"is": answer}))
+        except ChannelError as error:
+            self._reply(client, {"error": str(error), "foreign": True})
+
+    def _reply(self, client: _Client, answer: Any) -> None:
+        try:
+            client.end.settimeout(_PATIENCE_SECONDS)
+            _send(client.end, answer)
+            client.end.setblocking(False)
+        except OSError:
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        if self._clients.pop(client.end, None) is None:
+            return
+        self._selector.unregister(client.end)
+        client.end.close()
+        if client.rank is not None and all(other.rank != client.rank for other in self._clients.values()):
+            self._voice.leave(client.rank)
+
+    def _tell_all(self, error: Exception) -> None:
+        answer = {"error": str(error) or type(error).__name__, "foreign": isinstance(error, ChannelError)}
+        for client in list(self._clients.values()):
+            self._reply(client, answer)
+
+
+def _expected() -> int:
+    """Ranks of this host, as torchrun says; 1 where it does not."""
+    with contextlib.suppress(ValueError):
+        return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return 1
+
+
+def _forget_in_child() -> None:
+    for voice in list(_all):
+        voice.forget()
+    for line in list(_lines):
+        line.shut()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

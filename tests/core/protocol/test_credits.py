@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from countoff.core import FitPlan
 from countoff.core.protocol.actions import Action, AddOne
 from countoff.core.protocol.credits import Credits
-from tests.core.protocol.test_protocol import examples, seeds, world_sizes
+from tests.core.protocol.test_protocol import examples, hosts, seeds, world_sizes
 from tests.simulator import Epoch, Job, Program, Rank, play
 
 policies = st.sampled_from(["stop", "repeat"])
@@ -38,6 +38,7 @@ def job(
     synced: bool,
     leaves: int | None = None,
     single: Container[int] = (),
+    per_host: int = 0,
 ) -> Job:
     """The job whose ranks have so many batches in each epoch; the ranks in `single` fetch nothing ahead."""
     programs = [
@@ -48,7 +49,13 @@ def job(
         )
         for rank in range(len(epochs[0]))
     ]
-    return Job(tuple(programs), synced=synced, uneven_train=policy, lookahead=lookahead)  # pyright: ignore[reportArgumentType]
+    return Job(
+        tuple(programs),
+        synced=synced,
+        uneven_train=policy,  # pyright: ignore[reportArgumentType]
+        lookahead=lookahead,
+        per_host=per_host,
+    )
 
 
 def assert_nothing_left(ranks: list[Rank]) -> None:
@@ -57,12 +64,12 @@ def assert_nothing_left(ranks: list[Rank]) -> None:
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, seeds)
-def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, seed):
+@given(lengths(), policies, st.sampled_from([1, 2, 3, 4, 8]), st.booleans(), singles, hosts, seeds)
+def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, synced, single, per_host, seed):
     """Nobody waits for ever, no verdict is given, and a short rank, only, repeats its batches in order."""
     if policy == "repeat":
         epochs = [[max(1, own) for own in each] if max(each) else each for each in epochs]
-    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single), seed)
+    ranks = play(job(epochs, policy, lookahead, synced=synced, single=single, per_host=per_host), seed)
     assert [rank.state.end for rank in ranks] == [None] * len(ranks)
     assert all(rank.over for rank in ranks)
     for number, each in enumerate(epochs):
@@ -74,10 +81,10 @@ def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, 
 
 
 @examples(100)
-@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, seeds)
-def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, seed):
+@given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, hosts, seeds)
+def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, per_host, seed):
     """With `repeat`, a loader is begun again only where another rank is known to have more."""
-    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single), seed)
+    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single, per_host=per_host), seed)
     assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
 
 
@@ -96,8 +103,8 @@ def proven_lengths(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
 
 
 @examples(100)
-@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), seeds)
-def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, seed):
+@given(proven_lengths(), st.booleans(), st.sampled_from([0, 1, 3, 8]), hosts, seeds)
+def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_after, per_host, seed):
     """Loaders that give as many on all ranks repeat nothing. Else all go on to the most of any rank, or to the proven.
 
     Nobody waits for ever, no verdict is given, and nothing is left in the store.
@@ -108,7 +115,7 @@ def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_af
         Program(tuple(Epoch(batches[rank], evaluations=evaluations) for batches in epochs), plan=FitPlan(), proven=own)
         for rank, own in enumerate(proven)
     ]
-    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat"), seed)
+    ranks = play(Job(tuple(programs), synced=synced, uneven_train="repeat", per_host=per_host), seed)
     assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * len(ranks)
     for number, each in enumerate(epochs):
         total = len(ranks[0].taken[number])
@@ -124,11 +131,11 @@ def test_a_loader_may_end_before_its_proven_length(lengths, synced, evaluates_af
 
 
 @examples(100)
-@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), seeds)
-def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, seed):
+@given(lengths(), policies, st.sampled_from([1, 2, 4]), st.integers(0, 6), hosts, seeds)
+def test_a_rank_that_leaves_alone_is_named(epochs, policy, lookahead, leaves, per_host, seed):
     """A `break` on one rank ends the job: the others would wait for its credits."""
     first = [max(each, leaves + 2) for each in epochs[0]]
-    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves), seed)
+    ranks = play(job([first], policy, lookahead, synced=True, leaves=leaves, per_host=per_host), seed)
     ends = {rank.state.end and rank.state.end.sentence for rank in ranks}
     assert len(ends) == 1
     verdict = ranks[0].state.end

@@ -101,7 +101,7 @@ def test_what_other_ranks_may_wait_for_is_written_before_a_guard_is_closed(
         raise TimeoutError("no connection")
 
     monkeypatch.setattr(process_threads, "Channel", channel)
-    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
     connected.listener = threading.Thread(target=int)  # what other ranks write is of no matter here
     connected.add(member)
     assert connected.connected.wait(30)
@@ -139,7 +139,7 @@ def test_a_lost_store_is_explained(
     member = Member(State(2, 4, Settings(), {}, complete=True), 0)
     line = member.speaker.link
     line.store_address, line.heartbeats.hosts = ("192.0.2.1", 1), {0: "node-0", 2: "node-1"}
-    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, 15.0)
+    connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), line, None, Settings())
     connected.speaking = FakeStore()
     connected.lifelines.hub = hub
     if seconds_ago is not None:
@@ -156,7 +156,8 @@ def test_a_store_that_is_not_quite_gone_is_asked_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "BETTER_CAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "knock", lambda *_: answers.pop(0))
     member = Member(State(1, 2, Settings(), {}, complete=True), 0)
-    member.threads = connected = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
+    place = Place("127.0.0.1", 1, "0123456789ab")
+    member.threads = connected = ProcessThreads(place, member.speaker.link, None, Settings())
     connected.speaking = FakeStore()
     member.lose(RuntimeError("failed to recv, got 0 bytes"))
     assert member.state.end is not None
@@ -190,7 +191,7 @@ def test_training_begins_once_this_rank_hears_the_others(
 
     member = Member(State(1, 2, Settings(), {}), 0)
     member.state.evidence.found_by = found_by
-    member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, 15.0)
+    member.threads = ProcessThreads(Place("127.0.0.1", 1, "0123456789ab"), member.speaker.link, None, Settings())
     member.threads.listening = Listening()
     monkeypatch.setattr("countoff.core.threads.member.time", SimpleNamespace(monotonic=lambda: now))
     member.wait_for_roll_call(Answered())

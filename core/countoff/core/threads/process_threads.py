@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from countoff.core.ending import sigterm
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
+from countoff.core.settings import Settings
 from countoff.core.store.channel import TRY_SECONDS, Channel
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads.host_voice import HostVoice, find_voice
@@ -56,8 +57,7 @@ class ProcessThreads:
         link: What outlives the threads.
         store: The job's default store, kept alive while a guard is open: the job may destroy its process group long
             before its end.
-        seconds: The setting `lost_seconds` of the first guard.
-        voice_ranks: Its setting `voice_ranks`.
+        settings: Those of the first guard.
 
     Attributes:
         place: Where the ranks meet.
@@ -67,12 +67,11 @@ class ProcessThreads:
         listening: Set once the listener has its connection, or will have none although the speaker has one.
     """
 
-    def __init__(self, place: Place, link: Link, store: Any, seconds: float, voice_ranks: int) -> None:
+    def __init__(self, place: Place, link: Link, store: Any, settings: Settings) -> None:
         self.place = place
         self.store = store
-        self.lifelines = Lifelines(link.rank, link.ranks, seconds, link.heartbeats)
-        self._seconds = seconds
-        self._may_have_voice = len(link.ranks) >= voice_ranks
+        self.lifelines = Lifelines(link.rank, link.ranks, settings.lost_seconds, link.heartbeats)
+        self._settings = settings
         self._voice: HostVoice | None = None
         self._open: Callable[[], Channel] = self._connect
         self._link = link
@@ -164,13 +163,13 @@ class ProcessThreads:
     def _connect(self) -> Channel:
         place = self.place
         channel = Channel(place.host, place.port, place.prefix, self.closing.is_set)
-        channel.keep_alive(self._seconds)
+        channel.keep_alive(self._settings.lost_seconds)
         return channel
 
     def _connect_first(self) -> Channel:
         """Connects through the voice of this host, where many ranks meet, or to the store itself."""
         link, direct = self._link, self._connect()
-        if not self._may_have_voice:
+        if len(link.ranks) < self._settings.voice_ranks:
             return direct
         self._voice, door = find_voice(
             direct,
@@ -400,9 +399,7 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
                 del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
             link = _links.setdefault(key, Link(state.rank, state.ranks))
-            threads = _running[key] = ProcessThreads(
-                place, link, store, state.settings.lost_seconds, state.settings.voice_ranks
-            )
+            threads = _running[key] = ProcessThreads(place, link, store, state.settings)
             threads.add(member)
     return threads
 

@@ -28,6 +28,8 @@ _SYNC = "sync"
 _TRAINER, _READER = 1, 2
 """Two threads of a rank: one trains, the other one reads the loader for it."""
 _TURNS_PER_HEARTBEAT = 50
+_IDLE_ROUNDS = 4
+"""A voice keeps a report back for two of its turns, and does not look again for what was not there for one."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,7 @@ class Rank:
             return False
         if self._host is not None and not self._host.lost:
             return self._hear(self._host)
+        line.arrived()  # it waits for nothing from a voice any more
         if not self.store.has(f"log/{index}"):
             return False
         line.receive(index, self.store.get(f"log/{index}"))
@@ -275,11 +278,12 @@ class Rank:
         """Receives the entry for which it has asked its voice, if that has it, and asks for the next one."""
         line, heard = self.speaker.link, bool(self._heard)
         if heard:
+            line.arrived()
             line.receive(self._waits_for, self._heard.pop())
             self._waits_for = -1
         if self._waits_for < 0:
-            self._waits_for = line.read
-            host.answer(self.state.rank, ["wait", f"log/{line.read}"], self._heard.append)
+            self._waits_for = line.await_next()
+            host.answer(self.state.rank, ["wait", f"log/{self._waits_for}"], self._heard.append)
         return heard
 
     def _run(self) -> Iterator[str]:
@@ -428,11 +432,11 @@ def play(job: Job, seed: int) -> list[Rank]:
     ]
     actors += [host.run for host in hosts]
     pace = [chance.choice((1, 30, 1000)) for _ in actors]
-    moving = True
-    while moving:
+    idle = 0
+    while idle < (_IDLE_ROUNDS if hosts else 1):
         for actor in chance.choices(actors, pace, k=len(actors) * chance.choice((1, 20))):
             actor()
-        moving = sum(actor() for actor in actors) > 0  # every actor gets a turn
+        idle = 0 if sum(actor() for actor in actors) else idle + 1  # every actor gets a turn
     return ranks
 
 

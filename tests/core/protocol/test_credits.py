@@ -84,7 +84,9 @@ def test_every_rank_takes_the_minimum_or_the_maximum(epochs, policy, lookahead, 
 @given(world_sizes, st.integers(1, 17), st.sampled_from([1, 2, 4, 8]), st.booleans(), singles, hosts, seeds)
 def test_loaders_of_one_length_are_never_begun_again(world, length, lookahead, synced, single, per_host, seed):
     """With `repeat`, a loader is begun again only where another rank is known to have more."""
-    ranks = play(job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single, per_host=per_host), seed)
+    ranks = play(
+        job([[length] * world] * 2, "repeat", lookahead, synced=synced, single=single, per_host=per_host), seed
+    )
     assert [(rank.over, rank.begun_again, rank.state.end) for rank in ranks] == [(True, [], None)] * world
 
 

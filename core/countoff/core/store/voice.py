@@ -161,10 +161,12 @@ class Voice:
             reply(self._answers[name](rank, *arguments))
 
     def hear(self, index: int, entry: dict[str, Any]) -> None:
-        """Receives an entry of the log, and answers those that wait for it."""
-        self._log.setdefault(index, entry)
-        while len(self._log) > _KEPT:
-            self._log.popitem(last=False)
+        """Receives an entry of the log that was waited for, and answers those that wait for it.
+
+        A claim does not answer them: they say that they need an entry no more, and it must not be deleted while it is
+        still waited for elsewhere.
+        """
+        self._keep_entry(index, entry)
         for reply in self._waiting.pop(index, ()):
             reply(entry)
 
@@ -188,13 +190,17 @@ class Voice:
             reply(self._log[index])
             return
         if index < self._listens_for:  # another rank has read it, so it is there
-            self.hear(index, self._up.get(key))
-            reply(self._log[index])
+            reply(self._up.get(key))
             return
         self._waiting.setdefault(index, []).append(reply)
         if index > self._listens_for:
             self._listens_for = index
             self._listen(index)
+
+    def _keep_entry(self, index: int, entry: dict[str, Any]) -> None:
+        self._log[index] = entry
+        while len(self._log) > _KEPT:
+            self._log.popitem(last=False)
 
     def _index(self, key: str) -> int:
         if not key.startswith(_LOG):
@@ -216,7 +222,7 @@ class Voice:
             index = self._index(key)
             if index not in self._log:
                 self.flush()
-                self.hear(index, self._up.claim(key, record))
+                self._keep_entry(index, self._up.claim(key, record))
             return self._log[index]
         if key not in self._found:
             self.flush()

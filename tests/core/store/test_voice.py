@@ -1,0 +1,353 @@
+"""The voice of a host: what it passes on to the store, what it answers itself, and what happens once it is lost."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from countoff.core.store.channel import Channel, ChannelError
+from countoff.core.store.packs import pack, unpack
+from countoff.core.store.voice import Voice
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
+from tests.core.protocol.test_credits import job
+from tests.core.protocol.test_protocol import (
+    Fault,
+    assert_silent,
+    examples,
+    faults,
+    has_other_batches,
+    jobs,
+    other_length,
+    seeds,
+)
+from tests.fake_store import FakeStore
+from tests.simulator import Job, play
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3),
+    lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=2), values, max_size=3),
+    max_leaves=6,
+)
+records = st.dictionaries(st.sampled_from(["plan", "steps", "loader", "closed"]), json_values, max_size=4)
+
+
+class CountingStore(FakeStore):
+    """A store that counts what is asked of it, by the name of the method and the key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    def set(self, key: str, record: Mapping[str, Any], most: int = 1024) -> None:
+        self.asked["set", key] += 1
+        super().set(key, record, most)
+
+    def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked["claim", key] += 1
+        return super().claim(key, record)
+
+    def has(self, *keys: str) -> bool:
+        self.asked["has", " ".join(keys)] += 1
+        return super().has(*keys)
+
+    def get(self, key: str) -> dict[str, Any]:
+        self.asked["get", key] += 1
+        return super().get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        self.asked["add", key] += 1
+        return super().add(key, amount)
+
+    def of(self, key: str) -> dict[str, int]:
+        """How often each method was called with a key."""
+        return {method: times for (method, asked), times in self.asked.items() if asked == key}
+
+
+class Hosts:
+    """Hosts of two ranks each: 0 and 1, 2 and 3, and so on. A test moves their clock, and loses their voices."""
+
+    def __init__(self, count: int = 2, ranks_of_each: int = 2) -> None:
+        self.store = CountingStore()
+        self.now = 0.0
+        self.wanted: list[list[int]] = [[] for _ in range(count)]
+        self.voices = [
+            Voice(self.store, number + 1, self.wanted[number].append, every=1.0, clock=lambda: self.now)
+            for number in range(count)
+        ]
+        self.store.add("voices", count)
+        self.lost: set[int] = set()
+        self.ranks = range(count * ranks_of_each)
+        self.channels: list[Channel] = []
+        for rank in self.ranks:
+            number = rank // ranks_of_each
+            self.voices[number].join(rank)
+            line = Line(self, number, rank)
+            self.channels.append(VoicedChannel(Way(line, rank, number + 1, ("a", "b"), lambda: self.store)))
+        self.store.asked.clear()
+
+    def later(self, seconds: float = 0.1) -> None:
+        """Lets time pass, and the voices write what is due."""
+        self.now += seconds
+        for number, voice in enumerate(self.voices):
+            if number not in self.lost:
+                voice.tend()
+
+
+class Line:
+    """The requests of one rank."""
+
+    def __init__(self, hosts: Hosts, number: int, rank: int) -> None:
+        self._hosts, self._number, self._rank = hosts, number, rank
+
+    def ask(self, request: Sequence[Any], reply: Callable[[Any], object] | None = None) -> Any:
+        if self._number in self._hosts.lost:
+            raise VoiceLostError("gone")
+        answers: list[Any] = []
+        self._hosts.voices[self._number].answer(self._rank, request, reply or answers.append)
+        return answers[0] if answers else None
+
+    def shut(self) -> None:
+        pass
+
+
+def test_a_claim_is_made_once_per_host_and_has_one_winner():
+    hosts = Hosts()
+    standing = [channel.claim("log/0", {"rank": rank}) for rank, channel in enumerate(hosts.channels)]
+    assert standing == [{"rank": 0}] * 4
+    assert hosts.store.of("log/0") == {"claim": 2}
+
+
+def test_an_entry_of_the_log_is_fetched_once_and_told_to_all_who_wait():
+    hosts, heard = Hosts(), list[Any]()
+    for rank in (0, 1):
+        Line(hosts, 0, rank).ask(["wait", "log/0"], heard.append)
+    assert hosts.wanted[0] == [0]
+    hosts.store.claim("log/0", {"rank": 3})
+    assert heard == []
+    hosts.voices[0].hear(0, hosts.store.get("log/0"))
+    assert heard == [{"rank": 3}] * 2
+    assert hosts.channels[1].claim("log/0", {"rank": 1}) == hosts.channels[0].get("log/0") == {"rank": 3}
+    assert hosts.store.of("log/0") == {"claim": 1, "get": 1}
+
+
+def test_a_claim_ends_no_wait_of_its_host_before_the_store_has_ended_it():
+    """A rank whose wait has ended needs the entry no more, so others may delete it."""
+    hosts, heard = Hosts(), list[Any]()
+    Line(hosts, 0, 1).ask(["wait", "log/0"], heard.append)
+    hosts.channels[0].claim("log/0", {"rank": 0})
+    assert heard == []
+    hosts.voices[0].hear(0, {"rank": 0})
+    assert heard == [{"rank": 0}]
+
+
+def test_a_rank_that_lags_behind_gets_an_entry_that_others_have_read():
+    hosts, heard = Hosts(), list[Any]()
+    hosts.store.claim("log/3", {"entry": 3})
+    Line(hosts, 0, 0).ask(["wait", "log/4"], heard.append)
+    Line(hosts, 0, 1).ask(["wait", "log/3"], heard.append)
+    assert heard == [{"entry": 3}]
+    assert hosts.wanted[0] == [4]
+
+
+def test_reports_of_a_host_go_up_as_one_record():
+    hosts = Hosts()
+    for rank, channel in enumerate(hosts.channels):
+        assert not hosts.channels[0].has_reports("0/plan", hosts.ranks)
+        channel.at("0/").report("plan", rank, {"batch_size": 8, "dp_rank": rank})
+    assert hosts.store.of("0/plan@1") | hosts.store.of("0/plan@2") == {"set": 1}
+    assert hosts.channels[0].has_reports("0/plan", hosts.ranks)
+    found = hosts.channels[0].at("0/").reports("plan", hosts.ranks)
+    assert found == {rank: {"batch_size": 8, "dp_rank": rank} for rank in hosts.ranks}
+    hosts.channels[0].at("0/").forget("plan", hosts.ranks)
+    assert [key for key in hosts.store.values if "plan" in key] == []
+
+
+def test_a_report_does_not_wait_for_a_rank_that_does_not_come():
+    hosts = Hosts()
+    hosts.channels[3].report("row", 3, {"batches": 7})
+    assert hosts.channels[0].reports("row", [3]) == {}
+    hosts.later()
+    assert hosts.channels[0].reports("row", hosts.ranks) == {3: {"batches": 7}}
+    assert not hosts.channels[0].has_reports("row", [2, 3])
+    hosts.channels[3].take_back("row", 3)
+    hosts.later()
+    assert not hosts.channels[0].has_reports("row", [3])
+
+
+def test_what_a_rank_writes_next_comes_after_its_report():
+    hosts = Hosts()
+    hosts.channels[3].report("row", 3, {"batches": 7})
+    hosts.channels[3].claim("log/0", {"rank": 3})
+    assert hosts.channels[0].has_reports("row", [3])
+
+
+def test_ranks_of_one_host_see_each_others_reports_at_once():
+    hosts = Hosts()
+    hosts.channels[1].report("told", 1, {"told": True})
+    assert hosts.channels[0].has_reports("told", [1])
+    assert hosts.store.of("told@1") == {}
+
+
+def test_a_counter_goes_up_once_all_ranks_of_the_host_have_added():
+    hosts = Hosts()
+    first, second, third, fourth = hosts.channels
+    assert first.count("even/3/0", 1) is None
+    assert first.has("even/3/0")  # what is not there any more was agreed on by all
+    assert third.count("even/3/0", 1) is None
+    assert second.count("even/3/0", 1) == 2
+    assert fourth.count("even/3/0", 1) == 4
+    assert hosts.store.of("even/3/0") == {"add": 2}
+
+
+def test_a_counter_does_not_wait_for_a_rank_that_has_left():
+    hosts = Hosts()
+    hosts.channels[0].count("passed/3", 1)
+    hosts.voices[0].leave(1)
+    assert hosts.store.add("passed/3", 0) == 1
+
+
+def test_what_only_the_ranks_of_a_host_ask_for_stays_there():
+    hosts = Hosts()
+    assert [channel.add("host/a-1", 1) for channel in hosts.channels] == [1, 2, 1, 2]
+    hosts.channels[0].set("host/a-1/1", {"rank": 0})
+    assert hosts.channels[1].get_many(["host/a-1/1"]) == [{"rank": 0}]
+    assert not hosts.channels[2].has("host/a-1/1")
+    assert [key for key in hosts.store.values if key.startswith("host/")] == []
+
+
+def test_an_answer_that_is_not_there_is_looked_for_once_for_all_ranks_of_a_host():
+    hosts = Hosts()
+    assert [channel.find("0/plan") for channel in hosts.channels[:2]] == [None, None]
+    assert hosts.store.of("0/plan") == {"has": 1}
+    hosts.store.set("0/plan", {"compared": 4})
+    hosts.later()
+    assert [channel.find("0/plan") for channel in hosts.channels[:2]] == [{"compared": 4}] * 2
+    assert hosts.store.of("0/plan") == {"has": 2, "set": 1, "get": 1}
+
+
+def test_a_host_sends_one_heartbeat_and_names_the_ranks_that_send_none():
+    hosts = Hosts()
+    for beat in range(1, 8):
+        for rank, channel in list(enumerate(hosts.channels))[1:]:
+            if rank != 3 or beat < 3:
+                channel.beat(rank, {"heartbeat": beat, "read": 10 + rank})
+        hosts.later(1.0)
+    found = hosts.channels[0].beats(range(1, 4), known=False)
+    assert [(rank, each["read"], each["of"], each["still"]) for rank, each in found.items()] == [
+        (1, 11, 1, []),
+        (2, 12, 2, [3]),
+    ]
+    assert hosts.channels[0].is_still(3, -1)
+    assert not hosts.channels[0].is_still(2, found[2]["heartbeat"] - 1)
+    assert hosts.channels[0].is_still(2, found[2]["heartbeat"])
+
+
+def test_ranks_of_a_host_look_at_the_first_ranks_heartbeat_once():
+    hosts = Hosts()
+    assert hosts.channels[2].first_beat(0) is None
+    hosts.store.set("heartbeat/0", {"heartbeat": 1, "read": 0})
+    assert [hosts.channels[rank].first_beat(0) for rank in (2, 3, 2)] == [{"heartbeat": 1, "read": 0}] * 3
+    assert hosts.store.of("heartbeat/0")["get"] == 1
+    hosts.store.set("heartbeat/0", {"heartbeat": 2, "read": 0})
+    hosts.later(1.0)
+    assert hosts.channels[3].first_beat(0) == {"heartbeat": 2, "read": 0}
+
+
+def test_a_rank_that_has_lost_its_voice_speaks_for_itself():
+    hosts = Hosts(3)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+        channel.report("joined", rank, {"joined": True})
+    assert hosts.channels[0].has_reports("joined", hosts.ranks)
+    hosts.lost.add(1)
+    hosts.channels[3].report("row", 3, {"batches": 3})
+    hosts.channels[5].report("row", 5, {"batches": 5})
+    hosts.later()
+    assert hosts.channels[0].reports("row", [3, 5]) == {3: {"batches": 3}, 5: {"batches": 5}}
+    hosts.channels[3].take_back("joined", 3)  # its voice has said that it takes part, and cannot take that back
+    assert hosts.channels[0].reports("joined", [2, 3]) == {2: {"joined": True}}
+    hosts.channels[3].beat(3, {"heartbeat": 1, "read": 4})
+    assert hosts.channels[0].beats(range(1, 6), known=False)[3] == {"heartbeat": 1, "read": 4}
+
+
+def test_a_count_that_may_have_been_lost_is_not_repeated():
+    """Twice would say that a rank has a batch which it has not."""
+    hosts = Hosts()
+    hosts.lost.add(0)
+    assert hosts.channels[0].count("even/3/0", 1) is None
+    assert hosts.store.add("even/3/0", 0) == 0
+    assert hosts.channels[0].count("even/3/1", 1) == 1
+
+
+def test_a_record_that_is_too_long_is_refused_where_it_is_written():
+    hosts = Hosts()
+    for write in (hosts.channels[0].report, lambda name, _, record: hosts.channels[0].set(name, record)):
+        with pytest.raises(ChannelError, match="at most 1024 bytes"):
+            write("row", 0, {"text": "x" * 2000})
+
+
+@given(st.dictionaries(st.integers(0, 99), records, min_size=1, max_size=5))
+def test_a_pack_has_what_was_packed(each: dict[int, dict[str, Any]]):
+    assert unpack(pack(each)) == each
+
+
+@pytest.mark.parametrize(
+    "record",
+    [{}, {"same": {}}, {"same": [], "each": {}}, {"same": {}, "each": {"x": {}}}, {"same": {}, "each": {"1": 2}}],
+)
+def test_what_is_no_pack_is_refused(record: dict[str, Any]):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        unpack(record)
+
+
+def losing(draw: Any, job: Job) -> Job:
+    """The job on hosts of several ranks, some of which lose their voice at some time."""
+    per_host = draw(st.sampled_from([2, 4, 8]))
+    places = st.integers(0, -(-len(job.programs) // per_host) - 1)
+    lost = draw(st.dictionaries(places, st.integers(0, 400), min_size=1, max_size=3))
+    return dataclasses.replace(job, per_host=per_host, voices_lost=lost)
+
+
+@examples(40)
+@given(st.data(), jobs(), seeds)
+def test_a_job_that_loses_voices_is_healthy(data: Any, healthy: Job, seed: int):
+    assert_silent(play(losing(data.draw, healthy), seed))
+
+
+@examples(40)
+@given(st.data(), faults(other_length), seeds)
+def test_ranks_that_differ_are_found_where_voices_are_lost(data: Any, fault: Fault, seed: int):
+    if not has_other_batches(fault):
+        return
+    ranks = play(losing(data.draw, fault.job), seed)
+    verdict = ranks[0].guard.verdict
+    assert verdict is not None
+    assert [rank.guard.verdict for rank in ranks] == [verdict] * len(ranks)
+
+
+@examples(40)
+@given(
+    st.data(),
+    st.lists(st.integers(1, 17), min_size=2, max_size=16),
+    st.sampled_from(["stop", "repeat"]),
+    st.sampled_from([1, 2, 4]),
+    seeds,
+)
+def test_no_rank_takes_a_batch_too_many_where_voices_are_lost(
+    data: Any, lengths: Any, policy: str, lookahead: int, seed: int
+):
+    """Credits may be lost with a voice, and then its host's ranks are not there either. None counts twice."""
+    total = min(lengths) if policy == "stop" else max(lengths)
+    for rank in play(losing(data.draw, job([lengths], policy, lookahead, synced=True)), seed):
+        taken = rank.taken[0] if rank.taken else []
+        assert rank.state.end is None
+        assert taken == [batch % lengths[rank.state.rank] for batch in range(len(taken))]
+        assert len(taken) <= total

@@ -252,13 +252,43 @@ def test_a_host_sends_one_heartbeat_and_names_the_ranks_that_send_none():
 
 def test_ranks_of_a_host_look_at_the_first_ranks_heartbeat_once():
     hosts = Hosts()
-    assert hosts.channels[2].first_beat(0) is None
+    assert hosts.channels[2].first_beat(0, 0.5) is None
     hosts.store.set("heartbeat/0", {"heartbeat": 1, "read": 0})
-    assert [hosts.channels[rank].first_beat(0) for rank in (2, 3, 2)] == [{"heartbeat": 1, "read": 0}] * 3
+    assert [hosts.channels[rank].first_beat(0, 0.5) for rank in (2, 3)] == [({"heartbeat": 1, "read": 0}, 0.0)] * 2
     assert hosts.store.of("heartbeat/0")["get"] == 1
     hosts.store.set("heartbeat/0", {"heartbeat": 2, "read": 0})
-    hosts.later(1.0)
-    assert hosts.channels[3].first_beat(0) == {"heartbeat": 2, "read": 0}
+    hosts.later(0.25)
+    assert hosts.channels[3].first_beat(0, 0.5) == ({"heartbeat": 1, "read": 0}, 0.25)
+    assert hosts.channels[3].first_beat(0, 0.125) == ({"heartbeat": 2, "read": 0}, 0.0)
+
+
+def test_reports_that_nobody_removes_are_kept_and_others_are_not():
+    """Of ranks that take part it matters for as long as the fit lasts, of spans until they are gathered."""
+    hosts = Hosts()
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("joined", rank, {"joined": True})
+    for span in range(400):
+        for rank, channel in enumerate(hosts.channels):
+            channel.report(f"span/{span}", rank, {"closed": 1.0})
+        hosts.channels[0].forget(f"span/{span}", hosts.ranks)
+    assert hosts.store.of("joined@2")["has"] > 0  # it was the oldest one
+    hosts.channels[2].take_back("joined", 2)
+    hosts.later()
+    assert hosts.channels[0].reports("joined", [2, 3]) == {3: {"joined": True}}
+    assert Line(hosts, 1, 2).ask(["held", "span/3"]) == {}
+
+
+def test_a_voice_that_follows_another_one_of_its_host_knows_what_that_has_written():
+    hosts = Hosts()
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+    hosts.voices[1] = Voice(hosts.store, 2, hosts.wanted[1].append, every=1.0, follows=True, clock=lambda: hosts.now)
+    for rank in (2, 3):
+        hosts.voices[1].join(rank)
+    assert hosts.channels[2].reports("rank", [3]) == {3: {"name": "a"}}
+    hosts.channels[3].report("rank", 3, {"name": "b"})
+    hosts.later()
+    assert hosts.channels[0].reports("rank", [2, 3]) == {2: {"name": "a"}, 3: {"name": "b"}}
 
 
 def test_a_rank_that_has_lost_its_voice_speaks_for_itself():

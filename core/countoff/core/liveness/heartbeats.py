@@ -173,8 +173,8 @@ class Heartbeats:
             records = channel.beats(others, known=self._all_beat)
             self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) == len(others)
         else:
-            first = channel.first_beat(self._first)
-            records = {} if first is None else {self._first: first}
+            first = channel.first_beat(self._first, 0.9 * self.seconds)
+            records = {} if first is None else {self._first: first[0]}
         now = time.monotonic()
         if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent
             self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}

@@ -189,10 +189,16 @@ class Channel:
         """Writes a heartbeat of a rank that is not the first one."""
         self.set(heartbeat_key(rank), record)
 
-    def first_beat(self, first: int) -> dict[str, Any] | None:
-        """The last heartbeat of the first rank; None if there is none. It may be a second old where others ask too."""
+    def first_beat(self, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:
+        """The last heartbeat of the first rank, and how old that answer is, in seconds; None if there is none.
+
+        Args:
+            first: The first rank.
+            most_age: An answer that another rank of this host has got may be so old, in seconds.
+        """
+        del most_age
         key = heartbeat_key(first)
-        return self.get(key) if self.has(key) else None
+        return (self.get(key), 0.0) if self.has(key) else None
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:
         """The last heartbeats of these ranks, which are all ranks but the first one; for that one.

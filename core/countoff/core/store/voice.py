@@ -23,14 +23,14 @@ from typing import Any
 from countoff.core.protocol.records import Records, parse_count
 from countoff.core.store.channel import Channel
 from countoff.core.store.keys import heartbeat_key, pack_key
-from countoff.core.store.packs import PACK_BYTES, pack
+from countoff.core.store.packs import PACK_BYTES, pack, unpack
 
-__all__ = ["BEATS", "Voice"]
+__all__ = ["BEATS", "HOSTS_OWN", "Voice"]
 
 BEATS = "beat"
 """The name under which a voice reports the heartbeats of its host's ranks."""
 _LOG = "log/"
-_HOSTS_OWN = ("host/", "lifeline/")
+HOSTS_OWN = ("host/", "lifeline/")
 """Keys that begin so are read by the ranks of one host alone."""
 _GATHER_SECONDS = 0.02
 """A report waits so long for those of the host's other ranks."""
@@ -77,6 +77,7 @@ class Voice:
         listen: Has an entry of the log waited for elsewhere, and brought to `hear`.
         every: Seconds between two heartbeats of the host.
         expected: Ranks of this host, as far as that is known; reports wait for those that have yet to come.
+        follows: Whether this host had a voice before.
         clock: Seconds, of any clock.
 
     Attributes:
@@ -91,12 +92,14 @@ class Voice:
         *,
         every: float,
         expected: int = 1,
+        follows: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._up = up
         self._listen = listen
         self._every = every
         self._expected = expected
+        self._follows = follows
         self._clock = clock
         self._number = number
         self.ranks: set[int] = set()
@@ -210,7 +213,7 @@ class Voice:
     # Keys.
 
     def _set(self, rank: int, key: str, record: Mapping[str, Any]) -> None:
-        if key.startswith(_HOSTS_OWN):
+        if key.startswith(HOSTS_OWN):
             self._own[key] = record
         else:
             self.flush()
@@ -234,24 +237,24 @@ class Voice:
             [key] = keys
             if key in self._counts or key in self._own or (key.startswith(_LOG) and self._index(key) in self._log):
                 return True
-        if keys and keys[0].startswith(_HOSTS_OWN):
+        if keys and keys[0].startswith(HOSTS_OWN):
             return all(key in self._own for key in keys)
         return self._up.has(*keys)
 
     def _get(self, rank: int, key: str) -> dict[str, Any]:
-        if key.startswith(_HOSTS_OWN):
+        if key.startswith(HOSTS_OWN):
             return self._own[key]
         if key.startswith(_LOG) and (index := self._index(key)) in self._log:
             return self._log[index]
         return self._up.get(key)
 
     def _get_many(self, rank: int, keys: Sequence[str], most: int) -> list[dict[str, Any]]:
-        if keys and keys[0].startswith(_HOSTS_OWN):
+        if keys and keys[0].startswith(HOSTS_OWN):
             return [self._own[key] for key in keys]
         return self._up.get_many(keys, min(most, PACK_BYTES))
 
     def _add(self, rank: int, key: str, amount: int) -> int:
-        if key.startswith(_HOSTS_OWN):
+        if key.startswith(HOSTS_OWN):
             self._own[key] = self._own.get(key, 0) + amount
             return self._own[key]
         if amount:
@@ -307,23 +310,36 @@ class Voice:
 
     def _held(self, name: str) -> dict[str, Any]:
         """The host's reports under a name, by rank as text: JSON has no other keys."""
-        reports = self._reports.get(name)
-        return {} if reports is None else {str(rank): record for rank, record in reports.records.items()}
+        known = name in self._reports or self._follows
+        return {str(rank): record for rank, record in self._known(name).records.items()} if known else {}
 
     def _drop(self, rank: int, name: str) -> None:
         if self._reports.pop(name, None) is not None:
             self._up.delete(pack_key(name, self._number))
 
     def _change(self, name: str) -> _Reports:
-        reports = self._reports.setdefault(name, _Reports())
-        self._reports.move_to_end(name)
+        reports = self._known(name)
         if reports.since is None:
             reports.since = self._clock()
-        while len(self._reports) > _KEPT:
-            oldest, left = self._reports.popitem(last=False)
-            if left.since is not None:
-                self._write(oldest, left)
+        if len(self._reports) > _KEPT:
+            self._forget_oldest()
         return reports
+
+    def _forget_oldest(self) -> None:
+        """Keeps no reports that were gathered and removed; those that stand in the store may still change."""
+        oldest, reports = self._reports.popitem(last=False)
+        if reports.since is not None or self._up.has(pack_key(oldest, self._number)):
+            self._reports[oldest] = reports
+
+    def _known(self, name: str) -> _Reports:
+        """The host's reports under a name, with those that an earlier voice of the host has written."""
+        if name not in self._reports:
+            self._reports[name] = reports = _Reports()
+            key = pack_key(name, self._number)
+            if self._follows and self._up.has(key):
+                reports.records = unpack(self._up.get_many([key], PACK_BYTES)[0])
+        self._reports.move_to_end(name)
+        return self._reports[name]
 
     def _write_if_whole(self, name: str) -> None:
         reports = self._reports[name]
@@ -355,11 +371,11 @@ class Voice:
         record = {"heartbeat": self._beat, "read": read, "first": min(self._beats), "of": len(self._beats)}
         self._up.set(pack_key(BEATS, self._number), {**record, "still": still}, PACK_BYTES)
 
-    def _look_at_first(self, rank: int, first: int) -> dict[str, Any] | None:
+    def _look_at_first(self, rank: int, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:
         now = self._clock()
-        if self._first_beat is None or now - self._first_beat[0] >= 0.9 * self._every:
+        if self._first_beat is None or now - self._first_beat[0] > most_age:
             key = heartbeat_key(first)
             if not self._up.has(key):
                 return None
             self._first_beat = now, self._up.get(key)
-        return self._first_beat[1]
+        return self._first_beat[1], now - self._first_beat[0]

@@ -12,7 +12,7 @@ from countoff.core.protocol.records import RECORD_BYTES, Records, parse_count
 from countoff.core.store.channel import Channel, encode
 from countoff.core.store.keys import heartbeat_key, pack_key
 from countoff.core.store.packs import PACK_BYTES, unpack
-from countoff.core.store.voice import BEATS
+from countoff.core.store.voice import BEATS, HOSTS_OWN
 
 __all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way"]
 
@@ -58,6 +58,7 @@ class Way:
         sizes: How many ranks are known to have a voice, by its number.
         fallen: How many ranks are known to have lost their voice.
         standing: The last reports of this rank, which go to the store itself once the voice is lost.
+        told: Records of this rank for those of its host alone, likewise.
     """
 
     line: Line
@@ -70,6 +71,7 @@ class Way:
     sizes: dict[int, int] = field(default_factory=dict[int, int])
     fallen: int = 0
     standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
 
 class VoicedChannel(Channel):
@@ -92,6 +94,8 @@ class VoicedChannel(Channel):
     def set(self, key: str, record: Mapping[str, Any], most: int = RECORD_BYTES) -> None:  # noqa: D102
         encode(record, most)
         key = self._prefix + key
+        if key.startswith(HOSTS_OWN):
+            self._way.told[key] = record
         self._ask(["set", key, record], lambda store: store.set(key, record, most))
 
     def claim(self, key: str, record: Mapping[str, Any]) -> dict[str, Any]:  # noqa: D102
@@ -292,8 +296,9 @@ class VoicedChannel(Channel):
     def beat(self, rank: int, record: Mapping[str, Any]) -> None:  # noqa: D102
         self._ask(["beat", record], lambda store: store.beat(rank, record))
 
-    def first_beat(self, first: int) -> dict[str, Any] | None:  # noqa: D102
-        return self._ask(["first_beat", first], lambda store: store.first_beat(first))
+    def first_beat(self, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:  # noqa: D102
+        found = self._ask(["first_beat", first, most_age], lambda store: store.first_beat(first, most_age))
+        return None if found is None else (found[0], float(found[1]))
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102
         self._look_for_fallen()
@@ -336,6 +341,8 @@ class VoicedChannel(Channel):
         direct.set(f"via/{way.rank}", {"via": 0})
         for name, record in way.standing.items():
             direct.report(name, way.rank, record)
+        for key, record in way.told.items():
+            direct.set(key, record)
         direct.set(f"fallen/{direct.add('fallen', 1)}", {"rank": way.rank})
         way.via[way.rank] = 0
         way.direct = direct

@@ -79,13 +79,25 @@ def find_voice(
                 if standing == own:
                     opened.pop_all()
                     number = _number_of(direct, host)
-                    voice = HostVoice(direct, connect, listener, bytes.fromhex(nonce), number, ranks, every)
+                    voice = HostVoice(
+                        direct,
+                        connect,
+                        listener,
+                        bytes.fromhex(nonce),
+                        number,
+                        ranks,
+                        every=every,
+                        follows=election > 0,
+                    )
                     voice.start()
-                    return voice, _Door(standing, rank, ranks, connect).open
-            door = _Door(standing, rank, ranks, connect)
+                    return voice, _Door(standing, rank, connect).open
+            door = _Door(standing, rank, connect)
             with contextlib.suppress(VoiceLostError):
                 door.first = door.open()
                 return None, door.open_next
+            process = Process.from_json(standing)
+            if process.pid != os.getpid() and process.state() != "gone":
+                break  # it is there, but not for this rank: two voices of one host would contradict each other
     return None, None
 
 
@@ -108,14 +120,12 @@ class _Door:
     Attributes:
         standing: What the voice has written about itself.
         rank: This rank.
-        ranks: The ranks that meet.
         connect: Returns a channel of this rank's own to the job's store.
         first: A channel that was opened to see whether the voice is there.
     """
 
     standing: dict[str, Any]
     rank: int
-    ranks: Sequence[int]
     connect: Callable[[], Channel]
     first: VoicedChannel | None = None
 
@@ -248,6 +258,7 @@ class HostVoice:
         number: The number of this host among those that have a voice.
         ranks: The ranks that meet.
         every: Seconds between two heartbeats of the host.
+        follows: Whether this host had a voice before.
     """
 
     def __init__(
@@ -258,7 +269,9 @@ class HostVoice:
         nonce: bytes,
         number: int,
         ranks: Sequence[int],
+        *,
         every: float,
+        follows: bool,
     ) -> None:
         self._up = up
         self._connect = connect
@@ -269,7 +282,7 @@ class HostVoice:
         self._addresses = up.own_address(), up.store_address()
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception] = queue.SimpleQueue()
-        self._voice = Voice(up, number, self._wanted.put, every=every, expected=_expected())
+        self._voice = Voice(up, number, self._wanted.put, every=every, expected=_expected(), follows=follows)
         self._log: Channel | None = None
         self._clients: dict[socket.socket, _Client] = {}
         self._selector = selectors.DefaultSelector()

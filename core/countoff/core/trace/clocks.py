@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.protocol.records import parse_count
-from countoff.core.store.keys import heartbeat_key
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
@@ -55,7 +54,7 @@ class ClockComparison:
     def __init__(
         self, done: Callable[[float, float], None], first: int = 0, clock: Callable[[], float] = time.time
     ) -> None:
-        self._key = heartbeat_key(first)
+        self._first = first
         self._done = done
         self._clock = clock
         self._until = clock() + _GIVE_UP_SECONDS
@@ -67,7 +66,11 @@ class ClockComparison:
         began = self._clock()
         if not self._until - _GIVE_UP_SECONDS <= began < self._until:
             return True
-        record = channel.whole.get(self._key)
+        found = channel.whole.first_beat(self._first, LOOK_SECONDS / 2)
+        if found is None:
+            return False
+        record, age = found
+        began -= age  # another rank of this host has looked for this one
         ended, number = self._clock(), parse_count(record["heartbeat"])
         if "time" not in record:
             return True

@@ -26,7 +26,7 @@ from countoff.core.settings import Settings
 from countoff.core.store.channel import Channel, knock
 from countoff.core.store.rendezvous import default_store, tcp_store
 from countoff.core.threads import first_fit
-from countoff.core.threads.process_threads import join
+from countoff.core.threads.join import join
 from countoff.core.verdict import Verdict, remedy_for
 from countoff.core.words import clip
 

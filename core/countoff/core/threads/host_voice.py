@@ -27,6 +27,7 @@ from countoff.core.protocol.records import parse_count, parse_rank
 from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.voice import Voice
 from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
+from countoff.core.threads.join import join
 
 __all__ = ["HostVoice", "find_voice"]
 
@@ -307,11 +308,9 @@ class HostVoice:
         self._closing_at = time.monotonic() + _LINGER_SECONDS
         self._wake()
         self._speaks.join(2 * _LINGER_SECONDS)
+        join(self._speaks, lambda: self._up)  # the store may not answer
         self._wanted.put(None)
-        self._listens.join(0.1)
-        if self._listens.is_alive() and self._log is not None:  # it waits for an entry that nobody writes any more
-            self._log.shut()
-            self._listens.join(_LINGER_SECONDS)
+        join(self._listens, lambda: self._log)  # it may wait for an entry that nobody writes any more
         for channel in (self._log, self._up):
             if channel is not None:
                 channel.release()

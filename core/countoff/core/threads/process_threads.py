@@ -22,9 +22,10 @@ from countoff.core.ending import sigterm
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
-from countoff.core.store.channel import TRY_SECONDS, Channel
+from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
 from countoff.core.threads.host_voice import HostVoice, find_voice
+from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
 from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
@@ -38,7 +39,6 @@ _FIRST_LOOK_SECONDS = 0.1
 """After so long, a rank that has connected first looks at the others' heartbeats: its report to them comes before."""
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
-_JOIN_SECONDS = 1.0
 _SILENT_SECONDS = 5.0
 _ALERT_SECONDS = 1.0
 """So long after a rank of this host has ended, the watchdog looks often: the launcher is about to end the others."""
@@ -402,25 +402,3 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
             threads = _running[key] = ProcessThreads(place, link, store, state.settings)
             threads.add(member)
     return threads
-
-
-def join(thread: threading.Thread, find_channel: Callable[[], Channel | None] | None = None) -> None:
-    """Waits for the end of a thread that has been told to end.
-
-    Args:
-        thread: The thread.
-        find_channel: Returns the thread's channel, through which it can be interrupted; None while it is connecting.
-            Without this function the thread has no channel.
-    """
-    if thread is threading.current_thread() or thread.ident is None:
-        return
-    if find_channel is not None:
-        # Nothing interrupts torch's client while it connects: it may be looking up a name for a log line of its own.
-        deadline = time.monotonic() + TRY_SECONDS
-        while thread.is_alive() and find_channel() is None and time.monotonic() < deadline:
-            thread.join(LOOK_SECONDS)
-    thread.join(_JOIN_SECONDS / 4)
-    channel = find_channel() if find_channel is not None else None
-    if thread.is_alive() and channel is not None:  # blocked in the store: shutting its socket wakes it
-        channel.shut()
-        thread.join(_JOIN_SECONDS)

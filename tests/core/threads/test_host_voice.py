@@ -1,0 +1,174 @@
+"""The voice of a host and its connections, on a real store: two ranks, in one process."""
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from countoff.core.liveness.processes import Process
+from countoff.core.store.channel import Channel, ChannelError
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError
+from countoff.core.threads.host_voice import HostVoice, SocketLine, find_voice
+from tests.relay import Relay
+
+PREFIX = "countoff/0123456789ab/"
+
+
+class Host:
+    """One host on a real store; each rank that joins gets two channels, as its two threads have."""
+
+    def __init__(self, store: Any, port: int = 0) -> None:
+        self.store = store
+        self.port = port or store.port
+        self.opened: list[VoicedChannel] = []
+        self.voices: list[HostVoice] = []
+
+    def connect(self) -> Channel:
+        return Channel("127.0.0.1", self.port, PREFIX)
+
+    def find(self, rank: int) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
+        found = find_voice(self.connect(), rank, range(4), "a-1", every=1.0, connect=self.connect)
+        if found[0] is not None:
+            self.voices.append(found[0])
+        return found
+
+    def join(self, rank: int) -> list[VoicedChannel]:
+        _, door = self.find(rank)
+        assert door is not None
+        channels = [door(), door()]
+        self.opened += channels
+        return channels
+
+    def leave(self) -> None:
+        for channel in self.opened:
+            channel.release()
+        for voice in self.voices:
+            voice.close()
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """A host, on a store of its own; nothing of it may be left."""
+    threads, descriptors = threading.active_count(), os.listdir("/dev/fd")
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    host = Host(store)
+    yield host
+    host.leave()
+    assert {thread.name for thread in threading.enumerate() if "voice" in thread.name} == set()
+    assert threading.active_count() == threads
+    del store, host.store
+    assert len(os.listdir("/dev/fd")) <= len(descriptors) + 4  # the store's own, which torch closes later
+
+
+def address(host: Host) -> tuple[str, int, str]:
+    """Where the voice listens, and what its ranks must know."""
+    record = host.connect().get("voice/a-1/0")
+    return "127.0.0.1", record["port"], record["nonce"]
+
+
+def test_the_first_rank_is_the_voice_of_the_others(host: Host):
+    [speaking, listening], [other, _] = host.join(1), host.join(0)
+    assert len(host.voices) == 1
+    heard: list[Any] = []
+    waits = threading.Thread(target=lambda: heard.append(listening.wait("log/0")))
+    waits.start()
+    assert other.at("0/").at("").claim("x", {"rank": 0}) == {"rank": 0}
+    assert other.claim("log/0", {"rank": 0}) == {"rank": 0}
+    waits.join(20)
+    assert heard == [{"rank": 0}]
+    assert speaking.store_address() == "127.0.0.1"
+    for rank, channel in enumerate((other, speaking)):
+        channel.report("plan", rank, {"batch_size": 8})
+    assert other.reports("plan", [0, 1]) == {0: {"batch_size": 8}, 1: {"batch_size": 8}}
+
+
+def test_a_rank_goes_on_alone_where_the_voice_has_closed(host: Host):
+    host.join(1)
+    [speaking, listening] = host.join(0)
+    speaking.report("row", 0, {"batches": 3})
+    for channel in host.opened[:2]:
+        channel.release()
+    host.voices.pop().close()
+    assert speaking.claim("log/0", {"rank": 0}) == listening.wait("log/0") == {"rank": 0}
+    assert host.connect().reports("row", [0]) == {0: {"batches": 3}}
+    assert host.find(2)[1] is not None  # in this process, so it takes the place of the one that was closed
+    assert len(host.voices) == 1
+
+
+def test_a_voice_that_is_there_and_out_of_reach_has_no_second_one_beside_it(host: Host):
+    direct = host.connect()
+    parent = Process.own(0)
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        record = {"rank": 0, "pid": os.getppid(), "began": 0, "port": free.getsockname()[1], "nonce": "00" * 16}
+        assert record["pid"] != parent.pid
+        direct.claim("voice/a-1/0", record)
+        assert host.find(1) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("!I", 5) + b"12345",
+        struct.pack("!I", 2) + b"{}",
+        struct.pack("!I", 1 << 31),
+        struct.pack("!I", 14) + b'["hello","",0]',
+    ],
+)
+def test_a_stranger_is_shown_the_door_and_no_rank_notices(host: Host, sent: bytes):
+    [speaking, _] = host.join(1)
+    with socket.create_connection(address(host)[:2], timeout=20) as stranger:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(100) == b""
+    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
+
+
+def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host):
+    [speaking, _] = host.join(1)
+    _, port, nonce = address(host)
+    line = SocketLine(socket.create_connection(("127.0.0.1", port)), Process.own(0))
+    assert line.ask(["hello", nonce, 0])[0] == 1
+    with pytest.raises(VoiceLostError):
+        line.ask(["shutdown", "now"])
+    line.shut()
+    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
+
+
+def test_what_another_program_has_written_is_one_ranks_error(host: Host):
+    [speaking, _], [other, _] = host.join(1), host.join(0)
+    client = TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    client.set(f"{PREFIX}log/0", "no record")
+    with pytest.raises(ChannelError, match="expected a JSON object"):
+        speaking.claim("log/0", {"rank": 1})
+    assert other.claim("log/1", {"rank": 0}) == {"rank": 0}
+
+
+def test_a_lost_store_is_told_to_all_ranks_as_such():
+    """It is no reason to look for the store oneself."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    relay = Relay(store.port)
+    host = Host(store, relay.port)
+    channels = [host.join(1)[0], host.join(0)[0]]
+    relay.close()
+    for channel in channels:
+        with pytest.raises(RuntimeError, match=r"recv|send|reset|closed|Broken"):
+            channel.add("hosts", 1)
+    host.leave()
+
+
+def test_a_forked_process_closes_its_copies_alone(host: Host):
+    [speaking, _] = host.join(1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}

@@ -248,6 +248,15 @@ def test_blocks_grow_by_one_doubling_at_a_time():
     assert sizes[:8] == [2, 2, 2, 2, 4, 8, 16, 16]
 
 
+def test_a_look_ahead_of_one_does_not_grow():
+    """A loader that hands out one memory for each batch is trained on as it is filled, whatever the store costs."""
+    credits = Credits(3, "stop", 1, 0, speakers=4096)
+    for block in range(20):
+        credits.fetched(block * 0.001)
+        granted(credits, block, 8)
+    assert credits.lookahead == 1
+
+
 def test_the_cost_is_that_of_all_ranks_that_are_compared(monkeypatch: pytest.MonkeyPatch):
     """Every rank adds to the counters of a job in which nobody speaks for others."""
     costs: set[float] = set()
@@ -293,9 +302,10 @@ def test_blocks_take_turns_with_two_counters():
     assert credits.left_keys() == ["even/3/0", "even/3/1"]
 
 
-def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter():
+@pytest.mark.parametrize(("lookahead", "ahead"), [(4, False), (1, True)])
+def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter(lookahead: int, ahead: bool):
     """A counter keeps it, and no sum grows with the number of batches beyond what the store can hold."""
-    credits, told = Credits(3, "stop", 4, 0, ahead=False), []
+    credits, told = Credits(3, "stop", lookahead, 0, ahead=ahead), []
     for block in range(5):
         told += [action.single for action in credits.fetched(0.0) if isinstance(action, AddOne)]
         granted(credits, block, 1)

@@ -68,7 +68,8 @@ class Credits:
         policy: Whether the span ends with the shortest rank (``stop``) or with the longest (``repeat``).
         lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
         rank: This rank.
-        ahead: Whether this rank fetches ahead; False: it fetches each batch where its loop asks for it.
+        ahead: Whether this rank may fetch ahead; False, or a look-ahead of 1: it fetches each batch where its loop asks
+            for it.
         size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
             the look-ahead.
         speakers: How many add to a counter, and listen for its grant, at the store's host.
@@ -105,7 +106,7 @@ class Credits:
         self.own_end: int | None = None
         self.lookahead = lookahead if ahead else 1
         self.is_short = False
-        self._ahead = ahead
+        self._ahead = ahead and lookahead > 1
         self._rank = rank
         self._empty: int | None = None  # a rank that has no batch to repeat
         self._first_block = max(1, lookahead // 2)

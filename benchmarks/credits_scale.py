@@ -1,20 +1,28 @@
 """Measures what the credits of even passes request from the job's store with many ranks, on a real TCPStore.
 
 See `simulated` for what is simulated. All ranks have loaders of one length that nobody has proven. Blocks keep their
-first size here. In a job, a slow store lets them grow to eight times that size, so that a look-ahead of 4 becomes one
-of 32, which is measured too. What a pass leaves in the store is looked up there once all ranks have ended it.
+first size here. In a job, they grow to at most eight times that size, so that a look-ahead of 4 becomes one of 32,
+which is measured too. How far they grow where the store answers at once is computed, by the credits of one rank without
+a store. What a pass leaves in the store is looked up there once all ranks have ended it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from benchmarks.results import Table, progress
 from benchmarks.scale import Simulation
 from benchmarks.simulated import PREFIX
+from countoff.core import Settings
+from countoff.core.protocol.actions import AddOne
+from countoff.core.protocol.credits import Credits
 from countoff.core.store.channel import Channel
 
 SIZES = 64, 256, 1024, 4096
+_GROWN_SIZES = 16, 64, 256, 1024, 4096, 12_500, 100_000
+_BATCHES_MS = 1, 5, 20, 100, 500
+_GOAL = 1 / 20
+"""The share of a batch's time for which the store's host may be busy with credits."""
 _LOOKAHEADS = 4, 16, 32
 _BATCHES = 32  # that are counted: whole blocks, with each look-ahead
 _GRANTS, _END, _CLOSING = "batches", "common end", "span's end"
@@ -104,11 +112,44 @@ def left_by_credits(simulation: Simulation) -> list[str]:
 
 
 def tables(quick: bool, sizes: Sequence[int] = ()) -> Iterator[Table]:
-    """Yields the costs of a batch, and those of the end of a pass."""
+    """Yields how far blocks grow, the costs of a batch, and those of the end of a pass."""
+    yield growth(_GROWN_SIZES)
     sizes = sizes or (SIZES[:2] if quick else SIZES)
     measured = {size: measure(size) for size in sizes}
     yield batches({size: simulation for size, (simulation, _) in measured.items()})
     yield ends(measured)
+
+
+def grown(ranks: int, batch_seconds: float) -> Credits:
+    """Returns the credits of a long pass whose batches take so long, with the default look-ahead and a prompt store."""
+    credits = Credits(0, "stop", Settings().lookahead, 0, speakers=ranks)
+    for now in (batch * batch_seconds for batch in range(100)):
+        for credit in credits.fetched(now):
+            credits.receive(cast(AddOne, credit).entry, now)
+    return credits
+
+
+def growth(sizes: Sequence[int]) -> Table:
+    """Returns the batches of a block, and for which share of the time of a batch the store's host is busy."""
+    rows: list[dict[str, Any]] = []
+    for ranks in sizes:
+        first, largest = (grown(ranks, seconds) for seconds in (1e9, 0.0))
+        row: dict[str, Any] = {"ranks": ranks, "no growth from, ms": first.host_seconds / _GOAL / first.size * 1e3}
+        row |= {"a twentieth from, ms": largest.host_seconds / _GOAL / largest.size * 1e3}
+        row |= {"training waits below, ms": largest.host_seconds / largest.size * 1e3}
+        for milliseconds in _BATCHES_MS:
+            credits = grown(ranks, milliseconds / 1e3)
+            share = credits.host_seconds / credits.size / milliseconds * 1e3
+            row[f"{milliseconds} ms"] = f"{credits.size}: {share:.2g}" if share < 1 else f"{credits.size}: waits"
+        rows.append(row)
+    return Table(
+        f"Credits: how far blocks grow, with a look-ahead of {Settings().lookahead} (computed)",
+        rows,
+        [
+            "By the time of a batch: the batches of a block, and the share of that time in which the store's host is "
+            "busy. Where it would be all of it or more, training waits for the host."
+        ],
+    )
 
 
 def batches(simulations: dict[int, Simulation]) -> Table:

@@ -41,6 +41,14 @@ def test_credits_have_three_operations_per_block_and_leave_nothing():
         assert row["operations per rank and batch"] * 8 * 32 == sum(counts.values())
 
 
+def test_blocks_grow_with_the_ranks_and_with_short_batches():
+    """The table has the size from which the host is busy for at most a twentieth, and says where it cannot keep up."""
+    few, many = credits_scale.growth([64, 4096]).rows
+    assert (few["5 ms"], few["20 ms"]) == ("8: 0.048", "2: 0.048")
+    assert (many["5 ms"], many["20 ms"]) == ("16: waits", "16: 0.38")
+    assert many["training waits below, ms"] == pytest.approx(4096 * 3 * 0.01 / 16)
+
+
 def test_simulated_ranks_write_whole_traces(tmp_path):
     """What the real recorder and writer make of an hour of 16 ranks on two hosts, whose clocks are not the same."""
     assert simulated_traces.write(tmp_path, 16, 2) == sum(file.stat().st_size for file in tmp_path.iterdir())

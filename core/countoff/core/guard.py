@@ -386,8 +386,15 @@ class Guard:
             credits = Credits.known(span.opened, policy, max(0, total - span.started), self.state.rank)
         else:
             last = self._last_credits.get(span.evaluation)
-            size = 0 if last is None else last.size  # a store that was slow is still slow
-            credits = Credits(span.opened, policy, settings.lookahead, self.state.rank, ahead=prefetches, size=size)
+            credits = Credits(
+                span.opened,
+                policy,
+                settings.lookahead,
+                self.state.rank,
+                ahead=prefetches,
+                size=0 if last is None else last.size,  # what made blocks grow still does
+                speakers=self.state.world_size,
+            )
             self._last_credits[span.evaluation] = credits
         self.state.begin_credits(span, credits)
         return EvenPass(

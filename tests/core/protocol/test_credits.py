@@ -3,8 +3,10 @@
 The environment variable COUNTOFF_TEST_EXAMPLES multiplies the number of examples.
 """
 
-from collections.abc import Container, Mapping
+from collections import deque
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -175,6 +177,115 @@ def test_a_prompt_store_leaves_blocks_as_they_are():
     assert credits.lookahead == 4
 
 
+def train(
+    credits: Credits, batches: int, *, batch_seconds: float, fetch_seconds: float = 0.0, grant_seconds: float = 0.0
+) -> None:
+    """One rank's loop, whose look-ahead is full before each batch; a credit is granted so long after it is given."""
+    now, given, due = 0.0, 0, deque[tuple[float, dict[str, Any]]]()
+
+    def carry_out(actions: Iterable[Action], at: float) -> None:
+        due.extend((at + grant_seconds, action.entry) for action in actions if isinstance(action, AddOne))
+
+    def receive_grants() -> None:
+        while due and due[0][0] <= now:
+            at, entry = due.popleft()
+            carry_out(credits.receive(entry, at), at)
+
+    while given < batches:
+        while credits.ready - given < credits.lookahead:
+            now += fetch_seconds
+            receive_grants()
+            carry_out(credits.fetched(now), now)
+        if given == credits.granted:
+            now = max(now, due[0][0])
+        else:
+            given += 1
+            now += batch_seconds
+        receive_grants()
+
+
+@pytest.mark.parametrize(
+    ("speakers", "milliseconds", "lookahead", "size"),
+    [
+        (2, 1, 4, 2),
+        (2, 0.4, 4, 4),  # for 2 of them, the host is busy for 0.06 ms per block, and 20 times that is 1.2 ms
+        (16, 5, 4, 2),
+        (20, 5, 4, 4),
+        (64, 5, 4, 8),
+        (64, 20, 4, 2),
+        (64, 20, 2, 2),
+        (64, 5, 16, 8),
+        (256, 50, 4, 4),
+        (4096, 200, 4, 16),
+        (4096, 5, 4, 16),  # no more: eight times the first size
+        (4096, 5, 2, 8),
+    ],
+)
+@pytest.mark.parametrize(("fetch_seconds", "grant_seconds"), [(0.0, 0.0), (1e-4, 1e-4), (1e-4, 0.1)])
+def test_blocks_grow_until_the_host_is_busy_for_a_twentieth(
+    speakers: int, milliseconds: float, lookahead: int, size: int, fetch_seconds: float, grant_seconds: float
+):
+    """A block costs the store's host 30 µs for each that speaks with it. The look-ahead has two blocks.
+
+    It is training that is measured, not how fast a look-ahead is filled. Where training waits for grants, a batch takes
+    longer, and blocks are no larger for that.
+    """
+    credits = Credits(3, "stop", lookahead, 0, speakers=speakers)
+    train(credits, 400, batch_seconds=milliseconds / 1e3, fetch_seconds=fetch_seconds, grant_seconds=grant_seconds)
+    if grant_seconds < milliseconds / 1e3:
+        assert (credits.size, credits.lookahead) == (size, 2 * size)
+    assert credits.size <= size
+
+
+def test_blocks_grow_by_one_doubling_at_a_time():
+    """A batch that seems short for once, as one that is skipped, does not take eight times the memory."""
+    credits, sizes = Credits(3, "stop", 4, 0, speakers=4096), []
+    for batch in range(60):
+        for action in credits.fetched(batch * 0.01):
+            assert isinstance(action, AddOne)
+            sizes.append(action.entry["size"])
+            credits.receive(action.entry, batch * 0.01)
+    assert sizes[:8] == [2, 2, 2, 2, 4, 8, 16, 16]
+
+
+def test_a_look_ahead_of_one_does_not_grow():
+    """A loader that hands out one memory for each batch is trained on as it is filled, whatever the store costs."""
+    credits = Credits(3, "stop", 1, 0, speakers=4096)
+    for block in range(20):
+        credits.fetched(block * 0.001)
+        granted(credits, block, 8)
+    assert credits.lookahead == 1
+
+
+def test_the_cost_is_that_of_all_ranks_that_are_compared(monkeypatch: pytest.MonkeyPatch):
+    """Every rank adds to the counters of a job in which nobody speaks for others."""
+    costs: set[float] = set()
+    fetched = Credits.fetched
+
+    def note(credits: Credits, now: float) -> list[Action]:
+        costs.add(credits.host_seconds)
+        return fetched(credits, now)
+
+    monkeypatch.setattr(Credits, "fetched", note)
+    play(job([[9] * 5], "stop", 4, synced=True), 0)
+    assert costs == {Credits(0, "stop", 4, 0, speakers=5).host_seconds}
+
+
+@examples(20)
+@given(world_sizes, st.sampled_from([32, 50]), st.data(), policies, st.sampled_from([2, 3, 4]), seeds)
+def test_ranks_stay_even_while_blocks_grow(world, most, data, policy, lookahead, seed):
+    """Growth moves borders and look-aheads; no rank takes a batch more or less, or waits for ever."""
+    own = data.draw(st.lists(st.integers(most // 2, most), min_size=world, max_size=world))
+    added = Credits.added
+    with mock.patch.object(Credits, "added", lambda credits, seconds: added(credits, 1e9)):
+        ranks = play(job([own] * 2, policy, lookahead, synced=True), seed)
+    total = min(own) if policy == "stop" else max(own)
+    assert [(rank.over, rank.state.end) for rank in ranks] == [(True, None)] * world
+    for rank, batches in zip(ranks, own, strict=True):
+        assert rank.taken == [[batch % batches for batch in range(total)]] * 2
+    assert_nothing_left(ranks)
+
+
 def keys_of(actions: list[Action]) -> list[str]:
     """The counters to which a rank adds."""
     return [action.key for action in actions if isinstance(action, AddOne)]
@@ -191,9 +302,10 @@ def test_blocks_take_turns_with_two_counters():
     assert credits.left_keys() == ["even/3/0", "even/3/1"]
 
 
-def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter():
+@pytest.mark.parametrize(("lookahead", "ahead"), [(4, False), (1, True)])
+def test_a_rank_that_fetches_nothing_ahead_says_so_once_to_each_counter(lookahead: int, ahead: bool):
     """A counter keeps it, and no sum grows with the number of batches beyond what the store can hold."""
-    credits, told = Credits(3, "stop", 4, 0, ahead=False), []
+    credits, told = Credits(3, "stop", lookahead, 0, ahead=ahead), []
     for block in range(5):
         told += [action.single for action in credits.fetched(0.0) if isinstance(action, AddOne)]
         granted(credits, block, 1)

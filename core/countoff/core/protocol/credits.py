@@ -7,6 +7,8 @@ have one of that number, so no collective ever lacks a rank.
   The rank that completes the counter appends a grant to the log, and every rank may start the batches of the block. The
   first two blocks have one batch, and so have all where a rank fetches nothing ahead: its first credits say so. Two
   counters are enough, in turns: no rank gives credit for a block before the second one before it is granted.
+- Blocks double until the training of one takes long enough: 20 times as long as the store's host is busy with it, which
+  follows from the number of those that speak with the store, and 4 times as long as the store takes to answer.
 - ``stop``: a rank whose loader ends announces its number of batches. Every rank that has as many adds 1 to a counter of
   that number, and the rank that completes it appends the common end. A rank whose loader ends earlier announces its own
   number instead.
@@ -32,6 +34,7 @@ returns the actions to be carried out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -41,11 +44,16 @@ from countoff.core.protocol.records import parse_count
 __all__ = ["Credits"]
 
 _GROWTH = 8
-"""A slow store lets blocks grow up to this many times their first size."""
-_SLOW_SHARE = 0.25
-"""A store is slow if its answer takes longer than this share of the time that a block is trained on."""
-_PACED = 4
-"""From this block on, the rank fetches at the pace of its training; the blocks before fill its look-ahead."""
+"""Blocks grow up to this many times their first size: a rank holds two of them in memory."""
+_HOST_SHARE = 1 / 20
+"""The store's host may be busy with a block for this share of the time that the block is trained on."""
+_ANSWER_SHARE = 1 / 4
+"""The store may take this share of that time to answer."""
+_HOST_SECONDS = 3 * 10e-6
+"""What each that speaks with the store costs its host per block: an ``add``, a ``wait`` and a ``get``.
+
+docs/scale.md ("Even epochs") has what one of these was measured to take.
+"""
 _BLOCK_LIMIT = 1 << 20
 _COUNTERS = 2
 """Blocks take turns with so many counters: a rank gives credit for a block only once the second one before is granted.
@@ -60,9 +68,11 @@ class Credits:
         policy: Whether the span ends with the shortest rank (``stop``) or with the longest (``repeat``).
         lookahead: Batches that a rank may fetch ahead of the one that it trains on, at least 1; equal on all ranks.
         rank: This rank.
-        ahead: Whether this rank fetches ahead; False: it fetches each batch where its loop asks for it.
+        ahead: Whether this rank may fetch ahead; False, or a look-ahead of 1: it fetches each batch where its loop asks
+            for it.
         size: Batches of a block from the third one on, as far as this rank decides on it, if that is more than half of
             the look-ahead.
+        speakers: How many add to a counter, and listen for its grant, at the store's host.
 
     Attributes:
         opened: Index of the mark that opened the span.
@@ -71,8 +81,9 @@ class Credits:
         granted: Batches that every rank may start.
         total: Batches that every rank takes in all; None while that is not known.
         own_end: Batches after which this rank's loader ended for the first time; None if it has not.
-        lookahead: Batches that the rank holds before it starts them; it grows where the store is slow.
-        size: Batches of each block whose border is not known yet; it grows with the look-ahead.
+        lookahead: Batches that the rank holds before it starts them; it grows with the blocks.
+        size: Batches of each block whose border is not known yet.
+        host_seconds: How long a block keeps the store's host busy, computed.
         is_short: Whether this rank's loader has ended before the largest of the proven lengths.
     """
 
@@ -85,6 +96,7 @@ class Credits:
         *,
         ahead: bool = True,
         size: int = 0,
+        speakers: int = 1,
     ) -> None:
         self.opened = opened
         self.policy = policy
@@ -94,16 +106,19 @@ class Credits:
         self.own_end: int | None = None
         self.lookahead = lookahead if ahead else 1
         self.is_short = False
-        self._ahead = ahead
+        self._ahead = ahead and lookahead > 1
         self._rank = rank
         self._empty: int | None = None  # a rank that has no batch to repeat
         self._first_block = max(1, lookahead // 2)
         self.size = max(self._first_block, size)
+        self.host_seconds = speakers * _HOST_SECONDS
         self._borders = [1, 2]  # the block at index 0 is the first one that is not granted
         self._block = 0  # its number
         self._credited = 0  # blocks for which this rank has given credit
-        self._credited_at = 0.0
         self._answer_seconds = 0.0
+        self._batch_seconds = math.inf  # not measured yet
+        self._measured = 0  # batches that this rank had trained on at the last measurement
+        self._measured_at = 0.0
         self._ends: set[int] = set()  # in the log
         self._lowest: int | None = None  # the smallest end known here
         self._offered: int | None = None
@@ -148,6 +163,7 @@ class Credits:
             now: The time, in seconds of any clock.
         """
         self.ready += 1
+        self._measure(now)
         if self.ready == self._longest and self.own_end is None and self.total is None:
             self.total = self._longest  # no rank has more
         return self._due(now)
@@ -319,12 +335,25 @@ class Credits:
 
     def _credit(self, now: float) -> AddOne:
         number, self._credited = self._credited, self._credited + 1
-        size, took, self._credited_at = self.size, now - self._credited_at, now
-        if number >= _PACED and self._answer_seconds > _SLOW_SHARE * took:
+        size = self.size
+        if size * self._batch_seconds < max(self.host_seconds / _HOST_SHARE, self._answer_seconds / _ANSWER_SHARE):
             size = min(2 * size, _GROWTH * self._first_block)
         entry = {"type": "grant", "opened": self.opened, "block": number, "size": size}
         single = not self._ahead and number < _COUNTERS
         return AddOne(self.opened, self._key(str(number % _COUNTERS)), entry, single=single)
+
+    def _measure(self, now: float) -> None:
+        """Measures how long a batch takes, whenever this rank has trained on as many as a block has.
+
+        A rank whose look-ahead is full fetches a batch whenever it has trained on one. While it fills its look-ahead,
+        at the start or because that has grown, it has trained on more than is computed here.
+        """
+        trained = self.ready - self.lookahead
+        if trained - self._measured < self.size:
+            return
+        if self._measured:  # the first block is left out: it has the wait for the first grant
+            self._batch_seconds = (now - self._measured_at) / (trained - self._measured)
+        self._measured, self._measured_at = trained, now
 
     def _ends_entry(self, end: int) -> WriteEntry:
         return WriteEntry({"type": "ends", "opened": self.opened, "at": end, "rank": self._rank})

@@ -393,7 +393,7 @@ class Guard:
                 self.state.rank,
                 ahead=prefetches,
                 size=0 if last is None else last.size,  # what made blocks grow still does
-                speakers=self.state.world_size,
+                speakers=member.speaker.link.speakers,
             )
             self._last_credits[span.evaluation] = credits
         self.state.begin_credits(span, credits)

@@ -182,6 +182,7 @@ class ProcessThreads:
         if door is None:
             return direct
         self._open = door
+        link.voiced = True
         if self._voice is None:
             direct.release()
         return door()

@@ -64,8 +64,10 @@ def find_voice(
 
     Returns:
         The voice, if this rank has become it; and what returns a channel through the voice of this host, one for each
-        thread. None: there is no voice that this rank can reach.
+        thread. None: this rank is alone on its host, or cannot reach the host's voice.
     """
+    if os.environ.get("LOCAL_WORLD_SIZE") == "1":  # of torchrun: there is no other rank to speak for
+        return None, None
     listener: socket.socket | None = None
     with contextlib.ExitStack() as opened:
         for election in range(_ELECTIONS):

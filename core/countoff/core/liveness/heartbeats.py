@@ -148,7 +148,7 @@ class Heartbeats:
             vouched: Whether a rank is known to be there, heartbeat or not. It gets the channel of the whole process.
         """
         # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
-        silence = max(state.settings.lost_seconds, state.settings.stall_seconds)
+        silence = max(state.settings.lost_seconds, state.settings.stall_seconds, 3 * self.seconds)
         now = time.monotonic()
         silent = {rank: heartbeat for rank, (heartbeat, since) in self._last.items() if now - since > silence}
         silent |= {rank: -1 for rank, since in self._still.items() if now - since > silence}

@@ -57,6 +57,7 @@ class Way:
         via: The numbers of the voices of ranks; 0 for a rank that has lost its voice.
         sizes: How many ranks are known to have a voice, by its number.
         fallen: How many ranks are known to have lost their voice.
+        beating: The numbers of the voices that are known to have sent a heartbeat.
         standing: The last reports of this rank, which go to the store itself once the voice is lost.
         told: Records of this rank for those of its host alone, likewise.
     """
@@ -70,6 +71,7 @@ class Way:
     via: dict[int, int] = field(default_factory=dict[int, int])
     sizes: dict[int, int] = field(default_factory=dict[int, int])
     fallen: int = 0
+    beating: set[int] = field(default_factory=set[int])
     standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
@@ -302,9 +304,11 @@ class VoicedChannel(Channel):
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102
         self._look_for_fallen()
+        beating = self._way.beating
         keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
-        there = self._existing(keys, whole=False)
-        records = self.get_many([keys[voice] for voice in there], PACK_BYTES)
+        # No voice removes its heartbeat: once it has sent one, there is nothing to look for first.
+        beating |= set(self._existing({voice: key for voice, key in keys.items() if voice not in beating}, whole=False))
+        records = self.get_many([keys[voice] for voice in sorted(beating)], PACK_BYTES)
         found = {parse_count(record["first"]): record for record in records}
         if sum(parse_count(record["of"]) for record in records) < len(ranks) or self._way.fallen:
             _, alone = self._by_voice(ranks)

@@ -252,14 +252,16 @@ def test_a_host_sends_one_heartbeat_and_names_the_ranks_that_send_none():
 
 def test_ranks_of_a_host_look_at_the_first_ranks_heartbeat_once():
     hosts = Hosts()
-    assert hosts.channels[2].first_beat(0, 0.5) is None
+    assert hosts.channels[2].first_beat(0, 0.5, known=False) is None
     hosts.store.set("heartbeat/0", {"heartbeat": 1, "read": 0})
-    assert [hosts.channels[rank].first_beat(0, 0.5) for rank in (2, 3)] == [({"heartbeat": 1, "read": 0}, 0.0)] * 2
+    assert [hosts.channels[rank].first_beat(0, 0.5, known=False) for rank in (2, 3)] == [
+        ({"heartbeat": 1, "read": 0}, 0.0)
+    ] * 2
     assert hosts.store.of("heartbeat/0")["get"] == 1
     hosts.store.set("heartbeat/0", {"heartbeat": 2, "read": 0})
     hosts.later(0.25)
-    assert hosts.channels[3].first_beat(0, 0.5) == ({"heartbeat": 1, "read": 0}, 0.25)
-    assert hosts.channels[3].first_beat(0, 0.125) == ({"heartbeat": 2, "read": 0}, 0.0)
+    assert hosts.channels[3].first_beat(0, 0.5, known=False) == ({"heartbeat": 1, "read": 0}, 0.25)
+    assert hosts.channels[3].first_beat(0, 0.125, known=False) == ({"heartbeat": 2, "read": 0}, 0.0)
 
 
 def test_reports_that_nobody_removes_are_kept_and_others_are_not():

@@ -173,7 +173,7 @@ class Heartbeats:
             records = channel.beats(others, known=self._all_beat)
             self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) == len(others)
         else:
-            first = channel.first_beat(self._first, 0.9 * self.seconds)
+            first = channel.first_beat(self._first, 0.9 * self.seconds, known=bool(self._last))
             records = {} if first is None else {self._first: first[0]}
         now = time.monotonic()
         if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent

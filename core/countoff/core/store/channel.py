@@ -189,16 +189,17 @@ class Channel:
         """Writes a heartbeat of a rank that is not the first one."""
         self.set(heartbeat_key(rank), record)
 
-    def first_beat(self, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:
+    def first_beat(self, first: int, most_age: float, *, known: bool) -> tuple[dict[str, Any], float] | None:
         """The last heartbeat of the first rank, and how old that answer is, in seconds; None if there is none.
 
         Args:
             first: The first rank.
             most_age: An answer that another rank of this host has got may be so old, in seconds.
+            known: Whether it is known to have sent one. It never removes it.
         """
         del most_age
         key = heartbeat_key(first)
-        return (self.get(key), 0.0) if self.has(key) else None
+        return (self.get(key), 0.0) if known or self.has(key) else None
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:
         """The last heartbeats of these ranks, which are all ranks but the first one; for that one.

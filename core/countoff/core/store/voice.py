@@ -22,7 +22,7 @@ from typing import Any
 
 from countoff.core.protocol.records import Records, parse_count
 from countoff.core.store.channel import Channel
-from countoff.core.store.keys import heartbeat_key, pack_key
+from countoff.core.store.keys import pack_key
 from countoff.core.store.packs import PACK_BYTES, pack, unpack
 
 __all__ = ["BEATS", "HOSTS_OWN", "Voice"]
@@ -371,11 +371,13 @@ class Voice:
         record = {"heartbeat": self._beat, "read": read, "first": min(self._beats), "of": len(self._beats)}
         self._up.set(pack_key(BEATS, self._number), {**record, "still": still}, PACK_BYTES)
 
-    def _look_at_first(self, rank: int, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:
+    def _look_at_first(
+        self, rank: int, first: int, most_age: float, known: bool
+    ) -> tuple[dict[str, Any], float] | None:
         now = self._clock()
         if self._first_beat is None or now - self._first_beat[0] > most_age:
-            key = heartbeat_key(first)
-            if not self._up.has(key):
+            found = self._up.first_beat(first, 0.0, known=known or self._first_beat is not None)
+            if found is None:
                 return None
-            self._first_beat = now, self._up.get(key)
+            self._first_beat = now, found[0]
         return self._first_beat[1], now - self._first_beat[0]

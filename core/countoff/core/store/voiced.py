@@ -298,8 +298,9 @@ class VoicedChannel(Channel):
     def beat(self, rank: int, record: Mapping[str, Any]) -> None:  # noqa: D102
         self._ask(["beat", record], lambda store: store.beat(rank, record))
 
-    def first_beat(self, first: int, most_age: float) -> tuple[dict[str, Any], float] | None:  # noqa: D102
-        found = self._ask(["first_beat", first, most_age], lambda store: store.first_beat(first, most_age))
+    def first_beat(self, first: int, most_age: float, *, known: bool) -> tuple[dict[str, Any], float] | None:  # noqa: D102
+        request = ["first_beat", first, most_age, known]
+        found = self._ask(request, lambda store: store.first_beat(first, most_age, known=known))
         return None if found is None else (found[0], float(found[1]))
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102

@@ -66,7 +66,7 @@ class ClockComparison:
         began = self._clock()
         if not self._until - _GIVE_UP_SECONDS <= began < self._until:
             return True
-        found = channel.whole.first_beat(self._first, LOOK_SECONDS / 2)
+        found = channel.whole.first_beat(self._first, LOOK_SECONDS / 2, known=self._last is not None)
         if found is None:
             return False
         record, age = found

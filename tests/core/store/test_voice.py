@@ -246,6 +246,14 @@ def test_the_longer_an_answer_is_missing_the_less_often_it_is_looked_for():
     assert looks[2] == 40  # every 0.25 s
 
 
+def test_the_first_look_at_the_reports_of_many_hosts_finds_them_all():
+    hosts = Hosts(20)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+        channel.report("row", rank, {"batches": rank})
+    assert hosts.channels[0].reports("row", hosts.ranks) == {rank: {"batches": rank} for rank in hosts.ranks}
+
+
 def test_the_voice_of_another_rank_is_looked_up_once_for_all_ranks_of_a_host():
     hosts = Hosts(3)
     hosts.channels[0].report("rank", 0, {"name": "a"})

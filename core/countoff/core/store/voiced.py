@@ -286,7 +286,8 @@ class VoicedChannel(Channel):
         for voice, record in zip(there, whole.get_many([keys[each] for each in there], PACK_BYTES), strict=True):
             ranks = unpack(record)
             way.sizes[voice] = len(ranks)
-            way.via = {**dict.fromkeys(ranks, voice), **way.via}
+            for rank in ranks:
+                way.via.setdefault(rank, voice)
 
     def ranks_with(self, rank: int) -> list[int] | None:
         """The ranks that have the voice of a rank, ascending; None if it is not known to have one."""

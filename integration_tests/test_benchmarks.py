@@ -69,8 +69,9 @@ def test_where_hosts_have_one_voice_a_credit_is_added_once_per_host():
     counts = {what: count for what, (count, *_) in simulation.costs[epochs[0].name("batches")].counts.items()}
     assert counts["credits: add"] == 2 * row["blocks"]
     # A voice that has read a grant by its own compare-and-set before its ranks wait for it fetches it no more.
-    assert row["blocks"] <= counts["mark: wait"] == counts["mark: get"] <= 2 * row["blocks"]
-    assert counts["mark: compare_set"] == counts["mark: delete_key"] == row["blocks"]
+    fetches, writes = counts["mark: wait"], counts["mark: compare_set"]
+    assert fetches == counts["mark: get"] <= 2 * row["blocks"] <= fetches + writes
+    assert writes >= counts["mark: delete_key"] == row["blocks"]
     assert row["operations per host and block"] * 2 * row["blocks"] == sum(counts.values())
 
 

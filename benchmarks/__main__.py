@@ -29,6 +29,7 @@ PARTS = {
     "start": ("cost", "start_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
+    "voices": ("voices", "voices_cost", "tables"),
     "scale": ("scale", "scale", "tables"),
     "credits": ("scale", "credits_scale", "tables"),
     "lifelines": ("scale", "lifelines_scale", "tables"),
@@ -52,8 +53,10 @@ parts:
     start         how much later a program starts with `countoff run` in front of it
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
-  scale       store operations, bytes, processor time and latency with 64, 512 and 4,096 simulated ranks; also:
-    credits       those of even passes (uneven_train), with 64 to 4,096 simulated ranks
+  voices      roll call, proof and exit of 32 real ranks on 4 hosts, with one voice per host and without
+  scale       store operations, bytes, processor time and latency of simulated ranks: 64 to 4,096 that speak for
+              themselves, and 512 to 100,000 of which one speaks for its host; also:
+    credits       those of even passes (uneven_train), with as many simulated ranks
     lifelines     the sockets and the processor time of rank 0, with one real connection per host
 
 examples:

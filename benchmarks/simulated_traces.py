@@ -200,7 +200,7 @@ def write(directory: Path, ranks: int, epochs: int) -> int:
         simulation.call("meet", ranks)
         simulation.call("introduce")
         simulation.call("begin_traces", epochs)
-        simulation.call("count_off")
+        simulation.count_off()
         simulation.call("mark", 1.0, "_pass", "fit_start", "the fit")
         for epoch in range(epochs):
             begin = 1.0 + epoch * _CYCLE_SECONDS

@@ -1,5 +1,6 @@
 """Records of many ranks, gathered from the store without waiting."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,6 +51,23 @@ def test_missing_ranks_are_reported_in_between(monkeypatch: pytest.MonkeyPatch) 
     assert not waiting.poll(store)
     assert not waiting.poll(store)
     assert missed == [[0, 2]]
+
+
+def test_ranks_that_report_just_before_a_reminder_are_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at the reports of many ranks takes a while, in which the last ones may come."""
+
+    class Late(FakeStore):
+        def has_reports(self, name: str, ranks: Sequence[int]) -> bool:
+            there = super().has_reports(name, ranks)
+            self.set("plan/0", {"rank": 0})
+            return there
+
+    missed: list[list[int]] = []
+    monkeypatch.setattr(gathering, "REMINDER_SECONDS", -1)
+    waiting = Gathering("plan", [0], float("inf"), lambda *_: None, missed.append)
+    assert not waiting.poll(Late())
+    assert waiting.poll(store_with(plan_0={"rank": 0}))
+    assert missed == []
 
 
 def test_a_gathering_of_no_rank_is_done_at_once() -> None:

@@ -233,6 +233,41 @@ def test_an_answer_that_is_not_there_is_looked_for_once_for_all_ranks_of_a_host(
     assert hosts.store.of("0/plan") == {"has": 2, "set": 1, "get": 1}
 
 
+def test_the_longer_an_answer_is_missing_the_less_often_it_is_looked_for():
+    """With thousands of hosts, the looks of all would keep the store busy while the last rank is awaited."""
+    hosts, looks = Hosts(), list[int]()
+    for _ in range(3):
+        before = hosts.store.asked["has", "0/plan"]
+        for _ in range(1000):
+            assert hosts.channels[0].find("0/plan") is None
+            hosts.now += 0.01
+        looks.append(hosts.store.asked["has", "0/plan"] - before)
+    assert 40 < looks[0] < 100
+    assert looks[2] == 40  # every 0.25 s
+
+
+def test_the_first_look_at_the_reports_of_many_hosts_finds_them_all():
+    hosts = Hosts(20)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+        channel.report("row", rank, {"batches": rank})
+    assert hosts.channels[0].reports("row", hosts.ranks) == {rank: {"batches": rank} for rank in hosts.ranks}
+
+
+def test_the_voice_of_another_rank_is_looked_up_once_for_all_ranks_of_a_host():
+    hosts = Hosts(3)
+    hosts.channels[0].report("rank", 0, {"name": "a"})
+    hosts.later()
+    for rank in (2, 3):
+        hosts.channels[rank].report("rank", rank, {"name": "b"})
+        assert hosts.channels[rank].reports("rank", [0, rank]) == {0: {"name": "a"}, rank: {"name": "b"}}
+    assert hosts.store.of("via/0") == {"has": 1, "get": 1}
+    assert hosts.store.of("via/2") | hosts.store.of("via/3") == {}
+    hosts.lost.add(0)
+    hosts.channels[0].report("rank", 0, {"name": "c"})
+    assert [hosts.channels[rank].reports("rank", [0])[0]["name"] for rank in (2, 3, 4)] == ["c", "c", "c"]
+
+
 def test_a_host_sends_one_heartbeat_and_names_the_ranks_that_send_none():
     hosts = Hosts()
     for beat in range(1, 8):

@@ -62,7 +62,8 @@ class Gathering:
         if not channel.has_reports(self._name, self._ranks) and now < self._deadline:
             if self._missed is not None and now > self._next_reminder:
                 self._next_reminder = now + REMINDER_SECONDS
-                self._missed(self._missing(channel.reports(self._name, self._ranks)))
+                if missing := self._missing(channel.reports(self._name, self._ranks)):  # else they have come since
+                    self._missed(missing)
             return False
         records = channel.reports(self._name, self._ranks)
         if not self._keep:

@@ -35,7 +35,10 @@ HOSTS_OWN = ("host/", "lifeline/")
 _GATHER_SECONDS = 0.02
 """A report waits so long for those of the host's other ranks."""
 _AGAIN_SECONDS = 0.005
-"""So long after it was not there, a record is not looked for again, whoever asks."""
+"""So long after it was not there, a record is not looked for again, whoever asks; longer the longer it is missing."""
+_AGAIN_SHARE = 0.1
+_AGAIN_BEATS = 0.25
+"""That pause is so much of the time for which it is missing, and at most so much of that between two heartbeats."""
 _STILL_BEATS = 3.0
 """A rank that has sent no heartbeat in the time of so many is told apart from the others of its host."""
 _KEPT = 128
@@ -107,7 +110,7 @@ class Voice:
         self._waiting: dict[int, list[Callable[[Any], object]]] = {}
         self._listens_for = -1
         self._found: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._missing: dict[str, float] = {}
+        self._missing: dict[str, tuple[float, float]] = {}  # since when, and until when it is not looked for
         self._reports: OrderedDict[str, _Reports] = OrderedDict()
         self._counts: dict[str, _Count] = {}
         self._own: dict[str, Any] = {}
@@ -270,12 +273,15 @@ class Voice:
     def _find(self, rank: int, key: str) -> dict[str, Any] | None:
         if key not in self._found:
             now = self._clock()
-            if now < self._missing.get(key, now):
+            since, until = self._missing.get(key, (now, now))
+            if now < until:
                 return None
             if not self._up.has(key):
-                self._missing = {each: until for each, until in self._missing.items() if until > now}
-                self._missing[key] = now + _AGAIN_SECONDS
+                pause = min(max(_AGAIN_SECONDS, _AGAIN_SHARE * (now - since)), _AGAIN_BEATS * self._every)
+                asked = {each: times for each, times in self._missing.items() if times[1] > now - self._every}
+                self._missing = {**asked, key: (since, now + pause)}
                 return None
+            self._missing.pop(key, None)
             self._keep(key, self._up.get(key))
         return self._found[key]
 

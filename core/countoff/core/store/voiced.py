@@ -75,6 +75,9 @@ class Way:
     standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
 
+    def __post_init__(self) -> None:
+        self.via[self.rank] = self.number
+
 
 class VoicedChannel(Channel):
     """A channel through the voice of this host; not to be shared between threads.
@@ -246,8 +249,9 @@ class VoicedChannel(Channel):
         self._look_for_fallen()
         via = self._way.via
         unknown = [rank for rank in ranks if rank not in via]
-        if 0 < len(unknown) <= _FEW:
-            self._look_up(unknown)
+        if 0 < len(unknown) <= _FEW:  # none of them has lost its voice, so a record that this host has read is right
+            found = {rank: self.whole.find(f"via/{rank}") for rank in unknown}
+            via.update((rank, parse_count(record["via"])) for rank, record in found.items() if record is not None)
         elif unknown:
             self._read_all_voices()
         by_voice: defaultdict[int, list[int]] = defaultdict(list)
@@ -282,7 +286,8 @@ class VoicedChannel(Channel):
         for voice, record in zip(there, whole.get_many([keys[each] for each in there], PACK_BYTES), strict=True):
             ranks = unpack(record)
             way.sizes[voice] = len(ranks)
-            way.via = {**dict.fromkeys(ranks, voice), **way.via}
+            for rank in ranks:
+                way.via.setdefault(rank, voice)
 
     def ranks_with(self, rank: int) -> list[int] | None:
         """The ranks that have the voice of a rank, ascending; None if it is not known to have one."""

@@ -11,6 +11,7 @@ __all__ = ["PACK_BYTES", "pack", "unpack"]
 
 PACK_BYTES = 1 << 20
 """A pack has at most as many bytes: the records of a thousand ranks that have nothing in common."""
+_ABSENT = object()
 
 
 def pack(records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def _split(records: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[d
     same: dict[str, Any] = {}
     rests: list[dict[str, Any]] = [{} for _ in records]
     for name in dict.fromkeys(name for record in records for name in record):
-        values = [record.get(name, rests) for record in records]  # `rests` is in no record
+        values = [record.get(name, _ABSENT) for record in records]
         if all(value == values[0] and type(value) is type(values[0]) for value in values):
             same[name] = values[0]
         elif all(isinstance(value, dict) for value in values):

@@ -1,5 +1,6 @@
-# Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything, and
-# .venv-trackers the trackers: where one is installed, frameworks report to it. A small one is for the demo.
+# Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything,
+# .venv-oldest the oldest that is supported, and .venv-trackers the trackers: where one is installed, frameworks report to
+# it. A small one is for the demo.
 PYTHON ?= python3
 FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 UV_FLAGS := $(FIND_LINKS)
@@ -22,12 +23,15 @@ ZOO_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
 EXTRAS_.venv-latest := all,demo
+EXTRAS_.venv-oldest := all
 EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
 GROUP_.venv := dev
 GROUP_.venv-latest := dev
+GROUP_.venv-oldest := oldest
 GROUP_.venv-trackers := trackers
 CONSTRAINTS_.venv := constraints/torch-2.7.txt
 CONSTRAINTS_.venv-latest := constraints/latest.txt
+CONSTRAINTS_.venv-oldest := constraints/oldest.txt
 CONSTRAINTS_.venv-trackers := constraints/trackers.txt
 
 comma := ,
@@ -52,6 +56,10 @@ unit-latest: .venv-latest/.installed ## the same on the newest torch
 test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-oldest: .venv-oldest/.installed ## unit tests and each framework, healthy and uneven, on the oldest torch and frameworks
+	$(call unit,.venv-oldest)
+	$(call pytest,.venv-oldest) $(OLDEST) -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
 	$(MAKE) test-latest
@@ -150,10 +158,11 @@ lint: .venv/.installed ## ruff, its formatter, pyright
 lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv,constraints/torch-2.7.in)
 	$(call compile,.venv-latest,constraints/latest.in)
+	$(call compile,.venv-oldest,constraints/oldest.in)
 	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-oldest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -182,7 +191,7 @@ define compile
 endef
 
 .SECONDEXPANSION:
-.venv/.installed .venv-latest/.installed .venv-trackers/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
+.venv/.installed .venv-latest/.installed .venv-oldest/.installed .venv-trackers/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
 	test -x $*/bin/uv || { $(PYTHON) -m venv $* && $*/bin/python -m pip install --quiet uv; }
 	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
 		--constraints $(CONSTRAINTS_$*) --group $(GROUP_$*) --editable '.[$(EXTRAS_$*)]'

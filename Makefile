@@ -23,22 +23,23 @@ ZOO_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
 EXTRAS_.venv-latest := all,demo
-EXTRAS_.venv-oldest := all
+EXTRAS_.venv-oldest := $(EXTRAS_.venv)
 EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
 GROUP_.venv := dev
 GROUP_.venv-latest := dev
-GROUP_.venv-oldest := oldest
+GROUP_.venv-oldest := tests
 GROUP_.venv-trackers := trackers
 CONSTRAINTS_.venv := constraints/torch-2.7.txt
 CONSTRAINTS_.venv-latest := constraints/latest.txt
 CONSTRAINTS_.venv-oldest := constraints/oldest.txt
 CONSTRAINTS_.venv-trackers := constraints/trackers.txt
+RESOLUTION_.venv-oldest := --resolution lowest-direct
 
 comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
+.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
 	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
@@ -57,7 +58,7 @@ test: unit integration ## what guards a merge: unit, then the integration tests 
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
 
-test-oldest: .venv-oldest/.installed ## unit tests and each framework, healthy and uneven, on the oldest torch and frameworks
+test-oldest: .venv-oldest/.installed ## unit tests, and healthy and uneven jobs of each framework, on the oldest versions that pyproject.toml allows
 	$(call unit,.venv-oldest)
 	$(call pytest,.venv-oldest) $(OLDEST) -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
@@ -170,6 +171,9 @@ unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" -n 2 --dist
 gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs. They wait more than they compute, so they wait beside one another.
 alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
+# Where all is well, and where a rank is short.
+OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabric composer_healthy composer_uneven \
+	accelerate_healthy accelerate_uneven transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 # One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
@@ -185,8 +189,8 @@ endef
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile
-.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade --no-annotate --no-header \
-	--no-emit-index-url --no-emit-find-links --group $(GROUP_$(1)) $(call extras,$(1)) \
+.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade $(RESOLUTION_$(1)) --no-annotate \
+	--no-header --no-emit-index-url --no-emit-find-links --group $(GROUP_$(1)) $(call extras,$(1)) \
 	--output-file $(CONSTRAINTS_$(1)) pyproject.toml $(2)
 endef
 

@@ -33,14 +33,47 @@ GIVEN = {
     "docs/write-an-adapter.md": "from countoff.core import Guard\nguard: Guard = anything()\n",
 }
 """What a page says in words before its first block."""
-READERS = set(
-    """
-    ITERATIONS MINIBATCH MyStreamingDataset PASSES accelerator args batch_size batches build_dataloader_from_args config
-    context_stack data ddp dp_degree dp_rank epoch epochs eval_loader extra files_of get_batch
-    get_linear_schedule_with_warmup gradient_accumulation_steps iter_num loader loss_of main mesh model network
-    optimizer path rollouts scheduler train train_loader train_state warmup_steps world_mesh
-    """.split()
-)
+READERS = {
+    "ITERATIONS",
+    "MINIBATCH",
+    "MyStreamingDataset",
+    "PASSES",
+    "accelerator",
+    "args",
+    "batch_size",
+    "batches",
+    "build_dataloader_from_args",
+    "config",
+    "context_stack",
+    "data",
+    "ddp",
+    "dp_degree",
+    "dp_rank",
+    "epoch",
+    "epochs",
+    "eval_loader",
+    "extra",
+    "files_of",
+    "get_batch",
+    "get_linear_schedule_with_warmup",
+    "gradient_accumulation_steps",
+    "iter_num",
+    "loader",
+    "loss_of",
+    "main",
+    "mesh",
+    "model",
+    "network",
+    "optimizer",
+    "path",
+    "rollouts",
+    "scheduler",
+    "train",
+    "train_loader",
+    "train_state",
+    "warmup_steps",
+    "world_mesh",
+}
 """Names of the reader's own program. Any other one has to be made or imported on its page."""
 WRONG = """\
 from countoff.torch import attach
@@ -54,7 +87,7 @@ NOT_NONE = re.compile(r'"None"|[|] None" is not assignable to type "\w+"')
 """What the checker says where a page knows that a value is not None."""
 OF_FRAMEWORKS = [
     'Cannot access attribute "set_epoch" for class "DataLoader[',  # Accelerate's own loaders have it
-    'Argument of type "IterableDataset" cannot be assigned to parameter "dataset"',  # of Hugging Face, to torch's loader
+    'Argument of type "IterableDataset" cannot be assigned to parameter "dataset"',  # torch's loader takes it
 ]
 """What the checker says because a framework does not declare it."""
 CONFIGURATION = {

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,14 +141,12 @@ class Extra:
         adapters: Those that import.
         frameworks: The distributions of frameworks that are there.
         constraints: The versions that are installed.
-        newest_python: The last one for which what it needs exists; None if it is for all.
     """
 
     works: Callable[[Environment], None]
     adapters: tuple[str, ...] = ()
     frameworks: tuple[str, ...] = ()
     constraints: str = "latest.txt"
-    newest_python: tuple[int, int] | None = None
 
 
 LIGHTNING = ("lightning", "pytorch_lightning", "fabric", "torch", "lingua")
@@ -217,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| Python | extra | frameworks | wrong |\n|---|---|---|---|", flush=True)
     wrong: list[str] = []
     for python in given.pythons:
-        for name in _for_python(given.only, python):
+        for name in given.only:
             with tempfile.TemporaryDirectory() as directory:
                 frameworks, reason = {}, ""
                 try:
@@ -229,11 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"| {python} | {name} | {shown} | {reason} |", flush=True)
     print("\n".join(wrong))
     return int(bool(wrong))
-
-
-def _for_python(names: Iterable[str], python: str) -> list[str]:
-    version = tuple(map(int, python.split(".")))
-    return [name for name in names if version <= (EXTRAS[name].newest_python or version)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The table of supported versions in docs/start.md, which is written from what the tests run on."""
 
+import importlib
 import re
 import sys
 
@@ -11,11 +12,6 @@ from packaging.version import Version
 from tests.paths import DOCS, ROOT
 from tests.test_messages import has_table
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PACKAGES = {
     "torch": "PyTorch",
     "lightning": "Lightning and Fabric, as `lightning`",
@@ -25,7 +21,9 @@ PACKAGES = {
     "accelerate": "Accelerate",
     "transformers": "transformers",
 }
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# Imported by name: type checkers do not know tomllib for Python 3.10, and tomli is not installed from 3.11 on.
+TOML = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+PROJECT = TOML.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = [Requirement(each) for extra in PROJECT["project"]["optional-dependencies"].values() for each in extra]
 
 
@@ -64,5 +62,5 @@ def test_an_extra_asks_for_no_older_version_than_is_tested(requirement: Requirem
     """The lower bound is the oldest version that the tests have, and the newest one is allowed."""
     bounds = [Version(each.version) for each in requirement.specifier if each.operator == ">="]
     assert bounds == [Version(OLDEST[requirement.name])]
-    composers = "<" in {each.operator for each in requirement.specifier}
-    assert (pins("torch-2.7.txt") if composers else NEWEST)[requirement.name] in requirement.specifier
+    of_composer = "<" in {each.operator for each in requirement.specifier}
+    assert (pins("torch-2.7.txt") if of_composer else NEWEST)[requirement.name] in requirement.specifier

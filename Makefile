@@ -1,5 +1,6 @@
-# Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything, and
-# .venv-trackers the trackers: where one is installed, frameworks report to it. A small one is for the demo.
+# Environments, made on demand: .venv has the torch that Composer needs, .venv-latest the newest of everything,
+# .venv-oldest the oldest that is supported, and .venv-trackers the trackers: where one is installed, frameworks report to
+# it. A small one is for the demo.
 PYTHON ?= python3
 FIND_LINKS := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 UV_FLAGS := $(FIND_LINKS)
@@ -12,6 +13,7 @@ COVERAGE_FLOOR := 93
 # Those of the classifiers. uv fetches what the machine has not; pyenv's need PYENV_VERSION=3.11.7:3.10.13:… around make.
 PYTHONS ?= $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 BENCH_FLAGS ?=
+EXTRAS_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
 SHIPPED_FLAGS ?=
@@ -22,20 +24,24 @@ ZOO_FLAGS ?=
 
 EXTRAS_.venv := composer,lightning,accelerate,transformers,report,prometheus,notify,plan,demo
 EXTRAS_.venv-latest := all,demo
+EXTRAS_.venv-oldest := $(EXTRAS_.venv)
 EXTRAS_.venv-trackers := torch,lightning,accelerate,transformers
 GROUP_.venv := dev
 GROUP_.venv-latest := dev
+GROUP_.venv-oldest := tests
 GROUP_.venv-trackers := trackers
 CONSTRAINTS_.venv := constraints/torch-2.7.txt
 CONSTRAINTS_.venv-latest := constraints/latest.txt
+CONSTRAINTS_.venv-oldest := constraints/oldest.txt
 CONSTRAINTS_.venv-trackers := constraints/trackers.txt
+RESOLUTION_.venv-oldest := --resolution lowest-direct
 
 comma := ,
 extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
+.PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +58,10 @@ unit-latest: .venv-latest/.installed ## the same on the newest torch
 test: unit integration ## what guards a merge: unit, then the integration tests with real ranks, on torch 2.7
 
 test-latest: unit-latest integration-latest ## the same on the newest torch and frameworks
+
+test-oldest: .venv-oldest/.installed ## unit tests, and healthy and uneven jobs of each framework, on the oldest versions that pyproject.toml allows
+	$(call unit,.venv-oldest)
+	$(call pytest,.venv-oldest) $(OLDEST) -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-newest: lock ## `make test-latest` on what is newest today, which constraints/ then has
 	$(MAKE) test-latest
@@ -138,6 +148,9 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
 
+wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch plan"
+	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
+
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
 	.venv-wheels/bin/cyclonedx-py environment --output-reproducible --output-file build/countoff.cdx.json \
 		build/wheels/$(lastword $(PYTHONS))/bin/python
@@ -150,10 +163,11 @@ lint: .venv/.installed ## ruff, its formatter, pyright
 lock: .venv/.installed ## compile constraints/*.in again
 	$(call compile,.venv,constraints/torch-2.7.in)
 	$(call compile,.venv-latest,constraints/latest.in)
+	$(call compile,.venv-oldest,constraints/oldest.in)
 	$(call compile,.venv-trackers,constraints/trackers.in)
 
 clean: ## remove the environments, caches and build products
-	rm -rf .venv .venv-demo .venv-latest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
+	rm -rf .venv .venv-demo .venv-latest .venv-oldest .venv-composer-classic .venv-docs .venv-shipped .venv-torchtitan .venv-trackers .venv-wheels build docs/_build dist .coverage .coverage.* .hypothesis .pytest_cache .ruff_cache lightning_logs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 pytest = $(1)/bin/python -m pytest
@@ -161,6 +175,9 @@ unit = $(call pytest,$(1)) core tests -m "not nightly and not alone" -n 2 --dist
 gpu = $(call pytest,$(1)) integration_tests -m gpu -p integration_tests.gpu_report $(PYTEST_FLAGS)
 # Unit tests that wait for torch's own time-outs. They wait more than they compute, so they wait beside one another.
 alone = $(call pytest,$(1)) tests/core/threads -m alone -n 6 --dist worksteal $(2) $(PYTEST_FLAGS)
+# Where all is well, and where a rank is short.
+OLDEST := $(foreach name,torch lightning_healthy lightning_uneven lightning_fabric composer_healthy composer_uneven \
+	accelerate_healthy accelerate_uneven transformers,integration_tests/test_$(name).py)
 # Without the tests that need GPUs, also where there are some: the workers would share them. `make test-gpu` runs those.
 integration = $(call pytest,$(1)) integration_tests -m "not nightly and not gpu" -n $(WORKERS) --dist worksteal $(2) $(PYTEST_FLAGS)
 # One after the other: each worker would import all frameworks and trackers, which takes longer than most tests.
@@ -176,13 +193,13 @@ endef
 
 # Universal: one file for every Python from 3.10 on. Always from the index alone, so that no local build gets pinned.
 define compile
-.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade --no-annotate --no-header \
-	--no-emit-index-url --no-emit-find-links --group $(GROUP_$(1)) $(call extras,$(1)) \
+.venv/bin/uv pip compile --quiet --universal --python-version 3.10 --upgrade $(RESOLUTION_$(1)) --no-annotate \
+	--no-header --no-emit-index-url --no-emit-find-links --group $(GROUP_$(1)) $(call extras,$(1)) \
 	--output-file $(CONSTRAINTS_$(1)) pyproject.toml $(2)
 endef
 
 .SECONDEXPANSION:
-.venv/.installed .venv-latest/.installed .venv-trackers/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
+.venv/.installed .venv-latest/.installed .venv-oldest/.installed .venv-trackers/.installed: %/.installed: pyproject.toml $$(CONSTRAINTS_$$*)
 	test -x $*/bin/uv || { $(PYTHON) -m venv $* && $*/bin/python -m pip install --quiet uv; }
 	$*/bin/uv pip install --quiet --python $*/bin/python $(UV_FLAGS) \
 		--constraints $(CONSTRAINTS_$*) --group $(GROUP_$*) --editable '.[$(EXTRAS_$*)]'

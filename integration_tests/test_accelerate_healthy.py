@@ -76,6 +76,10 @@ def test_a_declared_evaluation_on_rank_0_alone_is_healthy(run_ranks):
 @pytest.mark.parametrize("save_at", [(1, 4), (0, 9)])
 def test_a_resumed_run_goes_on_where_it_was(run_ranks, save_at):
     """A run resumed from a checkpoint ends with the weights and the counts of a run without a stop."""
+    if save_at == (0, 9):
+        pytest.importorskip(
+            "accelerate", minversion="1.9", reason="a loader without a batch gives None before Accelerate 1.9"
+        )
     for result in run_ranks(cases.resumed, 2, save_at):
         assert verdict_lines(result) == [], result
         found = result.value
@@ -130,6 +134,9 @@ def test_join_uneven_inputs_is_left_alone(run_ranks):
 @pytest.mark.parametrize(("configured", "argument"), [(False, None), (True, False)])
 def test_counting_is_off_inside_join_uneven_inputs(run_ranks, configured, argument):
     """Uneven batches inside a Join that Accelerate has entered are no fault."""
+    pytest.importorskip(
+        "accelerate", minversion="1.10", reason="Accelerate 1.10 has a switch by which it enters Join on CPUs"
+    )
     results = run_ranks(cases.joined_in_earnest, 2, configured, argument)
     assert [line for result in results for line in verdict_lines(result)] == []
     assert [result.value for result in results] == [[4, 4], [3, 3]]

@@ -98,6 +98,7 @@ def test_uneven_lengths_with_what_the_remedy_says_are_silent(run_ranks):
 
 def test_a_checkpoint_on_exception_does_not_swallow_the_verdict(run_ranks):
     """A checkpoint that is saved on an exception does not hide the verdict."""
+    pytest.importorskip("lightning", minversion="2.5.3", reason="`save_on_exception` is new in Lightning 2.5.3")
     results = run_ranks(fit_with_checkpoint_on_exception, 2, expect=None, deadline_seconds=40)
     assert_named(results, "UnevenBatches", [1], "rank 1 ran out of data after 4 batches")
 

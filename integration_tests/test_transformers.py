@@ -1,6 +1,7 @@
 """The transformers Trainer with the callback, on real ranks."""
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
@@ -66,6 +67,10 @@ HEALTHY = {
     "stopped in mid-epoch": Job(samples=80, args={"max_steps": 7}),
     "resumed in mid-epoch": Job(samples=80, resume=True, args={"save_strategy": "no"}),
 }
+
+
+if torch.__version__ < "2.6":  # with which transformers 4.52 and newer refuse to load the state of an optimizer
+    del HEALTHY["resumed in mid-epoch"]
 
 
 @pytest.mark.ranks(2, nightly=(4,))
@@ -154,6 +159,8 @@ UNSEEN = {
     "list": "returned a list, whose passes cannot be observed",
     "resumed": "returned a DataLoader, of which the Trainer makes a copy to resume within an epoch",
 }
+if torch.__version__ < "2.6":
+    del OWN["resumed"], UNSEEN["resumed"]
 
 
 def test_an_unprepared_train_loader_is_counted_or_left_alone(run_ranks):
@@ -166,7 +173,7 @@ def test_an_unprepared_train_loader_is_counted_or_left_alone(run_ranks):
             assert (counted.steps, counted.evaluations) == (plain.steps, plain.evaluations), name
             assert counted.counted_steps == (0 if name in UNSEEN else counted.applied), name
         batches = {name: counted.counted_batches for name, (_, counted) in zip(OWN, result.value, strict=True)}
-        assert batches == {"plain": 9, "around plain": 10, "around prepared": None, "list": None, "resumed": None}
+        assert batches == {"plain": 9, "around plain": 10, **dict.fromkeys(UNSEEN)}
         warnings = [line for line in result.output.splitlines() if "countoff counts nothing in this training" in line]
         assert len(warnings) == (len(UNSEEN) if result.rank == 0 else 0), result
         for line, reason in zip(warnings, UNSEEN.values(), strict=False):

@@ -97,6 +97,13 @@ def _uncounted_joins(accelerator: Any, loop: ObservedLoop) -> Callable[[], None]
     return watch_joins(watcher)
 
 
+def _enters_join(accelerator: Any) -> bool:
+    """Whether `join_uneven_inputs` enters `Join`, and does not only warn that it cannot."""
+    kind = accelerator.distributed_type.name
+    several = kind.startswith("MULTI_") and kind != "MULTI_CPU"
+    return getattr(accelerator, "multi_device", several)  # which is new in Accelerate 1.10
+
+
 @contextlib.contextmanager
 def _joined(
     join: Callable[..., Any], accelerator: Any, joinables: Any, even_batches: bool | None = None
@@ -104,7 +111,7 @@ def _joined(
     even = accelerator.even_batches if even_batches is None else even_batches
     with contextlib.ExitStack() as stack:
         stack.enter_context(join(accelerator, joinables, even_batches))
-        for watcher in _joins if accelerator.multi_device and not even else ():
+        for watcher in _joins if _enters_join(accelerator) and not even else ():
             stack.enter_context(watcher(accelerator))
         yield
 

@@ -328,8 +328,9 @@ def _synchronises_in_its_own_way(wrapper: DistributedDataParallel) -> bool:
 
 def _holders(parameter: Any) -> tuple[int, ...] | None:
     """The ranks that hold the same shard of a DTensor as this one; None for anything else."""
-    tensors: Any = sys.modules.get("torch.distributed.tensor")
-    if tensors is None or not isinstance(parameter, tensors.DTensor):
+    # torch 2.4 has the class below the second name only.
+    modules = [sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "_tensor")]
+    if not any(isinstance(parameter, getattr(module, "DTensor", ())) for module in modules):
         return None
     mesh = parameter.device_mesh
     position = mesh.get_coordinate()

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from countoff.core.ending import nccl as module
 from countoff.core.ending.nccl import Abort, abort_communicators
 from countoff.core.liveness import collectives
+
+ABORTS = pytest.mark.skipif(torch.__version__ < "2.6", reason="ProcessGroup.abort is new in torch 2.6")
 
 
 def group(abort: Callable[[], object]) -> Any:
@@ -59,6 +62,7 @@ def test_groups_of_gloo_have_no_communicator_to_abort(real_group: None) -> None:
     assert abort_communicators() is None
 
 
+@ABORTS
 def test_a_group_that_also_has_nccl_is_aborted(real_group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With no backend named, torch makes a group of gloo and NCCL. The abort of the real group runs."""
     monkeypatch.setattr(module.dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
@@ -70,6 +74,7 @@ def test_a_group_that_also_has_nccl_is_aborted(real_group: None, monkeypatch: py
     assert dist.is_initialized()
 
 
+@ABORTS
 def test_torch_offers_the_abort(real_group: None) -> None:
     """For a group of gloo it does nothing. Without it nothing is aborted, and nothing said."""
     for each in collectives.process_groups():

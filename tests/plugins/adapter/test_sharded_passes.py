@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+
+pytest.importorskip("torch", minversion="2.6", reason="fully_shard is in torch.distributed.fsdp since torch 2.6")
+
 from torch.distributed.fsdp import fully_shard
 
 from countoff._adapter.fit import Fit, OwnRank

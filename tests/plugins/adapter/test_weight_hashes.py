@@ -8,9 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from countoff._adapter import weight_hashes as weights
-from countoff._adapter.weight_hashes import PendingReplicas, Wrappers, hash_bits
+from countoff._adapter.weight_hashes import PendingReplicas, Wrappers, hash_bits, held_in_common
 
 TYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.uint8,
@@ -132,6 +134,15 @@ def test_what_nothing_keeps_equal_is_not_read() -> None:
     assert PendingReplicas([]).collect() == []
     model = torch.nn.Linear(2, 2)
     assert Wrappers(lambda: [model])() == [model]
+
+
+# On torch 2.4, which does not know its random numbers on CPUs.
+@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support")
+def test_shards_that_only_this_rank_holds_are_not_read(real_group: None) -> None:
+    """They are known by their class, which not every torch has in the same place."""
+    model = parallelize_module(torch.nn.Linear(2, 2), init_device_mesh("cpu", (1,)), ColwiseParallel())
+    assert type(model.weight.data).__name__ == "DTensor"
+    assert list(held_in_common([model])) == []
 
 
 def test_a_model_does_not_live_longer_because_its_wrapper_was_looked_for() -> None:

@@ -56,7 +56,7 @@ parts:
   voices      roll call, proof and exit of 32 real ranks on 4 hosts, with one voice per host and without
   scale       store operations, bytes, processor time and latency of simulated ranks: 64 to 4,096 that speak for
               themselves, and 512 to 100,000 of which one speaks for its host; also:
-    credits       those of even passes (uneven_train), with as many simulated ranks
+    credits       those of even passes (uneven_train), with 64 to 4,096, and with 512 to 32,768
     lifelines     the sockets and the processor time of rank 0, with one real connection per host
 
 examples:

@@ -13,6 +13,7 @@ COVERAGE_FLOOR := 93
 # Those of the classifiers. uv fetches what the machine has not; pyenv's need PYENV_VERSION=3.11.7:3.10.13:… around make.
 PYTHONS ?= $(shell sed -n 's/.*"Programming Language :: Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml)
 BENCH_FLAGS ?=
+EXTRAS_FLAGS ?=
 FAULTS_FLAGS ?=
 KILLED_FLAGS ?=
 SHIPPED_FLAGS ?=
@@ -41,7 +42,7 @@ extras = $(patsubst %,--extra %,$(subst $(comma), ,$(EXTRAS_$(1))))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo unit unit-latest test test-gpu test-gpu-latest test-latest test-oldest test-all integration integration-latest coverage \
-	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
+	test-under-load test-composer-classic test-torchtitan test-trackers test-suites wheels wheels-extras sbom test-newest bench faults hosts killed zoo shipped soak docs lint lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -147,6 +148,9 @@ wheels: .venv-wheels/.installed ## what a release uploads, in dist/: built twice
 	cd dist && for file in *; do cmp $$file ../build/wheels/again/$$file || exit; done && sha256sum *
 	.venv-wheels/bin/twine check --strict dist/*
 	@for python in $(PYTHONS); do $(call install_in,build/wheels/$$python) || exit; done
+
+wheels-extras: wheels ## that wheel with each of its extras alone, as a table; EXTRAS_FLAGS="--pythons 3.10 3.13 --only torch plan"
+	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
 
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
 	.venv-wheels/bin/cyclonedx-py environment --output-reproducible --output-file build/countoff.cdx.json \

@@ -6,10 +6,25 @@ import pytest
 
 from integration_tests import dataset_jobs
 from integration_tests.jobs import verdict_lines
+from tests.test_docs import DOCS, blocks
 
 JOBS = [("torch", 2), ("torch", 4), ("accelerate", 2), ("accelerate", 4), ("lightning", 2)]
 JOBS += [("transformers", 2), ("fabric", 2)]
 ROWS = re.compile(r"rows \d+, \d+, \d+, …")
+PAGE = DOCS / "datasets.md"
+COMMAND = re.compile(r"^\$ .* which\.py (.*)\n([^$]*)", re.MULTILINE)
+QUOTED = [each for block in blocks(PAGE, "console") for each in COMMAND.findall(block)]
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize(("arguments", "output"), QUOTED, ids=[arguments for arguments, _ in QUOTED])
+def test_the_script_of_the_page_prints_what_the_page_shows(run_torchrun, arguments, output):
+    """But for how far rank 0 has come when it learns that rank 1 has run out."""
+    [script] = (block for block in blocks(PAGE, "python") if "sys.argv" in block)
+    printed = run_torchrun(script, 2, *arguments.split()).output
+    starts = [line.partition("; rank 0")[0] for line in output.splitlines() if line != "…"]
+    assert [start for start in starts if f"\n{start}" not in f"\n{printed}"] == [], printed
+    assert printed.count("[rank 0] countoff: ") == 1, printed
 
 
 @pytest.mark.parametrize(("framework", "world_size"), [*JOBS, ("composer", 2)])

@@ -16,19 +16,8 @@ from packaging.requirements import Requirement
 
 from tests import example_traces
 from tests.paths import ROOT
+from tests.wheel_extras import ADAPTERS, EXTRAS
 
-# Each adapter, and the command that installs what it needs.
-ADAPTERS = {
-    "accelerate": "pip install 'countoff[accelerate]'",
-    "composer": "pip install 'countoff[composer]'",
-    "fabric": "pip install 'countoff[lightning]'",
-    "lightning": "pip install 'countoff[lightning]'",
-    "lingua": "pip install 'countoff[torch]'",
-    "pytorch_lightning": "pip install pytorch-lightning",
-    "torch": "pip install 'countoff[torch]'",
-    "torchtitan": "pip install torchtitan",
-    "transformers": "pip install 'countoff[transformers]'",
-}
 TOOLS = {"cli", "demo", "plan", "report", "run"}
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
 PAGE = "countoff/cli/verdicts.md"
@@ -221,6 +210,16 @@ def test_an_adapter_names_its_missing_framework(installed: Installed, adapter: s
     last = run.stderr.splitlines()[-1]
     assert last.startswith(f"ImportError: countoff.{adapter} needs "), last
     assert last.endswith(f": {ADAPTERS[adapter]}"), last
+
+
+def test_each_extra_has_its_case(wheel: Path) -> None:
+    """`make wheels-extras` tries each extra of the wheel by itself, but `all`; of one adapter there is none."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = archive.read(name).decode().splitlines()
+    extras = {line.removeprefix("Provides-Extra: ") for line in lines if line.startswith("Provides-Extra: ")}
+    assert set(EXTRAS) == extras - {"all"}
+    assert set(ADAPTERS) - {name for each in EXTRAS.values() for name in each.adapters} == {"torchtitan"}
 
 
 def test_every_adapter_has_its_case() -> None:

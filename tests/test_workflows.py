@@ -46,6 +46,16 @@ def test_a_merge_is_tried_on_every_python_of_the_classifiers() -> None:
     assert tried == set(supported)
 
 
+def test_each_week_the_oldest_and_the_newest_versions_are_tried() -> None:
+    assert {"test-oldest", "test-newest"} <= set(targets(jobs("ci.yml")["weekly"]))
+
+
+def test_a_release_tries_each_extra_of_the_wheel_that_it_uploads() -> None:
+    """In the job, and in the call of make, that builds what is uploaded: a second build would be another file."""
+    assert list(targets(jobs("release.yml")["build"])) == ["wheels-extras", "sbom"]
+    assert re.search(r"^wheels-extras: wheels ", MAKEFILE, re.MULTILINE)
+
+
 def test_only_the_job_that_uploads_may_speak_for_the_project() -> None:
     """It runs no code of the repository, and gets what was built and checked."""
     found = jobs("release.yml")

@@ -171,7 +171,7 @@ class Heartbeats:
         if self._rank == self._first:
             others = self._ranks[1:]
             records = channel.beats(others, known=self._all_beat)
-            self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) == len(others)
+            self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) >= len(others)
         else:
             first = channel.first_beat(self._first, 0.9 * self.seconds, known=bool(self._last))
             records = {} if first is None else {self._first: first[0]}

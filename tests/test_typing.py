@@ -11,6 +11,8 @@ import pytest
 
 from tests.paths import ROOT
 
+pytest.importorskip("pyright", reason="of the environments of the tests, those with `dev` have the type checkers")
+
 PROGRAM = """\
 import countoff.core
 from countoff.accelerate import attach as attach_accelerate

@@ -55,15 +55,14 @@ class Host:
 @pytest.fixture
 def host() -> Iterator[Host]:
     """A host, on a store of its own; nothing of it may be left."""
-    threads, descriptors = threading.active_count(), os.listdir("/dev/fd")
+    before = len(os.listdir("/dev/fd"))
     store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     host = Host(store)
     yield host
     host.leave()
-    assert {thread.name for thread in threading.enumerate() if "voice" in thread.name} == set()
-    assert threading.active_count() == threads
+    assert [thread.name for thread in threading.enumerate() if "voice" in thread.name] == []
     del store, host.store
-    assert len(os.listdir("/dev/fd")) <= len(descriptors) + 4  # the store's own, which torch closes later
+    assert len(os.listdir("/dev/fd")) <= before + 4  # the store's own, which torch closes later
 
 
 def address(host: Host) -> tuple[str, int, str]:

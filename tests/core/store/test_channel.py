@@ -248,6 +248,28 @@ def test_shut_leaves_files_open(connect: Connect, tmp_path: Path) -> None:
         assert file.write(b"still open")
 
 
+def test_a_store_that_is_not_there_holds_up_no_connection_to_another_one(connect: Connect) -> None:
+    """Each channel shuts its own connection only, whatever other threads connect to meanwhile."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port, prompt, late = place.getsockname()[1], list[Channel](), list[Channel]()
+        waiting = threading.Thread(target=lambda: late.append(Channel("127.0.0.1", port, "a/")), daemon=True)
+        waiting.start()
+        waiting.join(0.1)  # long enough to be refused
+        threading.Thread(target=lambda: prompt.append(connect()), daemon=True).start()
+        assert soon(lambda: bool(prompt))
+        place.listen()
+        descriptor = place.detach()
+    store: Any = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False
+    )
+    waiting.join(15)
+    late[0].shut()
+    prompt[0].set("a", {"x": 1})
+    assert prompt[0].get("a") == {"x": 1}
+    assert store.port == port
+
+
 @pytest.mark.skipif(
     torch.__version__ < "2.5", reason="the store of torch 2.4 closes no connection before its process ends"
 )

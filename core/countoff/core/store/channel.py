@@ -34,8 +34,9 @@ _FOREVER = timedelta(days=7)
 _CALL = timedelta(seconds=30)
 _CONNECT_SECONDS = 30.0
 TRY_SECONDS = 6.0
-"""One try to connect, in which no other guard of this process can; longer than a lost look-up of a name (5 s)."""
-_connecting = threading.Lock()
+"""One try to connect; longer than a lost look-up of a name (5 s)."""
+_connecting: dict[int, threading.Lock] = {}
+"""By port: held while this process connects to it."""
 
 
 class ChannelError(RuntimeError):
@@ -263,12 +264,13 @@ class Channel:
 def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPStore, set[int]]:
     """Returns a client of the store and its socket, after as many short tries as it takes.
 
-    torch's client tries again by itself for as long as its time-out lasts, also where a connection was dropped in its
-    handshake. No other guard of this process can connect in that time, so its tries are short.
+    torch's client tries again by itself for as long as its time-out lasts, up to twice as long where it is refused. In
+    that time no other guard of this process can connect to the same port, so its tries are short.
     """
     deadline = time.monotonic() + _CONNECT_SECONDS
+    lock = _connecting.setdefault(port, threading.Lock())
     while True:
-        with _connecting:  # the descriptors that appear in that time are this connection's
+        with lock:  # the connection to this port that appears in that time is this one
             if given_up():
                 raise TimeoutError("the guard was closed before it was connected")
             began, before = time.monotonic(), _descriptors()
@@ -281,7 +283,7 @@ def _connect(host: str, port: int, given_up: Callable[[], bool]) -> tuple[TCPSto
                     raise
             else:
                 store.set_timeout(_CALL)
-                return store, _descriptors() - before
+                return store, {new for new in _descriptors() - before if _is_connection(new, port)}
         time.sleep(0.05)  # others may connect first
 
 
@@ -304,12 +306,18 @@ def _descriptors() -> set[int]:
     return {int(name) for name in os.listdir("/dev/fd") if name.isdigit() and is_open(int(name))}
 
 
+def _is_connection(descriptor: int, port: int) -> bool:
+    with contextlib.suppress(OSError), to_port(descriptor, port):
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def to_port(descriptor: int, port: int) -> Iterator[socket.socket]:
     """A copy of one of this connection's descriptors, as a socket.
 
     Raises:
-        OSError: If it is no socket to that port. Another thread may have opened a file in the moment of connecting.
+        OSError: If it is no socket to that port. Another thread may have opened it in the moment of connecting.
     """
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         raise OSError(f"descriptor {descriptor} is no socket")

@@ -1,7 +1,7 @@
 """The other ranks, for a check that is tested by itself."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from countoff.core.checks.collectives import Issued, Recorded
@@ -57,6 +57,7 @@ class KeptRecords:
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
+        after: Sequence[str] = (),
     ) -> None:
-        del name, judge, owed
+        del name, judge, owed, after
         self.reported.append(dict(record))

@@ -121,13 +121,13 @@ def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None
     """A shuffle with one seed gives datasets of other lengths other orders: the datasets have been named before."""
     judges: list[Any] = []
     identity = DataIdentity(State(0, 2, Settings(), {}), datasets_differ=lambda: known)
-    others: Any = SimpleNamespace(report=lambda name, record, judge: judges.append((record, judge)))
+    others: Any = SimpleNamespace(report=lambda name, record, judge, after: judges.append((record, judge, after)))
     identity.fit_started(FitStart(FitPlan(dp_rank=0, dp_degree=2), {}), others)
     span = SpanCounters("train epoch 0", started=4)
     identity.span_opened(span, 0)
     identity.read([1, 2])
     identity.span_closing(span, "exhausted", orderly=True)
-    ((record, judge),) = judges
+    ((record, judge, after),) = judges
     streams = [
         StreamFacts("Accelerate", 2, prints=prints * 8, order="shuffled", sampler=True, length=length)
         for prints, length in (("00000001", 96), ("00000002", 88))
@@ -135,6 +135,7 @@ def test_what_follows_from_other_datasets_is_not_said_again(known: bool) -> None
     records = {rank: {**record, "stream": stream.to_json()} for rank, stream in enumerate(streams)}
     found = [each.kind for each in judge(records) if each is not None]
     assert found == ([] if known else ["StreamsDiffer"])
+    assert set(after) == {"datasets", "splits"}
 
 
 @given(

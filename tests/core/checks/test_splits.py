@@ -129,7 +129,8 @@ def test_a_split_that_is_known_later_is_compared_with_the_first_evaluation() -> 
     reported: list[tuple[str, Any, Any, bool]] = []
 
     class Reports:
-        def report(self, name: str, record: Any, judge: Any, *, owed: bool = True) -> None:
+        def report(self, name: str, record: Any, judge: Any, *, owed: bool = True, after: Any = ()) -> None:
+            assert not after
             reported.append((name, record, judge, owed))
 
     check = SplitCheck()

@@ -70,6 +70,19 @@ def test_ranks_that_report_just_before_a_reminder_are_not_missing(monkeypatch: p
     assert missed == []
 
 
+def test_a_gathering_is_not_done_before_the_one_that_may_explain_it() -> None:
+    """The last rank's reports may all come between a look at the first name and one at the second."""
+    store, done = store_with(splits_0={"rank": 0}, span_0={"rank": 0}, span_1={"rank": 1}), list[str]()
+    first = Gathering("splits", range(2), float("inf"), lambda *_: done.append("splits"))
+    second = Gathering("span", range(2), 0.0, lambda *_: done.append("span"), after=[first])
+    assert not first.poll(store)
+    store.set("splits/1", {"rank": 1})
+    assert not second.poll(store)
+    assert first.poll(store)
+    assert second.poll(store)
+    assert done == ["splits", "span"]
+
+
 def test_a_gathering_of_no_rank_is_done_at_once() -> None:
     done = list[Any]()
     assert Gathering("span/1", [], float("inf"), lambda *found: done.append(found)).poll(FakeStore())

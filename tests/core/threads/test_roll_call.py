@@ -101,6 +101,23 @@ def test_reports_are_deleted_behind_the_answer(monkeypatch: pytest.MonkeyPatch) 
     assert deleted == [("plan/0", True), ("plan/1", True), ("plan/2", True)]
 
 
+def test_a_report_is_judged_behind_those_that_may_explain_it(ranks: Ranks) -> None:
+    """The last rank's reports may all come between a look at the first name and one at the second."""
+    judged = list[str]()
+
+    def report(rank: int, name: str, *after: str) -> None:
+        ranks.calls[rank].report(name, {}, lambda _: judged.append(name) or (), after=after)
+
+    report(1, "data/1", "splits")
+    report(0, "splits")
+    report(0, "data/1", "splits")
+    assert not ranks.speakers[0].poll_once()
+    assert judged == []
+    report(1, "splits")
+    assert ranks.speakers[0].poll_once()
+    assert judged == ["splits", "data/1"]
+
+
 def test_a_truncated_epoch_replaces_the_adapters_notice(ranks: Ranks) -> None:
     """A truncated epoch is noted, and the adapter's own notice about it is not."""
     (entry,) = ranks.close(EPOCH, UnusedBatches(1, 4, False), UnusedBatches(0))

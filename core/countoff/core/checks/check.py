@@ -111,6 +111,7 @@ class Others(Protocol):
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
+        after: Sequence[str] = (),
     ) -> None:
         """Reports a record to the first rank, which judges all that have come.
 
@@ -119,6 +120,7 @@ class Others(Protocol):
             record: This rank's record.
             judge: Takes the records by rank; returns what is wrong. Called on the first rank's speaker thread.
             owed: Whether the end of the fit waits for it. False for what not every rank need report.
+            after: The names of earlier reports that are judged first.
         """
         ...
 

@@ -32,6 +32,10 @@ class Gathering:
         done: Called once, with the records and the ranks that are missing.
         missed: Called every ten seconds with the ranks that are missing.
         keep: Whether the records stay in the store, to be gathered again.
+        after: Those that must be done before this one is.
+
+    Attributes:
+        is_done: Whether it has all records that it will have.
     """
 
     def __init__(
@@ -43,7 +47,10 @@ class Gathering:
         missed: Callable[[list[int]], None] | None = None,
         *,
         keep: bool = False,
+        after: Sequence[Gathering] = (),
     ) -> None:
+        self.is_done = False
+        self._after = after
         self._keep = keep
         self._name = name
         self._ranks = list(ranks)
@@ -58,6 +65,8 @@ class Gathering:
 
     def poll(self, channel: Channel) -> bool:
         """Looks once; True when it has called `done`."""
+        if not all(each.is_done for each in self._after):
+            return False
         now = time.monotonic()
         if not channel.has_reports(self._name, self._ranks) and now < self._deadline:
             if self._missed is not None and now > self._next_reminder:
@@ -68,6 +77,7 @@ class Gathering:
         records = channel.reports(self._name, self._ranks)
         if not self._keep:
             channel.forget(self._name, list(records))
+        self.is_done = True
         self._done(records, self._missing(records))
         return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.checks import Checks, late
@@ -21,7 +21,7 @@ from countoff.core.liveness.heartbeats import begin_fit
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.records import RECORD_BYTES, Records, record_text
 from countoff.core.state import State
-from countoff.core.store.gathering import Awaiting
+from countoff.core.store.gathering import Awaiting, Gathering
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RollCall:
     def __init__(self, state: State, speaker: Speaker, checks: Checks) -> None:
         self.metrics: dict[str, float] = {}
         self.agreed: frozenset[str] = frozenset()
-        self._open: set[str] = set()
+        self._open: dict[str, Gathering] = {}
         self._settled = threading.Event()
         self._state = state
         self._speaker = speaker
@@ -146,6 +146,7 @@ class RollCall:
         judge: Callable[[Records], Iterable[Verdict | None]],
         *,
         owed: bool = True,
+        after: Sequence[str] = (),
     ) -> None:
         """Reports one record of this rank, in the background; see `countoff.core.checks.check.Others`."""
 
@@ -153,7 +154,7 @@ class RollCall:
             del missing  # the ranks that answered can be compared
             self._find(judge(records))
 
-        self._report(name, lambda: dict(record), done, owed=owed)
+        self._report(name, lambda: dict(record), done, owed=owed, after=after)
 
     def settle(self) -> None:
         """Waits on the first rank until the roll calls of closed spans are complete and all warnings are printed.
@@ -179,6 +180,7 @@ class RollCall:
         done: Callable[[Records, list[int]], None],
         *,
         owed: bool = True,
+        after: Sequence[str] = (),
     ) -> None:
         """Reports one record of this rank, in the background. Every rank that is present must, at its own time.
 
@@ -187,6 +189,7 @@ class RollCall:
             record: Returns the record as it is when it is written.
             done: Called on the first rank, by the speaker, with the records that came and the ranks that are missing.
             owed: Whether `settle` waits for it. False for what not every rank need report.
+            after: What is done before it, of what this rank has reported and owed.
         """
         state, speaker = self._state, self._speaker
 
@@ -201,12 +204,14 @@ class RollCall:
 
         def gathered(records: Records, missing: list[int]) -> None:
             done(records, missing)
-            self._open.discard(name)
+            self._open.pop(name, None)
             self._settled.set()
 
+        deadline, earlier = time.monotonic() + state.settings.deadline_seconds, [*map(self._open.get, after)]
+        gathering = Gathering(name, state.present, deadline, gathered, after=[*filter(None, earlier)])
         if owed:
-            self._open.add(name)
-        speaker.gather(name, state.present, time.monotonic() + state.settings.deadline_seconds, gathered)
+            self._open[name] = gathering
+        speaker.poll(gathering)
 
     def _compare(self, records: Records) -> None:
         """Compares all reports: the first mismatch becomes a verdict, differences that may be meant become warnings."""

@@ -17,6 +17,8 @@ other rank, and a hang stays visible. They are forked from a server that has imp
 
 import contextlib
 import functools
+import itertools
+import json
 import multiprocessing
 import os
 import pickle
@@ -48,6 +50,8 @@ STREAMING_TURN = Path(tempfile.gettempdir()) / f"one-streaming-job-of-{os.getuid
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
+_DEFAULT_STORE: Final = "default_pg/0//"
+"""How the keys of the job's default store begin, in the store itself."""
 _REPOSITORY: Final = Path(__file__).parents[1]
 NAME_LOOKUPS: Final = {"RES_OPTIONS": "timeout:1 attempts:1"}
 """Bounds how long a name look-up takes, in every process of a job.
@@ -364,7 +368,36 @@ def run_ranks(
             watch.start(call, {**torchruns, **place, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
             while_running(watch)
-        return watch.finish(expect)
+        try:
+            return watch.finish(expect)
+        except RanksTimedOut as late:
+            if hosted_by == "agent":
+                late.args = (f"{late}\n{told_to_others(int(rendezvous['MASTER_PORT']), world_size)}",)
+            raise
+
+
+def told_to_others(port: int, world_size: int) -> str:
+    """Return what the ranks have told each other through countoff in their last fit, for a hang that nothing explains.
+
+    Args:
+        port: The port of their store, on this host.
+        world_size: How many they are.
+    """
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+    def first_missing(name: str) -> int:
+        return next(number for number in itertools.count() if not store.check([f"{name}{number}"]))
+
+    fits = first_missing(f"{_DEFAULT_STORE}countoff/")
+    if not fits:
+        return "countoff: rank 0 has not told where the ranks meet."
+    base = f"countoff/{json.loads(store.get(f'{_DEFAULT_STORE}countoff/{fits - 1}'))['nonce']}/"
+    names = ["plan", *(f"{what}/{rank}" for what in ("joined", "plan") for rank in range(world_size))]
+    there = [name for name in names if store.check([f"{base}{fits - 1}/{name}"])]
+    return (
+        f"countoff: fit {fits - 1} has {', '.join(there)} in the store, and not "
+        f"{', '.join(name for name in names if name not in there)}; its log ends at {first_missing(f'{base}log/')}."
+    )
 
 
 def prepare(function: Callable[..., Any], args: Sequence[Any], directory: Path) -> tuple[Path, bytes]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from countoff.core import FitPlan, Guard, Settings
 from integration_tests import harness
 from integration_tests.harness import ABSENT, RanksFailed, RanksTimedOut, Watch, tell
 from integration_tests.torchrun import TorchrunTimedOut
@@ -66,6 +67,13 @@ def rank_1_does_not_come():
         dist.barrier()
     else:
         hang_in_a_thread()
+
+
+def rank_1_begins_no_fit():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        Guard(Settings(), rank=0, world_size=2).fit_start(FitPlan())
+    hang_in_a_thread()
 
 
 def write_error_file():
@@ -154,6 +162,15 @@ def test_a_rank_blocked_in_a_collective_shows_its_stack(run_ranks):
         run_ranks(rank_1_does_not_come, 2, deadline_seconds=3)
     assert "in barrier" in failure.value.results[0].output
     assert "in hang_in_a_thread" in failure.value.results[1].output
+
+
+def test_a_hang_shows_what_countoff_has_told_the_others(run_ranks):
+    """Stacks do not tell which rank's report is missing, the store does."""
+    with pytest.raises(RanksTimedOut) as failure:
+        run_ranks(rank_1_begins_no_fit, 2, deadline_seconds=5)
+    assert str(failure.value).endswith(
+        "countoff: fit 0 has joined/0, plan/0 in the store, and not plan, joined/1, plan/1; its log ends at 0."
+    )
 
 
 def test_each_rank_has_its_own_error_file(run_ranks):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from countoff.core.flag import turned_on
 from countoff.core.settings import OptionValues, Settings, SettingsError
+from tests.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -246,8 +247,15 @@ def test_a_path_keeps_its_place(given: object, tmp_path: Path, monkeypatch: pyte
     assert Settings.resolve(verdict_file=given).verdict_file == str(tmp_path / "verdict.json")
 
 
-def test_a_refusal_reads_as_documented() -> None:
-    assert refusal(on_divergence="stop") == "argument `on_divergence` must be 'raise' or 'warn', got 'stop'"
+def test_refusals_read_as_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page has the lines as they are, with all names that are known."""
+    found = [refusal(totals="repair"), refusal(tick_batches=0), refusal(stall_second=5)]
+    monkeypatch.setenv("COUNTOFF_STALL_SECONDS", "soon")
+    found.insert(2, refusal())
+    monkeypatch.delenv("COUNTOFF_STALL_SECONDS")
+    monkeypatch.setenv("COUNTOFF_ENABLED", "1")
+    found.append(refusal())
+    assert "\n```\n" + "\n".join(found) + "\n```\n" in (ROOT / "docs" / "settings.md").read_text()
 
 
 def test_a_value_with_a_long_repr_is_refused_in_one_line() -> None:

@@ -383,7 +383,7 @@ def told_to_others(port: int, world_size: int) -> str:
         port: The port of their store, on this host.
         world_size: How many they are.
     """
-    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
     def first_missing(name: str) -> int:
         return next(number for number in itertools.count() if not store.check([f"{name}{number}"]))

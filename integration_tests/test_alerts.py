@@ -199,5 +199,6 @@ def test_torchrun_in_a_pod(tmp_path, receiver):
     assert run.exit_code == 86, run.output
     [body] = bodies_of(receiver)
     assert re.match("countoff: UnevenBatches: rank 1 ran out of data after 23 batches", body["title"]), body
-    assert (tmp_path / "termination-log").read_text().startswith(body["title"])
+    title = body["title"].removesuffix("…")  # what rank 0 was seen to do may be too long for a title
+    assert (tmp_path / "termination-log").read_text().startswith(title)
     assert SECRET not in run.output

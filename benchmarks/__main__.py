@@ -53,7 +53,7 @@ parts:
     start         how much later a program starts with `countoff run` in front of it
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
-  voices      roll call, proof and exit of 32 real ranks on 4 hosts, with one voice per host and without
+  voices      roll call, proof and exit of 32 and 64 real ranks, with one voice per host and without
   scale       store operations, bytes, processor time and latency of simulated ranks: 64 to 4,096 that speak for
               themselves, and 512 to 100,000 of which one speaks for its host; also:
     credits       those of even passes (uneven_train), with 64 to 4,096, and with 512 to 32,768

@@ -169,7 +169,7 @@ class ProcessThreads:
     def _connect_first(self) -> Channel:
         """Connects through the voice of this host, where many ranks meet, or to the store itself."""
         link, direct = self._link, self._connect()
-        if len(link.ranks) < self._settings.voice_ranks:
+        if not 0 < self._settings.voice_ranks <= len(link.ranks):
             return direct
         self._voice, door = find_voice(
             direct,

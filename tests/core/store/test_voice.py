@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from countoff.core.liveness.heartbeats import announce_signal, begin_fit, has_signal, takes_part
 from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.packs import pack, unpack
 from countoff.core.store.voice import Voice
@@ -343,6 +344,45 @@ def test_a_rank_that_has_lost_its_voice_speaks_for_itself():
     assert hosts.channels[0].reports("joined", [2, 3]) == {2: {"joined": True}}
     hosts.channels[3].beat(3, {"heartbeat": 1, "read": 4})
     assert hosts.channels[0].beats(range(1, 6), known=False)[3] == {"heartbeat": 1, "read": 4}
+
+
+def test_a_signal_is_known_though_the_voice_ends_with_it():
+    """All ranks get it at once, and a rank that was only told to end must not look lost."""
+    hosts = Hosts()
+    for rank, channel in enumerate(hosts.channels):
+        begin_fit(channel, rank)
+    announce_signal(hosts.channels[2], 2)
+    hosts.lost.add(1)
+    assert takes_part(hosts.channels[3], 2)
+    assert has_signal(hosts.channels[3], 2)
+
+
+def test_a_rank_that_has_lost_its_voice_still_takes_part_after_many_reports():
+    hosts = Hosts()
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+        begin_fit(channel.at("0/"), rank)
+        for epoch in range(40):
+            channel.at("0/").report(f"span/{epoch}", rank, {"closed": 1.0})
+    hosts.lost.add(1)
+    hosts.channels[3].report("span/40", 3, {"closed": 1.0})
+    assert takes_part(hosts.channels[0].at("0/"), 3)
+    assert hosts.store.has("rank/3")
+    assert not hosts.store.has("0/span/3/3")  # it was gathered long ago
+
+
+def test_ranks_with_and_without_a_voice_see_each_others_reports():
+    """A host may have one rank, or its voice may be out of reach for some."""
+    hosts = Hosts()
+    lonely = [VoicedChannel.alone(rank, hosts.store) for rank in (4, 5)]
+    channels = [*hosts.channels, *lonely]
+    for rank, channel in enumerate(channels):
+        begin_fit(channel, rank)
+        channel.report("plan", rank, {"of": rank})
+    hosts.later()
+    for channel in channels:
+        assert channel.reports("plan", range(6)) == {rank: {"of": rank} for rank in range(6)}
+        assert all(takes_part(channel, rank) for rank in range(6))
 
 
 def test_a_count_that_may_have_been_lost_is_not_repeated():

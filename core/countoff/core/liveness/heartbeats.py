@@ -208,7 +208,7 @@ def announce_signal(channel: Channel, rank: int) -> None:
 
     For those that get one too. To any other rank it is lost.
     """
-    channel.report("signal", rank, {"signal": True})
+    channel.report("signal", rank, {"signal": True}, at_once=True)
 
 
 def has_signal(channel: Channel, rank: int) -> bool:

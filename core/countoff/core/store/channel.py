@@ -164,8 +164,15 @@ class Channel:
         """
         return self.add(key, amount)
 
-    def report(self, name: str, rank: int, record: Mapping[str, Any]) -> None:
-        """Writes the record of one rank under a name that all ranks share, over an earlier one too."""
+    def report(self, name: str, rank: int, record: Mapping[str, Any], *, at_once: bool = False) -> None:
+        """Writes the record of one rank under a name that all ranks share, over an earlier one too.
+
+        Args:
+            name: The name.
+            rank: The rank.
+            record: Its record.
+            at_once: Whether the record must not wait for those of other ranks of this host.
+        """
         self.set(f"{name}/{rank}", record)
 
     def take_back(self, name: str, rank: int) -> None:

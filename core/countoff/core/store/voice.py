@@ -307,9 +307,12 @@ class Voice:
 
     # Reports.
 
-    def _report(self, rank: int, name: str, record: dict[str, Any]) -> None:
+    def _report(self, rank: int, name: str, record: dict[str, Any], at_once: bool) -> None:
         self._change(name).records[rank] = record
-        self._write_if_whole(name)
+        if at_once:
+            self.flush()
+        else:
+            self._write_if_whole(name)
 
     def _take_back(self, rank: int, name: str) -> None:
         self._change(name).records.pop(rank, None)

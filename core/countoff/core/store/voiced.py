@@ -18,6 +18,8 @@ __all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way"]
 
 _FEW = 16
 """Of so many ranks, the voices are looked up one by one."""
+_LASTING = ("rank", "joined")
+"""Reports that hold until they are taken back; of the others, the last few may still be waited for."""
 _CHUNK = 256
 """Packs that are fetched at once."""
 
@@ -48,21 +50,21 @@ class Way:
     """The way of one thread of a rank to the job's store, and what is known of the voices of other ranks.
 
     Attributes:
-        line: To the voice.
+        line: To the voice; None for a rank that has none from the beginning.
         rank: The rank.
-        number: The voice's number; see `Voice`.
+        number: The voice's number; see `Voice`. 0: there is none.
         store: The addresses of this host and of the store's host, as the voice sees them.
         go_alone: Returns a channel of this rank's own to the job's store.
-        direct: That channel, once the voice is lost.
+        direct: That channel, where there is no voice any more, or none from the beginning.
         via: The numbers of the voices of ranks; 0 for a rank that has lost its voice.
         sizes: How many ranks are known to have a voice, by its number.
         fallen: How many ranks are known to have lost their voice.
         beating: The numbers of the voices that are known to have sent a heartbeat.
-        standing: The last reports of this rank, which go to the store itself once the voice is lost.
+        standing: What holds of the reports of this rank, which goes to the store itself once the voice is lost.
         told: Records of this rank for those of its host alone, likewise.
     """
 
-    line: Line
+    line: Line | None
     rank: int
     number: int
     store: tuple[str, str]
@@ -93,6 +95,17 @@ class VoicedChannel(Channel):
         self._prefix = ""
         self._whole: Channel | None = None
         self._gathered: tuple[str, Records] = "", {}
+
+    @classmethod
+    def alone(cls, rank: int, direct: Channel) -> VoicedChannel:
+        """The channel of a rank without a voice, in a job in which other ranks may have one.
+
+        Args:
+            rank: The rank.
+            direct: A channel of its own to the job's store, of the whole process.
+        """
+        ends = direct.own_address(), direct.store_address()
+        return cls(Way(None, rank, 0, ends, go_alone=lambda: direct, direct=direct))
 
     # One request each.
 
@@ -168,25 +181,28 @@ class VoicedChannel(Channel):
         return False
 
     def shut(self) -> None:  # noqa: D102
-        self._way.line.shut()
+        if self._way.line is not None:
+            self._way.line.shut()
         if self._way.direct is not None:
             self._way.direct.shut()
 
     def release(self) -> None:  # noqa: D102
-        self._way.line.shut()
+        if self._way.line is not None:
+            self._way.line.shut()
         if self._way.direct is not None:
             self._way.direct.release()
 
     # Reports.
 
-    def report(self, name: str, rank: int, record: Mapping[str, Any]) -> None:  # noqa: D102
+    def report(self, name: str, rank: int, record: Mapping[str, Any], *, at_once: bool = False) -> None:  # noqa: D102
         encode(record)
         way, name = self._way, self._prefix + name
         way.standing.pop(name, None)
         way.standing[name] = record
-        if len(way.standing) > _FEW:
-            del way.standing[next(iter(way.standing))]
-        self._ask(["report", name, record], lambda store: store.report(name, rank, record))
+        passing = [each for each in way.standing if each.rpartition("/")[2] not in _LASTING]
+        if len(passing) > _FEW:
+            del way.standing[passing[0]]
+        self._ask(["report", name, record, at_once], lambda store: store.report(name, rank, record))
 
     def take_back(self, name: str, rank: int) -> None:  # noqa: D102
         way, name = self._way, self._prefix + name
@@ -335,18 +351,18 @@ class VoicedChannel(Channel):
     def _ask(self, request: Sequence[Any], alone: Callable[[Channel], Any]) -> Any:
         """Returns the voice's answer, or the store's own where there is no voice any more."""
         way = self._way
-        if way.direct is None:
+        if way.direct is None and way.line is not None:
             try:
                 return way.line.ask(request)
             except VoiceLostError:
-                self._go_alone()
+                self._go_alone(way.line)
         assert way.direct is not None
         return alone(way.direct)
 
-    def _go_alone(self) -> None:
+    def _go_alone(self, line: Line) -> None:
         """Speaks for itself from here on, and lets the others know."""
         way = self._way
-        way.line.shut()
+        line.shut()
         direct = way.go_alone()
         direct.set(f"via/{way.rank}", {"via": 0})
         for name, record in way.standing.items():

@@ -24,6 +24,7 @@ from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
 from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
+from countoff.core.store.voiced import VoicedChannel
 from countoff.core.threads.host_voice import HostVoice, find_voice
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
@@ -180,7 +181,8 @@ class ProcessThreads:
             connect=self._connect,
         )
         if door is None:
-            return direct
+            self._open = lambda: VoicedChannel.alone(link.rank, self._connect())
+            return VoicedChannel.alone(link.rank, direct)
         self._open = door
         link.voiced = True
         if self._voice is None:

@@ -119,6 +119,8 @@ def test_a_voice_that_is_there_and_out_of_reach_has_no_second_one_beside_it(host
         struct.pack("!I", 2) + b"{}",
         struct.pack("!I", 1 << 31),
         struct.pack("!I", 14) + b'["hello","",0]',
+        struct.pack("!I", 18) + b'["hello",[1,2],{}]',
+        struct.pack("!I", 200_000) + b"[" * 200_000,
     ],
 )
 def test_a_stranger_is_shown_the_door_and_no_rank_notices(host: Host, sent: bytes):
@@ -131,15 +133,43 @@ def test_a_stranger_is_shown_the_door_and_no_rank_notices(host: Host, sent: byte
     assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
 
 
-def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host):
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        '["shutdown","now"]',
+        '["wait"]',
+        '["wait",0]',
+        '["wait","plan"]',
+        '["get","host/nobody"]',
+        '["get_many",["log/0"],"all"]',
+        '["has",7]',
+        '["claim",{},{}]',
+        '["add","log/0",1e999]',
+        '["beat",{"heartbeat":1}]',
+        '["report","plan"]',
+        '["report","plan","text"]',
+        '["report","\\ud800",{}]',
+        '["take_back","\\ud800"]',
+        '["count","even",0.5]',
+        "[" * 200_000,
+        "7",
+        "[]",
+    ],
+)
+def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host, request_text: str):
+    """Not then, and not when what it has asked for would be written: each other rank is served."""
     [speaking, _] = host.join(1)
     _, port, nonce = address(host)
-    line = SocketLine(socket.create_connection(("127.0.0.1", port)), Process.own(0))
+    end = socket.create_connection(("127.0.0.1", port))
+    line = SocketLine(end, Process.own(0))
     assert line.ask(["hello", nonce, 0])[0] == 1
+    end.sendall(struct.pack("!I", len(request_text)) + request_text.encode())
     with pytest.raises(VoiceLostError):
-        line.ask(["shutdown", "now"])
+        line.ask(["has", ["log/0"]])
     line.shut()
-    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
+    speaking.report("row", 1, {"batches": 3})
+    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}  # the voice writes all reports first
+    assert speaking.count("even", 1) == 1
 
 
 def test_what_another_program_has_written_is_one_ranks_error(host: Host):

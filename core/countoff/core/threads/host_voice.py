@@ -24,7 +24,7 @@ from typing import Any
 
 from countoff.core.liveness.processes import Process
 from countoff.core.protocol.records import parse_count, parse_rank
-from countoff.core.store.channel import Channel, ChannelError
+from countoff.core.store.channel import Channel, ChannelError, encode
 from countoff.core.store.voice import Voice
 from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
 from countoff.core.threads.join import join
@@ -39,6 +39,8 @@ _LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 30.0
 _LINGER_SECONDS = 0.5
 _ELECTIONS = 16
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What is raised about a request that is none. What is wrong with the store is another `RuntimeError`."""
 _all: weakref.WeakSet[HostVoice] = weakref.WeakSet()
 
 
@@ -391,7 +393,7 @@ class HostVoice:
         try:
             for request in client.requests():
                 self._answer(client, request)
-        except (KeyError, TypeError, ValueError):  # it is none of our ranks, or of another version
+        except _NONSENSE:  # it is none of our ranks, or of another version
             self._drop(client)
 
     def _answer(self, client: _Client, request: Any) -> None:
@@ -404,6 +406,7 @@ class HostVoice:
             self._reply(client, {"is": [self._number, *self._addresses]})
             return
         try:
+            _check(request)
             self._voice.answer(client.rank, request, lambda answer: self._reply(client, {"is": answer}))
         except ChannelError as error:
             self._reply(client, {"error": str(error), "foreign": True})
@@ -428,6 +431,23 @@ class HostVoice:
         answer = {"error": str(error) or type(error).__name__, "foreign": isinstance(error, ChannelError)}
         for client in list(self._clients.values()):
             self._reply(client, answer)
+
+
+def _check(request: Sequence[Any]) -> None:
+    """Looks at what the voice would keep now and write later, when an error would be that of all its ranks.
+
+    Raises:
+        ChannelError, TypeError, ValueError: If it cannot be written.
+    """
+    name, *arguments = request
+    if name in ("report", "take_back", "count"):
+        arguments[0].encode()
+    if name == "report":
+        if not isinstance(arguments[1], dict):
+            raise TypeError(f"expected a record, got {arguments[1]!r}")
+        encode(arguments[1])
+    elif name == "count":
+        parse_count(arguments[1])
 
 
 def _expected() -> int:

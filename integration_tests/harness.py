@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -50,6 +51,7 @@ STREAMING_TURN = Path(tempfile.gettempdir()) / f"one-streaming-job-of-{os.getuid
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
+_STORE_SECONDS: Final = timedelta(seconds=5)
 _DEFAULT_STORE: Final = "default_pg/0//"
 """How the keys of the job's default store begin, in the store itself."""
 _REPOSITORY: Final = Path(__file__).parents[1]
@@ -372,7 +374,8 @@ def run_ranks(
             return watch.finish(expect)
         except RanksTimedOut as late:
             if hosted_by == "agent":
-                late.args = (f"{late}\n{told_to_others(int(rendezvous['MASTER_PORT']), world_size)}",)
+                with contextlib.suppress(RuntimeError):  # the store may be what hangs
+                    late.args = (f"{late}\n{told_to_others(int(rendezvous['MASTER_PORT']), world_size)}",)
             raise
 
 
@@ -383,7 +386,7 @@ def told_to_others(port: int, world_size: int) -> str:
         port: The port of their store, on this host.
         world_size: How many they are.
     """
-    store: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store: Any = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=_STORE_SECONDS)
 
     def first_missing(name: str) -> int:
         return next(number for number in itertools.count() if not store.check([f"{name}{number}"]))

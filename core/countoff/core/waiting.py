@@ -1,14 +1,60 @@
-"""Waiting for what tells nobody that it has changed, such as a key of the store. Whatever can tell has an event."""
+"""Waiting: a queue whose `get` ends in time, and looks at what tells nobody that it has changed, as a key of a store.
+
+Whatever can tell has an event.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-__all__ = ["first_pause", "until"]
+__all__ = ["TimedQueue", "first_pause", "until"]
 
 _SECONDS_PER_RANK = 0.0002
 _SHORTEST, _LONGEST = 0.001, 0.005
+_T = TypeVar("_T")
+
+
+class TimedQueue(Generic[_T]):
+    """A queue that one thread empties, waiting only so long for the next item. `put` never waits.
+
+    Before Python 3.13, ``get(timeout=...)`` of a `queue.SimpleQueue` may block for ever: where the time is over before
+    it has begun to wait, it computes a negative time (`get` in Modules/_queuemodule.c), which means without an end.
+    `queue.Queue` ends in time, but the handler of a signal must not call its `put`, which may have been interrupted.
+    """
+
+    def __init__(self) -> None:
+        self._items = collections.deque[_T]()
+        self._added = threading.Lock()  # released: something was put since the last look
+        self._added.acquire()
+
+    def put(self, item: _T) -> None:
+        """Adds an item, from any thread."""
+        self._items.append(item)
+        if self._added.locked():
+            with contextlib.suppress(RuntimeError):  # another thread has released it since
+                self._added.release()
+
+    def get(self, seconds: float = 0.0) -> _T:
+        """Removes and returns the oldest item, after waiting for one for at most so many seconds.
+
+        Raises:
+            queue.Empty: If there is none.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._items:
+            if not self._added.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise queue.Empty
+        return self._items.popleft()
+
+    def __len__(self) -> int:
+        """How many items there are."""
+        return len(self._items)
 
 
 def first_pause(ranks: int) -> float:

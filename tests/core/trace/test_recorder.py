@@ -142,10 +142,10 @@ def waiting_lines(fit: Guard) -> None:
     """Ends with the number of lines that wait for a thread which this process does not have."""
     recorder = fit.state.observer
     assert isinstance(recorder, Recorder)
-    before = recorder.writer.queue.qsize()
+    before = len(recorder.writer.queue)
     fit.train_start(0)
     fit.failed(ValueError("torn"))
-    sys.exit(recorder.writer.queue.qsize() - before)
+    sys.exit(len(recorder.writer.queue) - before)
 
 
 def test_a_process_that_was_forked_off_writes_nothing(tmp_path: Path) -> None:

@@ -218,10 +218,10 @@ def test_nobody_waits_for_a_file_system_that_does_not_answer(traced: Traced, mon
     writer = traced.join()
     began = time.monotonic()
     writer.put({"n": 0})
-    wait_until(lambda: writer.queue.empty())
+    wait_until(lambda: len(writer.queue) == 0)
     for number in range(1, 1000):
         writer.put({"n": number})
-    assert writer.queue.qsize() == 50
+    assert len(writer.queue) == 50
     traced.leave(writer)
     assert time.monotonic() - began < 5
     answers.set()
@@ -330,7 +330,7 @@ def test_dropped_lines_are_counted(traced: Traced, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module.os, "write", lambda file, text: answers.wait(60) and write(file, text))
     writer = traced.join()
     writer.put({"n": 0})
-    wait_until(lambda: writer.queue.empty())
+    wait_until(lambda: len(writer.queue) == 0)
     for number in range(1, 100):
         writer.put({"n": number})
     answers.set()

@@ -31,6 +31,7 @@ from countoff.core.threads.link import Link
 from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import LOOK_SECONDS
+from countoff.core.waiting import TimedQueue
 
 if TYPE_CHECKING:
     from countoff.core.threads.member import Member
@@ -81,7 +82,7 @@ class ProcessThreads:
         self._over = False
         self.closing = threading.Event()
         self._woken = threading.Event()  # the listener, out of a pause
-        self._ready: queue.SimpleQueue[Speaker | None] = queue.SimpleQueue()
+        self._ready = TimedQueue[Speaker | None]()
         self._parts: dict[int, Channel] = {}
         self._next_heartbeat = 0.0
         self._pause = _FINISHED_POLL_SECONDS
@@ -286,7 +287,7 @@ class ProcessThreads:
         link, ready = self._link, self._ready
         speakers: list[Speaker | None] = []
         with contextlib.suppress(queue.Empty):
-            speakers.append(ready.get(timeout=self._seconds_until_due()))
+            speakers.append(ready.get(self._seconds_until_due()))
         link.busy_since = time.monotonic()
         for speaker in speakers:
             if speaker is None:
@@ -296,15 +297,15 @@ class ProcessThreads:
         if not members and self._end_if_done():
             return False
         for member in members:
-            if ready.empty():
+            if not ready:
                 member.speaker.look(self._part(member.number, channel))
         overdue = time.monotonic() - self._next_heartbeat
-        if overdue >= 0 and (ready.empty() or overdue > _SILENT_SECONDS):
+        if overdue >= 0 and (not ready or overdue > _SILENT_SECONDS):
             self._send_heartbeat(channel)
             for member in members:
                 part = self._part(member.number, channel)
                 link.heartbeats.report_silence(part, member.state, self.lifelines.vouches)
-        link.heartbeats.prune(channel, ready.empty)
+        link.heartbeats.prune(channel, lambda: not ready)
         return True
 
     def _send_heartbeat(self, channel: Channel) -> None:

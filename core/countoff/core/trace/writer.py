@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from countoff.core.trace.format import file_name, parse_name
+from countoff.core.waiting import TimedQueue
 
 Line = Mapping[str, Any]
 LOOK_SECONDS = 0.25
@@ -60,7 +61,7 @@ class Writer:
         self._directory = directory
         self._rank = rank
         self._warn = warn
-        self.queue: queue.SimpleQueue[Line | Callable[[], Sequence[Line]] | None] = queue.SimpleQueue()
+        self.queue = TimedQueue[Line | Callable[[], Sequence[Line]] | None]()
         self._sources: list[Source] = []
         self._dropped = 0
         self._over = (rank, directory) in failed
@@ -75,7 +76,7 @@ class Writer:
         """
         if self._over:
             return
-        if self.queue.qsize() >= MOST_LINES:
+        if len(self.queue) >= MOST_LINES:
             self._dropped += 1
             return
         self.queue.put(line)
@@ -134,9 +135,9 @@ class Writer:
         """Writes what has come, and what the sources have to say; False once the last one has left."""
         items: list[Line | Callable[[], Sequence[Line]] | None] = []
         with contextlib.suppress(queue.Empty):
-            items.append(self.queue.get(timeout=LOOK_SECONDS))
+            items.append(self.queue.get(LOOK_SECONDS))
             while len(items) < MOST_LINES:
-                items.append(self.queue.get_nowait())
+                items.append(self.queue.get())
         lines: list[Line] = []
         for item in items:
             if callable(item):

@@ -1,10 +1,15 @@
 """The voice of a host and its connections, on a real store: two ranks, in one process."""
 
 import contextlib
+import json
 import os
+import resource
+import select
 import socket
+import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +19,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core.liveness.processes import Process
 from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.voiced import VoicedChannel, VoiceLostError
+from countoff.core.threads import host_voice
 from countoff.core.threads.host_voice import HostVoice, SocketLine, find_voice
 from tests.relay import Relay
 
 PREFIX = "countoff/0123456789ab/"
+HELLO = ["hello", "00" * 16, 0]
 
 
 class Host:
@@ -45,11 +52,40 @@ class Host:
         self.opened += channels
         return channels
 
+    def speak(self, listener: socket.socket) -> HostVoice:
+        """A voice with the nonce of `HELLO`, which is yet to be started."""
+        voice = HostVoice(self.connect(), self.connect, listener, bytes(16), 1, range(4), every=1.0, follows=False)
+        self.voices.append(voice)
+        return voice
+
     def leave(self) -> None:
         for channel in self.opened:
             channel.release()
         for voice in self.voices:
             voice.close()
+
+
+class Listener(socket.socket):
+    """A socket that counts how often a connection was looked for."""
+
+    tried = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        self.tried += 1
+        return super().accept()
+
+
+def ports() -> list[tuple[int, int]]:
+    """The ports of this process's TCP sockets: their own, and that of the other end, or 0."""
+    found: list[tuple[int, int]] = []
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as end:
+                    if end.family == socket.AF_INET:
+                        found.append((end.getsockname()[1], 0))
+                        found[-1] = found[-1][0], end.getpeername()[1]
+    return found
 
 
 @pytest.fixture
@@ -172,6 +208,80 @@ def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host, reques
     assert speaking.count("even", 1) == 1
 
 
+def test_a_greeting_is_short(host: Host):
+    host.join(1)
+    _, port, nonce = address(host)
+    hello = json.dumps(["hello", nonce, 0]).ljust(256)
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as end:
+        end.sendall(struct.pack("!I", len(hello)) + hello.encode())
+        with contextlib.suppress(ConnectionResetError):
+            assert end.recv(100) == b""
+
+
+@pytest.mark.parametrize("sent", [b"", struct.pack("!I", 200) + b"["])
+def test_a_connection_that_does_not_greet_the_voice_is_closed(host: Host, sent: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host_voice, "GREETING_SECONDS", 0.2)
+    [speaking, _] = host.join(1)
+    with socket.create_connection(address(host)[:2], timeout=20) as stranger:
+        stranger.sendall(sent)
+        assert stranger.recv(100) == b""
+    assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
+
+
+def test_a_greeting_that_has_come_while_the_voice_was_held_is_in_time(host: Host, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host_voice, "GREETING_SECONDS", -1.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    voice = host.speak(listener)
+    line = SocketLine(socket.create_connection(listener.getsockname()), Process.own(0))
+    answers: list[Any] = []
+    asks = threading.Thread(target=lambda: answers.append(line.ask(HELLO)))
+    asks.start()
+    while not select.select([listener], [], [], 0)[0]:
+        pass
+    voice.start()
+    asks.join(20)
+    line.shut()
+    assert [answer[0] for answer in answers] == [1]
+
+
+def test_strangers_wait_once_there_are_many(host: Host):
+    [speaking, _] = host.join(1)
+    _, port, _ = address(host)
+    most = 2 + host_voice.ARRIVALS
+    with contextlib.ExitStack() as opened:
+        for _ in range(most):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+        for _ in range(2 * most):  # it looks for connections, too, each time that it looks for requests
+            speaking.add("hosts", 0)
+        assert sum(local == port and bool(other) for local, other in ports()) <= most
+    assert host.join(0)[0].claim("log/0", {"rank": 0}) == {"rank": 0}
+
+
+def test_a_voice_that_can_open_nothing_more_looks_for_connections_now_and_then(host: Host):
+    listener = Listener(fileno=socket.create_server(("127.0.0.1", 0)).detach())
+    voice = host.speak(listener)
+    voice.start()
+    ends = [socket.create_connection(listener.getsockname()), socket.socket()]
+    served, waiting = (SocketLine(end, Process.own(0)) for end in ends)
+    served.ask(HELLO)
+    tried, trips = listener.tried, 300
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        ends[1].connect(listener.getsockname())
+        began = time.monotonic()
+        for _ in range(trips):
+            served.ask(["add", "hosts", 0])
+        tries, most = listener.tried - tried, 2 + (time.monotonic() - began) / host_voice.PAUSE_SECONDS
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert 0 < tries <= most < trips
+    assert waiting.ask(HELLO)[0] == 1
+    for line in (served, waiting):
+        line.shut()
+
+
 def test_what_another_program_has_written_is_one_ranks_error(host: Host):
     [speaking, _], [other, _] = host.join(1), host.join(0)
     client = TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
@@ -196,8 +306,10 @@ def test_a_lost_store_is_told_to_all_ranks_as_such():
 
 def test_a_forked_process_closes_its_copies_alone(host: Host):
     [speaking, _] = host.join(1)
+    _, port, _ = address(host)
+    assert sum(port in pair for pair in ports()) == 5  # where the voice listens, and both ends of two connections
     child = os.fork()
     if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(sum(port in pair for pair in ports()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}

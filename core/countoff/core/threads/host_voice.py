@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import math
 import os
 import queue
 import selectors
@@ -18,7 +19,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,13 @@ __all__ = ["HostVoice", "find_voice"]
 
 _SIZE = struct.Struct("!I")
 _MOST_BYTES = 1 << 26
+_GREETING_BYTES = 256
+GREETING_SECONDS = 5.0
+"""After so long, a voice closes a connection that has not greeted it."""
+ARRIVALS = 64
+"""Connections that a voice has open besides the two of each rank; more than that wait in the kernel."""
+PAUSE_SECONDS = 0.1
+"""So long a voice that can open no more connections looks for none."""
 _PATIENCE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 """So often a rank that waits for an answer looks whether its voice's process is there."""
@@ -226,30 +234,42 @@ class _Client:
 
     Attributes:
         end: This end of it.
+        deadline: Until when it may say which rank it is, by `time.monotonic()`.
         rank: The rank; None until it has said so.
         received: What has come of its next request.
     """
 
     end: socket.socket
+    deadline: float
     rank: int | None = None
     received: bytearray = field(default_factory=bytearray)
 
-    def requests(self) -> list[Any]:
-        """Takes the requests that have come whole.
+    def receive(self) -> bool:
+        """Receives some of what there is; False if the connection is over.
+
+        Raises:
+            OSError: If it has broken, or nothing is there.
+        """
+        received = self.end.recv(_GREETING_BYTES - len(self.received) if self.rank is None else 1 << 16)
+        self.received += received
+        return bool(received)
+
+    def requests(self) -> Iterator[Any]:
+        """Takes the requests that have come whole, each once the one before it has been answered.
 
         Raises:
             ValueError: If there is something else.
         """
-        whole: list[Any] = []
         while len(self.received) >= _SIZE.size:
             [size] = _SIZE.unpack_from(self.received)
-            if size > _MOST_BYTES:
-                raise ValueError(f"expected a request of at most {_MOST_BYTES} bytes, got {size}")
+            most = _GREETING_BYTES - _SIZE.size if self.rank is None else _MOST_BYTES
+            if size > most:
+                raise ValueError(f"expected a request of at most {most} bytes, got {size}")
             if len(self.received) < _SIZE.size + size:
-                break
-            whole.append(json.loads(self.received[_SIZE.size : _SIZE.size + size]))
+                return
+            request = self.received[_SIZE.size : _SIZE.size + size]
             del self.received[: _SIZE.size + size]
-        return whole
+            yield json.loads(request)
 
 
 class HostVoice:
@@ -287,13 +307,15 @@ class HostVoice:
         self._addresses = up.own_address(), up.store_address()
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._heard: queue.SimpleQueue[tuple[int, dict[str, Any]] | Exception] = queue.SimpleQueue()
-        self._voice = Voice(up, number, self._wanted.put, every=every, expected=_expected(), follows=follows)
+        self._expected = _expected()
+        self._voice = Voice(up, number, self._wanted.put, every=every, expected=self._expected, follows=follows)
         self._log: Channel | None = None
         self._clients: dict[socket.socket, _Client] = {}
+        self._arrivals: dict[socket.socket, _Client] = {}  # those that have not said which rank they are, in order
+        self._pausing_until: float | None = None
         self._selector = selectors.DefaultSelector()
         self._wakes, self._waker = socket.socketpair()
         self._closing_at: float | None = None
-        self._pid = os.getpid()
         self._speaks = threading.Thread(target=self._speak, name="countoff voice", daemon=True)
         self._listens = threading.Thread(target=self._listen, name="countoff voice's listener", daemon=True)
         _all.add(self)
@@ -348,8 +370,7 @@ class HostVoice:
     def _speak(self) -> None:
         try:
             while not self._is_over():
-                due = self._voice.tend()
-                for key, _ in self._selector.select(due if self._closing_at is None else min(due, _LOOK_SECONDS / 5)):
+                for key, _ in self._selector.select(min(self._voice.tend(), self._tend_connections())):
                     key.data()
             self._voice.flush()
         except Exception as error:  # the ranks are told, and decide what that means
@@ -362,13 +383,44 @@ class HostVoice:
     def _is_over(self) -> bool:
         return self._closing_at is not None and (not self._clients or time.monotonic() > self._closing_at)
 
+    def _tend_connections(self) -> float:
+        """Does what is due about connections; returns after how many seconds something is due again."""
+        due = [] if self._closing_at is None else [_LOOK_SECONDS / 5]
+        now = time.monotonic()
+        if self._pausing_until is not None and now >= self._pausing_until:
+            self._pausing_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for late in [client for client in self._arrivals.values() if now > client.deadline]:
+            self._serve(late)  # its greeting may have come while this process held the interpreter
+            if late.rank is None:
+                self._drop(late)
+        if self._pausing_until is not None:
+            due.append(self._pausing_until - now)
+        if self._arrivals:
+            due.append(next(iter(self._arrivals.values())).deadline - now)
+        return max(0.0, min(due, default=math.inf))
+
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        if len(self._clients) >= 2 * max(self._expected, len(self._voice.ranks)) + ARRIVALS:
+            self._pause()
+            return
+        try:
             end, _ = self._listener.accept()
-            end.setblocking(False)
+        except (BlockingIOError, ConnectionError):  # it is over already
+            return
+        except OSError:  # this process may open nothing more
+            self._pause()
+            return
+        self._clients[end] = self._arrivals[end] = client = _Client(end, time.monotonic() + GREETING_SECONDS)
+        end.setblocking(False)
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._serve(client))
+        with contextlib.suppress(OSError):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._clients[end] = client = _Client(end)
-            self._selector.register(end, selectors.EVENT_READ, lambda: self._serve(client))
+
+    def _pause(self) -> None:
+        """Looks for no connection for a while: the one that waits would be reported at once, again and again."""
+        self._selector.unregister(self._listener)
+        self._pausing_until = time.monotonic() + PAUSE_SECONDS
 
     def _take_news(self) -> None:
         with contextlib.suppress(OSError):
@@ -381,15 +433,14 @@ class HostVoice:
 
     def _serve(self, client: _Client) -> None:
         try:
-            received = client.end.recv(1 << 16)
+            if not client.receive():
+                self._drop(client)
+                return
         except BlockingIOError:
             return
         except OSError:
-            received = b""
-        if not received:
             self._drop(client)
             return
-        client.received += received
         try:
             for request in client.requests():
                 self._answer(client, request)
@@ -402,6 +453,7 @@ class HostVoice:
             if word != "hello" or not hmac.compare_digest(bytes.fromhex(nonce), self._nonce):
                 raise ValueError("a connection that is none of ours")
             client.rank = parse_rank(rank, self._ranks)
+            del self._arrivals[client.end]
             self._voice.join(client.rank)
             self._reply(client, {"is": [self._number, *self._addresses]})
             return
@@ -422,6 +474,7 @@ class HostVoice:
     def _drop(self, client: _Client) -> None:
         if self._clients.pop(client.end, None) is None:
             return
+        self._arrivals.pop(client.end, None)
         self._selector.unregister(client.end)
         client.end.close()
         if client.rank is not None and all(other.rank != client.rank for other in self._clients.values()):

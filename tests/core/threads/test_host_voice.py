@@ -162,9 +162,10 @@ def test_a_voice_that_is_there_and_out_of_reach_has_no_second_one_beside_it(host
 def test_a_stranger_is_shown_the_door_and_no_rank_notices(host: Host, sent: bytes):
     [speaking, _] = host.join(1)
     with socket.create_connection(address(host)[:2], timeout=20) as stranger:
-        stranger.sendall(sent)
-        stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):  # it may be closed before all is sent
+            stranger.sendall(sent)
+            with contextlib.suppress(OSError):
+                stranger.shutdown(socket.SHUT_WR)
             assert stranger.recv(100) == b""
     assert speaking.claim("log/0", {"rank": 1}) == {"rank": 1}
 

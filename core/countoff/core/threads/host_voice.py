@@ -108,8 +108,7 @@ def find_voice(
             with contextlib.suppress(VoiceLostError):
                 door.first = door.open()
                 return None, door.open_next
-            process = Process.from_json(standing)
-            if process.pid != os.getpid() and process.state() != "gone":
+            if door.voice.pid != os.getpid() and door.voice.state() != "gone":
                 break  # it is there, but not for this rank: two voices of one host would contradict each other
     return None, None
 
@@ -142,6 +141,11 @@ class _Door:
     connect: Callable[[], Channel]
     first: VoicedChannel | None = None
 
+    @property
+    def voice(self) -> Process:
+        """The voice's process."""
+        return Process.from_json(self.standing)
+
     def open_next(self) -> VoicedChannel:
         """Returns another channel, beginning with the one that was opened first."""
         first, self.first = self.first, None
@@ -153,12 +157,11 @@ class _Door:
         Raises:
             VoiceLostError: If it is not there.
         """
-        voice = Process.from_json(self.standing)
         try:
             end = socket.create_connection(("127.0.0.1", parse_count(self.standing["port"])), _PATIENCE_SECONDS)
         except OSError as error:
             raise VoiceLostError(str(error)) from None
-        line = SocketLine(end, voice)
+        line = SocketLine(end, self.voice)
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number, own, store = line.ask(["hello", str(self.standing["nonce"]), self.rank])

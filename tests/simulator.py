@@ -28,6 +28,7 @@ _SYNC = "sync"
 _TRAINER, _READER = 1, 2
 """Two threads of a rank: one trains, the other one reads the loader for it."""
 _TURNS_PER_HEARTBEAT = 50
+_PAUSE_TURNS = 30
 _IDLE_ROUNDS = 4
 """A voice keeps a report back for two of its turns, and does not look again for what was not there for one."""
 
@@ -110,6 +111,8 @@ class Job:
         lookahead: As in the settings.
         per_host: Ranks of each host, which have one voice; 0: each rank speaks for itself.
         voices_lost: After how many turns the voices of which hosts are lost.
+        voices_paused: After how many turns the voices of which hosts answer nothing for 30 turns. A rank that asks in
+            that time speaks for itself from then on.
     """
 
     programs: tuple[Program, ...]
@@ -121,15 +124,19 @@ class Job:
     lookahead: int = 4
     per_host: int = 0
     voices_lost: Mapping[int, int] = field(default_factory=dict[int, int])
+    voices_paused: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 class SimulatedHost:
     """The voice of the ranks of one host, moved by hand over a store in memory."""
 
-    def __init__(self, number: int, store: FakeStore, turns_left: float) -> None:
+    def __init__(self, number: int, store: FakeStore, turns_left: float, pauses_at: float) -> None:
         self._store = store
         self._turns = 0
         self._turns_left = turns_left
+        self._pauses_at = pauses_at
+        self.alone: set[int] = set()  # ranks that speak for themselves
+        self.owed: set[int] = set()  # those that have yet to look for late answers
         self._wanted: list[int] = []
         self._voice = Voice(store, number, self._wanted.append, every=1.0, clock=lambda: self._turns / 100)
         self.number = store.add("voices", 1)
@@ -144,14 +151,21 @@ class SimulatedHost:
         """Answers a request of a rank, unless the voice is lost."""
         if self.lost:
             raise VoiceLostError("its process is gone")
+        if self.paused:
+            raise VoiceLostError("it does not answer in time")
         self._voice.answer(rank, json.loads(json.dumps(request)), lambda answer: reply(json.loads(json.dumps(answer))))
+
+    @property
+    def paused(self) -> bool:
+        """Whether the voice answers nothing for now."""
+        return not self.lost and self._pauses_at <= self._turns < self._pauses_at + _PAUSE_TURNS
 
     def run(self) -> bool:
         """Writes what is due, and hears one entry of the log; whether there was one."""
         self._turns += 1
         self.lost = self.lost or self._turns > self._turns_left
-        if self.lost:
-            return False
+        if self.lost or self.paused:
+            return self.paused
         self._voice.tend()
         if not self._wanted or not self._store.has(f"log/{self._wanted[0]}"):
             return False
@@ -166,13 +180,34 @@ class _Line:
     def __init__(self, host: SimulatedHost, rank: int) -> None:
         self._host = host
         self._rank = rank
+        self._late: list[Sequence[Any]] = []
 
     def ask(self, request: Sequence[Any]) -> Any:
         """Returns the answer, which is there at once."""
         answers: list[Any] = []
-        self._host.answer(self._rank, request, answers.append)
+        try:
+            self._host.answer(self._rank, request, answers.append)
+        except VoiceLostError:
+            self._late.append(request)  # it has come to the voice, which answers it once it goes on
+            raise
         [answer] = answers
         return answer
+
+    def leave(self) -> None:
+        """Leaves the voice, behind what it has not answered."""
+        self._late.append(["leave"])
+        self._host.alone.add(self._rank)
+        self._host.owed.add(self._rank)
+
+    def late_answers(self) -> dict[str, Any]:
+        """Returns what the voice answers once it goes on."""
+        if self._host.paused:
+            return {}
+        if self._host.lost:
+            self._late.clear()
+        late, self._late = self._late, []
+        self._host.owed.discard(self._rank)
+        return {request[0]: self.ask(request) for request in late}
 
     def shut(self) -> None:
         """Does nothing."""
@@ -250,7 +285,8 @@ class Rank:
         queued = not self.state.outbox.empty()
         self._turns += 1
         heartbeat_due = self._turns % _TURNS_PER_HEARTBEAT == 1
-        if not (queued or pending or heartbeat_due):
+        answer_due = self._host is not None and not self._host.paused and self.state.rank in self._host.owed
+        if not (queued or pending or heartbeat_due or answer_due):
             return False
         speaker.turn(self._channel)
         speaker.look(self._channel)
@@ -258,7 +294,7 @@ class Rank:
             speaker.link.heartbeats.send(self._channel, speaker.link.passed)
             speaker.link.heartbeats.report_silence(self._channel, self.state)
         speaker.link.heartbeats.prune(self._channel)
-        return queued or len(speaker.pending) != pending
+        return queued or answer_due or len(speaker.pending) != pending
 
     def run_listener(self) -> bool:
         """Receives the next entry of the log; whether there was one."""
@@ -266,8 +302,8 @@ class Rank:
         index = line.read
         if self.state.end is not None:
             return False
-        if self._host is not None and not self._host.lost:
-            return self._hear(self._host)
+        if self._host is not None and not self._host.lost and self.state.rank not in self._host.alone:
+            return not self._host.paused and self._hear(self._host)
         line.arrived()  # it waits for nothing from a voice any more
         if not self.store.has(f"log/{index}"):
             return False
@@ -423,7 +459,7 @@ def play(job: Job, seed: int) -> list[Rank]:
     store, chance = FakeStore(), random.Random(seed)
     world = range(len(job.programs))
     hosts = [
-        SimulatedHost(place + 1, store, job.voices_lost.get(place, math.inf))
+        SimulatedHost(place + 1, store, job.voices_lost.get(place, math.inf), job.voices_paused.get(place, math.inf))
         for place in range(-(-len(world) // job.per_host) if job.per_host else 0)
     ]
     ranks = [Rank(job, rank, store, hosts[rank // job.per_host] if hosts else None) for rank in world]

@@ -198,7 +198,7 @@ def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host, reques
     [speaking, _] = host.join(1)
     _, port, nonce = address(host)
     end = socket.create_connection(("127.0.0.1", port))
-    line = SocketLine(end, Process.own(0))
+    line = SocketLine(end, Process.own(0), threading.Event())
     assert line.ask(["hello", nonce, 0])[0] == 1
     end.sendall(struct.pack("!I", len(request_text)) + request_text.encode())
     with pytest.raises(VoiceLostError):
@@ -233,7 +233,7 @@ def test_a_greeting_that_has_come_while_the_voice_was_held_is_in_time(host: Host
     monkeypatch.setattr(host_voice, "GREETING_SECONDS", -1.0)
     listener = socket.create_server(("127.0.0.1", 0))
     voice = host.speak(listener)
-    line = SocketLine(socket.create_connection(listener.getsockname()), Process.own(0))
+    line = SocketLine(socket.create_connection(listener.getsockname()), Process.own(0), threading.Event())
     answers: list[Any] = []
     asks = threading.Thread(target=lambda: answers.append(line.ask(HELLO)))
     asks.start()
@@ -263,7 +263,7 @@ def test_a_voice_that_can_open_nothing_more_looks_for_connections_now_and_then(h
     voice = host.speak(listener)
     voice.start()
     ends = [socket.create_connection(listener.getsockname()), socket.socket()]
-    served, waiting = (SocketLine(end, Process.own(0)) for end in ends)
+    served, waiting = (SocketLine(end, Process.own(0), threading.Event()) for end in ends)
     served.ask(HELLO)
     host.connect().claim("log/0", {"rank": 3})
     served.ask(["wait", "log/0"])  # the voice's other thread has its connection then

@@ -164,6 +164,14 @@ class Channel:
         """
         return self.add(key, amount)
 
+    def late_counts(self) -> dict[str, int]:
+        """Sums of counters to which `count` has added though it could not tell: the voice of this host was lost.
+
+        Returns:
+            Those that have become known since the last call, by key.
+        """
+        return {}
+
     def report(self, name: str, rank: int, record: Mapping[str, Any], *, at_once: bool = False) -> None:
         """Writes the record of one rank under a name that all ranks share, over an earlier one too.
 

@@ -133,6 +133,7 @@ class Voice:
             "drop": self._drop,
             "beat": self._take_beat,
             "first_beat": self._look_at_first,
+            "leave": self._leave,
         }
 
     def join(self, rank: int) -> None:
@@ -141,12 +142,22 @@ class Voice:
             self.ranks.add(rank)
             self._up.set(f"via/{rank}", {"via": self._number})
 
-    def leave(self, rank: int) -> None:
-        """Speaks for a rank no more: it has closed its guards, or its process is gone."""
+    def leave(self, rank: int) -> dict[str, int]:
+        """Speaks for a rank no more: it has closed its guards, its process is gone, or it speaks for itself.
+
+        Returns:
+            The sums of the counters that waited for that rank alone, and are in the store now.
+        """
         self.ranks.discard(rank)
-        for key, count in list(self._counts.items()):  # the others need not wait for it
-            if count.ranks - {rank}:
-                self._count_up(key)
+        sums = {key: self._count_up(key) for key, count in list(self._counts.items()) if count.ranks - {rank}}
+        return {key: total for key, total in sums.items() if total is not None}
+
+    def end(self) -> None:
+        """Writes all that is not in the store: this host has no voice from here on."""
+        self.flush()
+        for key, count in self._counts.items():
+            self._up.add(key, count.amount)
+        self._counts.clear()
 
     def answer(self, rank: int, request: Sequence[Any], reply: Callable[[Any], object]) -> None:
         """Answers a request of a rank.
@@ -187,6 +198,10 @@ class Voice:
             self._write_beat(now)
         gathering = any(reports.since is not None for reports in self._reports.values())
         return _GATHER_SECONDS if gathering else max(0.0, self._next_beat - now) if self._beats else self._every
+
+    def _leave(self, rank: int) -> dict[str, int]:
+        self._beats.pop(rank, None)  # it sends its own from here on
+        return self.leave(rank)
 
     # The log.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,17 @@ class Line(Protocol):
         """
         ...
 
+    def leave(self) -> None:
+        """Tells the voice that this rank speaks for itself, behind a request that it has not answered yet."""
+        ...
+
+    def late_answers(self) -> dict[str, Any]:
+        """Returns, without waiting, what has been answered since the last call, by the name of the request.
+
+        That is the request under way when the voice was lost, and the leaving (``leave``).
+        """
+        ...
+
     def shut(self) -> None:
         """Ends the connection, from any thread."""
         ...
@@ -62,6 +74,11 @@ class Way:
         beating: The numbers of the voices that are known to have sent a heartbeat.
         standing: What holds of the reports of this rank, which goes to the store itself once the voice is lost.
         told: Records of this rank for those of its host alone, likewise.
+        tells: Whether this thread tells the others of its rank: one thread of a rank does.
+        lost: Set once a thread of this rank has lost the voice: then all go on without it.
+        doubtful: The key of a counter to which the voice was adding when it was lost, as long as it has not answered.
+        held: What this rank adds to counters once that is known: their keys and the amounts.
+        sums: Sums of counters that have become known since.
     """
 
     line: Line | None
@@ -76,6 +93,11 @@ class Way:
     beating: set[int] = field(default_factory=set[int])
     standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    tells: bool = True
+    lost: threading.Event = field(default_factory=threading.Event)
+    doubtful: str | None = None
+    held: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    sums: dict[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
         self.via[self.rank] = self.number
@@ -153,13 +175,26 @@ class VoicedChannel(Channel):
         return self._ask(["find", key], lambda store: store.find(key))
 
     def count(self, key: str, amount: int) -> int | None:  # noqa: D102
-        key, alone = self._prefix + key, self._way.direct is not None
+        way, key = self._way, self._prefix + key
+        if way.doubtful is not None:  # ranks add to counters in one order, and what was done last may not be done
+            way.held.append((key, amount))
+            return None
+        return self._ask(["count", key, amount], lambda store: store.count(key, amount))
 
-        def count(store: Channel) -> int | None:
-            # The voice may have added it before it was lost. Twice would tell of a rank that has not come.
-            return store.count(key, amount) if alone else None
-
-        return self._ask(["count", key, amount], count)
+    def late_counts(self) -> dict[str, int]:  # noqa: D102
+        way = self._way
+        if way.direct is not None and way.line is not None:
+            answers = way.line.late_answers()
+            if way.doubtful is not None and "count" in answers:
+                if answers["count"] is not None:
+                    way.sums[way.doubtful] = parse_count(answers["count"])
+                way.doubtful = None
+            elif way.doubtful is None and way.held and not way.sums:  # one after the other: each may end a block
+                key, amount = way.held.pop(0)
+                way.sums[key] = way.direct.add(key, amount)
+            way.sums |= {str(key): parse_count(total) for key, total in answers.get("leave", {}).items()}
+        own = [key for key in way.sums if key.startswith(self._prefix)]
+        return {key.removeprefix(self._prefix): way.sums.pop(key) for key in own}
 
     def own_address(self) -> str:  # noqa: D102
         return self._way.store[0]
@@ -353,17 +388,28 @@ class VoicedChannel(Channel):
         way = self._way
         if way.direct is None and way.line is not None:
             try:
-                return way.line.ask(request)
+                if not way.lost.is_set():
+                    return way.line.ask(request)
+                self._go_alone(way.line)
             except VoiceLostError:
                 self._go_alone(way.line)
+                if request[0] == "count":
+                    # The voice may add it once it goes on. Twice would tell of a rank that has not come.
+                    way.doubtful = request[1]
+                    return None
         assert way.direct is not None
         return alone(way.direct)
 
     def _go_alone(self, line: Line) -> None:
-        """Speaks for itself from here on, and lets the others know."""
+        """Speaks for itself from here on, with all of this rank's threads, and lets the others know."""
         way = self._way
-        line.shut()
+        way.lost.set()
         direct = way.go_alone()
+        if not way.tells:
+            line.shut()
+            way.direct = direct
+            return
+        line.leave()
         direct.set(f"via/{way.rank}", {"via": 0})
         for name, record in way.standing.items():
             direct.report(name, way.rank, record)

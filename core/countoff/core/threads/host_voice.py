@@ -134,12 +134,16 @@ class _Door:
         rank: This rank.
         connect: Returns a channel of this rank's own to the job's store.
         first: A channel that was opened to see whether the voice is there.
+        opened: Whether the channel of the thread that tells of this rank was opened: the first one.
+        lost: Set once a thread of this rank has lost the voice.
     """
 
     standing: dict[str, Any]
     rank: int
     connect: Callable[[], Channel]
     first: VoicedChannel | None = None
+    opened: bool = False
+    lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def voice(self) -> Process:
@@ -152,23 +156,33 @@ class _Door:
         return first or self.open()
 
     def open(self) -> VoicedChannel:
-        """Returns a channel through the voice.
+        """Returns a channel through the voice; the second one is without it, if it is not there any more.
 
         Raises:
-            VoiceLostError: If it is not there.
+            VoiceLostError: If it is not there for the first channel.
         """
+        try:
+            return self._open()
+        except VoiceLostError:
+            if not self.opened:
+                raise
+            self.lost.set()
+            return VoicedChannel.alone(self.rank, self.connect())
+
+    def _open(self) -> VoicedChannel:
         try:
             end = socket.create_connection(("127.0.0.1", parse_count(self.standing["port"])), _PATIENCE_SECONDS)
         except OSError as error:
             raise VoiceLostError(str(error)) from None
-        line = SocketLine(end, self.voice)
+        line = SocketLine(end, self.voice, self.lost)
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             number, own, store = line.ask(["hello", str(self.standing["nonce"]), self.rank])
         except (OSError, RuntimeError) as error:
             line.shut()
             raise VoiceLostError(str(error)) from None
-        return VoicedChannel(Way(line, self.rank, number, (own, store), self.connect))
+        first, self.opened = not self.opened, True
+        return VoicedChannel(Way(line, self.rank, number, (own, store), self.connect, tells=first, lost=self.lost))
 
 
 class SocketLine:
@@ -177,11 +191,15 @@ class SocketLine:
     Args:
         end: This end of it.
         voice: The voice's process.
+        lost: Set once another thread of this rank has lost the voice.
     """
 
-    def __init__(self, end: socket.socket, voice: Process) -> None:
+    def __init__(self, end: socket.socket, voice: Process, lost: threading.Event) -> None:
         self._end = end
         self._voice = voice
+        self._lost = lost
+        self._received = bytearray()
+        self._asked: list[str] = []  # the names of the requests that are not answered yet
         self._pid = os.getpid()
         end.settimeout(_LOOK_SECONDS)
         _lines.add(self)
@@ -190,30 +208,64 @@ class SocketLine:
         """Returns the voice's answer; see `voiced.Line`."""
         patience = None if request[0] == "wait" else time.monotonic() + _ANSWER_SECONDS
         try:
+            self._asked.append(request[0])
             _send(self._end, request)
-            [size] = _SIZE.unpack(self._receive(_SIZE.size, patience))
-            if size > _MOST_BYTES:
-                raise VoiceLostError(f"expected an answer of at most {_MOST_BYTES} bytes, got {size}")
-            answer = json.loads(self._receive(size, patience))
+            while (answer := self._answer()) is None:
+                self._receive(patience)
         except (OSError, ValueError) as error:
             raise VoiceLostError(str(error)) from None
         if "error" in answer:
             raise (ChannelError if answer.get("foreign") else RuntimeError)(answer["error"])
         return answer["is"]
 
-    def _receive(self, size: int, patience: float | None) -> bytes:
-        received = bytearray()
-        while len(received) < size:
-            try:
-                part = self._end.recv(size - len(received))
-            except TimeoutError:
-                if self._voice.state() != "alive" or (patience is not None and time.monotonic() > patience):
-                    raise VoiceLostError("the voice of this host does not answer") from None
-                continue
-            if not part:
-                raise VoiceLostError("the voice of this host has closed the connection")
-            received += part
-        return bytes(received)
+    def leave(self) -> None:
+        """See `voiced.Line`."""
+        with contextlib.suppress(OSError):
+            self._end.setblocking(False)
+            self._asked.append("leave")
+            _send(self._end, ["leave"])
+
+    def late_answers(self) -> dict[str, Any]:
+        """See `voiced.Line`."""
+        found: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            while self._asked:
+                name = self._asked[0]
+                if (answer := self._answer()) is not None:
+                    found[name] = answer.get("is")
+                elif part := self._end.recv(1 << 16):
+                    self._received += part
+                else:
+                    break
+            self.shut()  # all is answered, or nothing more will be
+        return found
+
+    def _answer(self) -> dict[str, Any] | None:
+        """The next answer, if it has come whole."""
+        if len(self._received) < _SIZE.size:
+            return None
+        [size] = _SIZE.unpack_from(self._received)
+        if size > _MOST_BYTES:
+            raise VoiceLostError(f"expected an answer of at most {_MOST_BYTES} bytes, got {size}")
+        end = _SIZE.size + size
+        if len(self._received) < end:
+            return None
+        answer = json.loads(self._received[_SIZE.size : end])
+        del self._received[:end], self._asked[0]
+        return answer
+
+    def _receive(self, patience: float | None) -> None:
+        try:
+            part = self._end.recv(1 << 16)
+        except TimeoutError:
+            if self._voice.state() != "alive" or (patience is not None and time.monotonic() > patience):
+                raise VoiceLostError("the voice of this host does not answer") from None
+            if self._lost.is_set():
+                raise VoiceLostError("another thread has lost the voice of this host") from None
+            return
+        if not part:
+            raise VoiceLostError("the voice of this host has closed the connection")
+        self._received += part
 
     def shut(self) -> None:
         """Ends the connection, from any thread."""
@@ -375,7 +427,7 @@ class HostVoice:
             while not self._is_over():
                 for key, _ in self._selector.select(min(self._voice.tend(), self._tend_connections())):
                     key.data()
-            self._voice.flush()
+            self._voice.end()
         except Exception as error:  # the ranks are told, and decide what that means
             self._tell_all(error)
         finally:

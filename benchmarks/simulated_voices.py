@@ -122,6 +122,14 @@ class _Line:
         [answer] = answers
         return answer
 
+    def leave(self) -> None:
+        """Is never called."""
+        _no_other_way()
+
+    def late_answers(self) -> dict[str, Any]:
+        """Nothing: each answer is there at once."""
+        return {}
+
     def shut(self) -> None:
         """Does nothing."""
 

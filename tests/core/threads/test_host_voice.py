@@ -24,6 +24,7 @@ from countoff.core.threads.host_voice import HostVoice, SocketLine, find_voice
 from tests.relay import Relay
 
 PREFIX = "countoff/0123456789ab/"
+BROKEN = r"recv|send|reset|closed|Broken"
 HELLO = ["hello", "00" * 16, 0]
 
 
@@ -40,7 +41,7 @@ class Host:
         return Channel("127.0.0.1", self.port, PREFIX)
 
     def find(self, rank: int) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
-        found = find_voice(self.connect(), rank, range(4), "a-1", every=1.0, connect=self.connect)
+        found = find_voice(self.connect(), rank, range(4), "a-1", every=1.0, patience=60.0, connect=self.connect)
         if found[0] is not None:
             self.voices.append(found[0])
         return found
@@ -54,7 +55,9 @@ class Host:
 
     def speak(self, listener: socket.socket) -> HostVoice:
         """A voice with the nonce of `HELLO`, which is yet to be started."""
-        voice = HostVoice(self.connect(), self.connect, listener, bytes(16), 1, range(4), every=1.0, follows=False)
+        voice = HostVoice(
+            self.connect(), self.connect, listener, (bytes(16), bytes(16)), 1, range(4), every=1.0, follows=False
+        )
         self.voices.append(voice)
         return voice
 
@@ -141,10 +144,33 @@ def test_a_voice_that_is_there_and_out_of_reach_has_no_second_one_beside_it(host
     parent = Process.own(0)
     with contextlib.closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
-        record = {"rank": 0, "pid": os.getppid(), "began": 0, "port": free.getsockname()[1], "nonce": "00" * 16}
-        assert record["pid"] != parent.pid
-        direct.claim("voice/a-1/0", record)
+        assert parent.pid != os.getppid()
+        direct.claim("voice/a-1/0", record_of_parent(free.getsockname()[1]))
         assert host.find(1) == (None, None)
+
+
+def record_of_parent(port: int) -> dict[str, Any]:
+    """What a voice would write whose process is the one above this one."""
+    return {"rank": 0, "pid": os.getppid(), "began": 0, "port": port, "nonce": "00" * 16, "answer": "11" * 16}
+
+
+@pytest.mark.parametrize("answer", [["00" * 16, 1, "127.0.0.1", "127.0.0.1"], "yes", None])
+def test_another_process_at_the_port_of_a_voice_is_not_taken_for_it(host: Host, answer: Any):
+    """It has read the greeting, but not the store."""
+    text = json.dumps({"is": answer}).encode()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host.connect().claim("voice/a-1/0", record_of_parent(listener.getsockname()[1]))
+
+        def answers() -> None:
+            end, _ = listener.accept()
+            with end:
+                end.recv(1024)
+                end.sendall(struct.pack("!I", len(text)) + text)
+
+        thread = threading.Thread(target=answers)
+        thread.start()
+        assert host.find(1) == (None, None)
+        thread.join(20)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +224,8 @@ def test_a_rank_that_asks_for_what_there_is_not_is_not_served(host: Host, reques
     [speaking, _] = host.join(1)
     _, port, nonce = address(host)
     end = socket.create_connection(("127.0.0.1", port))
-    line = SocketLine(end, Process.own(0), threading.Event())
-    assert line.ask(["hello", nonce, 0])[0] == 1
+    line = SocketLine(end, Process.own(0), 60.0, threading.Event())
+    assert line.ask(["hello", nonce, 0])[1] == 1
     end.sendall(struct.pack("!I", len(request_text)) + request_text.encode())
     with pytest.raises(VoiceLostError):
         line.ask(["has", ["log/0"]])
@@ -233,7 +259,7 @@ def test_a_greeting_that_has_come_while_the_voice_was_held_is_in_time(host: Host
     monkeypatch.setattr(host_voice, "GREETING_SECONDS", -1.0)
     listener = socket.create_server(("127.0.0.1", 0))
     voice = host.speak(listener)
-    line = SocketLine(socket.create_connection(listener.getsockname()), Process.own(0), threading.Event())
+    line = SocketLine(socket.create_connection(listener.getsockname()), Process.own(0), 60.0, threading.Event())
     answers: list[Any] = []
     asks = threading.Thread(target=lambda: answers.append(line.ask(HELLO)))
     asks.start()
@@ -242,7 +268,7 @@ def test_a_greeting_that_has_come_while_the_voice_was_held_is_in_time(host: Host
     voice.start()
     asks.join(20)
     line.shut()
-    assert [answer[0] for answer in answers] == [1]
+    assert [answer[1] for answer in answers] == [1]
 
 
 def test_strangers_wait_once_there_are_many(host: Host):
@@ -263,7 +289,7 @@ def test_a_voice_that_can_open_nothing_more_looks_for_connections_now_and_then(h
     voice = host.speak(listener)
     voice.start()
     ends = [socket.create_connection(listener.getsockname()), socket.socket()]
-    served, waiting = (SocketLine(end, Process.own(0), threading.Event()) for end in ends)
+    served, waiting = (SocketLine(end, Process.own(0), 60.0, threading.Event()) for end in ends)
     served.ask(HELLO)
     host.connect().claim("log/0", {"rank": 3})
     served.ask(["wait", "log/0"])  # the voice's other thread has its connection then
@@ -280,7 +306,7 @@ def test_a_voice_that_can_open_nothing_more_looks_for_connections_now_and_then(h
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert 0 < tries <= most < trips
-    assert waiting.ask(HELLO)[0] == 1
+    assert waiting.ask(HELLO)[1] == 1
     for line in (served, waiting):
         line.shut()
 
@@ -294,6 +320,50 @@ def test_what_another_program_has_written_is_one_ranks_error(host: Host):
     assert other.claim("log/1", {"rank": 0}) == {"rank": 0}
 
 
+@pytest.fixture
+def behind_a_relay() -> Iterator[tuple[Host, Relay]]:
+    """A host whose ranks reach the store through a relay."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    relay = Relay(store.port)
+    host = Host(store, relay.port)
+    yield host, relay
+    host.leave()
+    relay.close()
+
+
+def test_a_voice_whose_connection_breaks_is_left_by_its_ranks(behind_a_relay: tuple[Host, Relay]):
+    """The store is there: each rank goes on with it by itself, and none of them hears of an error."""
+    host, relay = behind_a_relay
+    channels = [host.join(1)[0], host.join(0)[0]]
+    relay.drop_all()
+    assert [channel.claim(f"log/{rank}", {"rank": rank}) for rank, channel in enumerate(channels)] == [
+        {"rank": 0},
+        {"rank": 1},
+    ]
+    assert host.connect().add("fallen", 0) == 2
+
+
+def test_an_addition_that_breaks_off_ends_the_comparing(behind_a_relay: tuple[Host, Relay]):
+    """Whether the store has it is not known, so no rank may add it again."""
+    host, relay = behind_a_relay
+    adding, counting = [host.join(1)[0], host.join(0)[0]]
+    relay.drop_all()
+    with pytest.raises(RuntimeError, match=BROKEN):
+        adding.add("steps", 1)
+    with pytest.raises(RuntimeError, match=BROKEN):
+        counting.count("steps", 1)
+
+
+def test_a_count_that_the_store_lacks_ends_the_comparing(behind_a_relay: tuple[Host, Relay]):
+    """A voice whose connection breaks cannot bring it there, and the rank that has counted has its answer."""
+    host, relay = behind_a_relay
+    counting, other = [host.join(1)[0], host.join(0)[0]]
+    assert counting.count("steps", 1) is None
+    relay.drop_all()
+    with pytest.raises(RuntimeError, match=BROKEN):
+        other.claim("log/0", {"rank": 0})
+
+
 def test_a_lost_store_is_told_to_all_ranks_as_such():
     """It is no reason to look for the store oneself."""
     store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -302,7 +372,7 @@ def test_a_lost_store_is_told_to_all_ranks_as_such():
     channels = [host.join(1)[0], host.join(0)[0]]
     relay.close()
     for channel in channels:
-        with pytest.raises(RuntimeError, match=r"recv|send|reset|closed|Broken"):
+        with pytest.raises(RuntimeError, match=BROKEN):
             channel.add("hosts", 1)
     host.leave()
 

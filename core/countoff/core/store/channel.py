@@ -94,7 +94,7 @@ class Channel:
     def __init__(self, host: str, port: int, prefix: str, given_up: Callable[[], bool] = lambda: False) -> None:
         self._store: Any
         self._store, self.sockets = _connect(host, port, given_up)
-        self._port = port
+        self._host, self._port = host, port
         self._pid = os.getpid()
         self._prefix = prefix
         self._whole: Channel | None = None
@@ -249,6 +249,10 @@ class Channel:
         """Lets a `wait` end with an error once the store's host has not answered for so long (`keepalive`)."""
         for end in self._ends():
             keep_alive(end, seconds)
+
+    def knock(self) -> Literal["open", "closed", "silent"]:
+        """What the store's address does with a new connection; see `knock`."""
+        return knock(self._host, self._port)
 
     def is_over(self) -> bool:
         """Whether the store has closed this connection. It makes no call: torch prints a C++ warning if that fails."""

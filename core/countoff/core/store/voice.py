@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from countoff.core.protocol.records import Records, parse_count
-from countoff.core.store.channel import Channel
+from countoff.core.store.channel import Channel, encode
 from countoff.core.store.keys import pack_key
 from countoff.core.store.packs import PACK_BYTES, pack, unpack
 
@@ -113,6 +113,7 @@ class Voice:
         self._missing: dict[str, tuple[float, float]] = {}  # since when, and until when it is not looked for
         self._reports: OrderedDict[str, _Reports] = OrderedDict()
         self._counts: dict[str, _Count] = {}
+        self._adding = False
         self._own: dict[str, Any] = {}
         self._beats: dict[int, tuple[int, int, float]] = {}  # of each rank: its last one, what it has read, and when
         self._beat, self._next_beat = 0, clock()
@@ -155,9 +156,14 @@ class Voice:
     def end(self) -> None:
         """Writes all that is not in the store: this host has no voice from here on."""
         self.flush()
-        for key, count in self._counts.items():
-            self._up.add(key, count.amount)
-        self._counts.clear()
+        while self._counts:
+            key, count = self._counts.popitem()
+            self._add_up(key, count.amount)
+
+    @property
+    def owes(self) -> bool:
+        """Whether ranks of this host have added what may or may not be in the store."""
+        return self._adding or bool(self._counts)
 
     def answer(self, rank: int, request: Sequence[Any], reply: Callable[[Any], object]) -> None:
         """Answers a request of a rank.
@@ -168,9 +174,10 @@ class Voice:
             reply: Called with the answer; later, if the answer is an entry of the log that is yet to be written.
 
         Raises:
-            KeyError, TypeError, ValueError: If it is no request.
+            ChannelError, KeyError, TypeError, ValueError: If it is no request.
             RuntimeError: If the job's store does not answer.
         """
+        _check(request)
         name, *arguments = request
         if name == "wait":
             self._wait(arguments[0], reply)
@@ -275,9 +282,10 @@ class Voice:
         if key.startswith(HOSTS_OWN):
             self._own[key] = self._own.get(key, 0) + amount
             return self._own[key]
-        if amount:
-            self.flush()
-        return self._up.add(key, amount)
+        if not amount:
+            return self._up.add(key, 0)
+        self.flush()
+        return self._add_up(key, amount)
 
     def _delete(self, rank: int, key: str) -> None:
         self._own.pop(key, None)
@@ -318,7 +326,13 @@ class Voice:
         if not self._counts[key].ranks >= self.ranks:
             return None
         self.flush()
-        return self._up.add(key, self._counts.pop(key).amount)
+        return self._add_up(key, self._counts.pop(key).amount)
+
+    def _add_up(self, key: str, amount: int) -> int:
+        self._adding = True
+        total = self._up.add(key, amount)
+        self._adding = False
+        return total
 
     # Reports.
 
@@ -345,8 +359,6 @@ class Voice:
         reports = self._known(name)
         if reports.since is None:
             reports.since = self._clock()
-        if len(self._reports) > _KEPT:
-            self._forget_oldest()
         return reports
 
     def _forget_oldest(self) -> None:
@@ -358,6 +370,8 @@ class Voice:
     def _known(self, name: str) -> _Reports:
         """The host's reports under a name, with those that an earlier voice of the host has written."""
         if name not in self._reports:
+            if len(self._reports) >= _KEPT:
+                self._forget_oldest()
             self._reports[name] = reports = _Reports()
             key = pack_key(name, self._number)
             if self._follows and self._up.has(key):
@@ -405,3 +419,20 @@ class Voice:
                 return None
             self._first_beat = now, found[0]
         return self._first_beat[1], now - self._first_beat[0]
+
+
+def _check(request: Sequence[Any]) -> None:
+    """Looks at what the voice would keep now and write later, when an error would be that of all its ranks.
+
+    Raises:
+        ChannelError, TypeError, ValueError: If it cannot be written.
+    """
+    name, *arguments = request
+    if name in ("report", "take_back", "count"):
+        arguments[0].encode()
+    if name == "report":
+        if not isinstance(arguments[1], dict):
+            raise TypeError(f"expected a record, got {arguments[1]!r}")
+        encode(arguments[1])
+    elif name == "count":
+        parse_count(arguments[1])

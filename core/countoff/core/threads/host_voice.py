@@ -25,7 +25,7 @@ from typing import Any
 
 from countoff.core.liveness.processes import Process
 from countoff.core.protocol.records import parse_count, parse_rank
-from countoff.core.store.channel import Channel, ChannelError, encode
+from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.voice import Voice
 from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
 from countoff.core.threads.join import join
@@ -45,10 +45,11 @@ _PATIENCE_SECONDS = 5.0
 _LOOK_SECONDS = 0.25
 """So often a rank that waits for an answer looks whether its voice's process is there."""
 _ANSWER_SECONDS = 30.0
+"""A rank waits no longer for an answer of its voice."""
 _LINGER_SECONDS = 0.5
 _ELECTIONS = 16
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What is raised about a request that is none. What is wrong with the store is another `RuntimeError`."""
+"""What is raised about a request or an answer that is none. What is wrong with the store is another `RuntimeError`."""
 _all: weakref.WeakSet[HostVoice] = weakref.WeakSet()
 
 
@@ -59,6 +60,7 @@ def find_voice(
     host: str,
     *,
     every: float,
+    patience: float,
     connect: Callable[[], Channel],
 ) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
     """Finds the voice of this host, or becomes it. Every rank of a host calls this, at its own time.
@@ -70,6 +72,7 @@ def find_voice(
         ranks: The ranks that meet.
         host: The id of this host.
         every: Seconds between two heartbeats of a host.
+        patience: Seconds without any sign of a rank after which others would report it.
         connect: Returns another channel of this rank's own to the job's store.
 
     Returns:
@@ -78,6 +81,8 @@ def find_voice(
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == "1":  # of torchrun: there is no other rank to speak for
         return None, None
+    # A voice that does not answer must not make its ranks look lost or stalled, so they are sooner alone than that.
+    patience = min(_ANSWER_SECONDS, patience / 2)
     listener: socket.socket | None = None
     with contextlib.ExitStack() as opened:
         for election in range(_ELECTIONS):
@@ -86,8 +91,9 @@ def find_voice(
             if standing is None:
                 if listener is None:
                     listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
-                nonce = os.urandom(16).hex()
-                own = {**_process(rank), "port": listener.getsockname()[1], "nonce": nonce}
+                nonces = os.urandom(16), os.urandom(16)
+                told = {"nonce": nonces[0].hex(), "answer": nonces[1].hex()}
+                own = {**_process(rank), "port": listener.getsockname()[1], **told}
                 standing = direct.claim(key, own)
                 if standing == own:
                     opened.pop_all()
@@ -96,15 +102,15 @@ def find_voice(
                         direct,
                         connect,
                         listener,
-                        bytes.fromhex(nonce),
+                        nonces,
                         number,
                         ranks,
                         every=every,
                         follows=election > 0,
                     )
                     voice.start()
-                    return voice, _Door(standing, rank, connect).open
-            door = _Door(standing, rank, connect)
+                    return voice, _Door(standing, rank, patience, connect).open
+            door = _Door(standing, rank, patience, connect)
             with contextlib.suppress(VoiceLostError):
                 door.first = door.open()
                 return None, door.open_next
@@ -132,6 +138,7 @@ class _Door:
     Attributes:
         standing: What the voice has written about itself.
         rank: This rank.
+        patience: For how many seconds it waits for an answer.
         connect: Returns a channel of this rank's own to the job's store.
         first: A channel that was opened to see whether the voice is there.
         opened: Whether the channel of the thread that tells of this rank was opened: the first one.
@@ -140,6 +147,7 @@ class _Door:
 
     standing: dict[str, Any]
     rank: int
+    patience: float
     connect: Callable[[], Channel]
     first: VoicedChannel | None = None
     opened: bool = False
@@ -174,11 +182,13 @@ class _Door:
             end = socket.create_connection(("127.0.0.1", parse_count(self.standing["port"])), _PATIENCE_SECONDS)
         except OSError as error:
             raise VoiceLostError(str(error)) from None
-        line = SocketLine(end, self.voice, self.lost)
+        line = SocketLine(end, self.voice, self.patience, self.lost)
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            number, own, store = line.ask(["hello", str(self.standing["nonce"]), self.rank])
-        except (OSError, RuntimeError) as error:
+            answer, number, own, store = line.ask(["hello", str(self.standing["nonce"]), self.rank])
+            if not hmac.compare_digest(bytes.fromhex(answer), bytes.fromhex(self.standing["answer"])):
+                raise ValueError("another process answers at the port of this host's voice")
+        except (OSError, RuntimeError, *_NONSENSE) as error:
             line.shut()
             raise VoiceLostError(str(error)) from None
         first, self.opened = not self.opened, True
@@ -191,12 +201,14 @@ class SocketLine:
     Args:
         end: This end of it.
         voice: The voice's process.
+        patience: For how many seconds this rank waits for an answer; for an entry of the log, as long as it takes.
         lost: Set once another thread of this rank has lost the voice.
     """
 
-    def __init__(self, end: socket.socket, voice: Process, lost: threading.Event) -> None:
+    def __init__(self, end: socket.socket, voice: Process, patience: float, lost: threading.Event) -> None:
         self._end = end
         self._voice = voice
+        self._patience = patience
         self._lost = lost
         self._received = bytearray()
         self._asked: list[str] = []  # the names of the requests that are not answered yet
@@ -206,7 +218,7 @@ class SocketLine:
 
     def ask(self, request: Sequence[Any]) -> Any:
         """Returns the voice's answer; see `voiced.Line`."""
-        patience = None if request[0] == "wait" else time.monotonic() + _ANSWER_SECONDS
+        patience = None if request[0] == "wait" else time.monotonic() + self._patience
         try:
             self._asked.append(request[0])
             _send(self._end, request)
@@ -334,7 +346,7 @@ class HostVoice:
         up: The channel to the job's store with which the first one writes.
         connect: Returns another one, for the second.
         listener: Where the ranks connect.
-        nonce: What they must know.
+        nonces: What they must know, and what the voice answers, so that they know it.
         number: The number of this host among those that have a voice.
         ranks: The ranks that meet.
         every: Seconds between two heartbeats of the host.
@@ -346,7 +358,7 @@ class HostVoice:
         up: Channel,
         connect: Callable[[], Channel],
         listener: socket.socket,
-        nonce: bytes,
+        nonces: tuple[bytes, bytes],
         number: int,
         ranks: Sequence[int],
         *,
@@ -356,7 +368,7 @@ class HostVoice:
         self._up = up
         self._connect = connect
         self._listener = listener
-        self._nonce = nonce
+        self._nonces = nonces
         self._number = number
         self._ranks = ranks
         self._addresses = up.own_address(), up.store_address()
@@ -428,12 +440,20 @@ class HostVoice:
                 for key, _ in self._selector.select(min(self._voice.tend(), self._tend_connections())):
                     key.data()
             self._voice.end()
-        except Exception as error:  # the ranks are told, and decide what that means
-            self._tell_all(error)
+        except Exception as error:
+            if not self._can_be_done_without(error):
+                self._tell_all(error)  # they decide what that means
         finally:
             for end in (self._listener, self._wakes, self._waker, *self._clients):
                 end.close()
             self._selector.close()
+
+    def _can_be_done_without(self, error: Exception) -> bool:
+        """Whether the ranks can go on with the store themselves: only the voice's connection to it has broken."""
+        if isinstance(error, ChannelError) or not isinstance(error, RuntimeError) or self._voice.owes:
+            return False
+        # A process that is killed does not close all its connections at once.
+        return self._up.knock() == "open" and not time.sleep(_LOOK_SECONDS) and self._up.knock() == "open"
 
     def _is_over(self) -> bool:
         return self._closing_at is not None and (not self._clients or time.monotonic() > self._closing_at)
@@ -505,15 +525,14 @@ class HostVoice:
     def _answer(self, client: _Client, request: Any) -> None:
         if client.rank is None:
             word, nonce, rank = request
-            if word != "hello" or not hmac.compare_digest(bytes.fromhex(nonce), self._nonce):
+            if word != "hello" or not hmac.compare_digest(bytes.fromhex(nonce), self._nonces[0]):
                 raise ValueError("a connection that is none of ours")
             client.rank = parse_rank(rank, self._ranks)
             del self._arrivals[client.end]
             self._voice.join(client.rank)
-            self._reply(client, {"is": [self._number, *self._addresses]})
+            self._reply(client, {"is": [self._nonces[1].hex(), self._number, *self._addresses]})
             return
         try:
-            _check(request)
             self._voice.answer(client.rank, request, lambda answer: self._reply(client, {"is": answer}))
         except ChannelError as error:
             self._reply(client, {"error": str(error), "foreign": True})
@@ -539,23 +558,6 @@ class HostVoice:
         answer = {"error": str(error) or type(error).__name__, "foreign": isinstance(error, ChannelError)}
         for client in list(self._clients.values()):
             self._reply(client, answer)
-
-
-def _check(request: Sequence[Any]) -> None:
-    """Looks at what the voice would keep now and write later, when an error would be that of all its ranks.
-
-    Raises:
-        ChannelError, TypeError, ValueError: If it cannot be written.
-    """
-    name, *arguments = request
-    if name in ("report", "take_back", "count"):
-        arguments[0].encode()
-    if name == "report":
-        if not isinstance(arguments[1], dict):
-            raise TypeError(f"expected a record, got {arguments[1]!r}")
-        encode(arguments[1])
-    elif name == "count":
-        parse_count(arguments[1])
 
 
 def _expected() -> int:

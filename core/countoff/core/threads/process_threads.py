@@ -179,6 +179,7 @@ class ProcessThreads:
             link.ranks,
             link.heartbeats.host,
             every=link.heartbeats.seconds,
+            patience=min(self._settings.lost_seconds, self._settings.stall_seconds),
             connect=self._connect,
         )
         if door is None:

@@ -301,6 +301,18 @@ def test_a_host_sends_one_heartbeat_and_names_the_ranks_that_send_none():
     assert hosts.channels[0].is_still(2, found[2]["heartbeat"])
 
 
+def test_the_heartbeat_of_a_rank_that_has_left_its_voice_counts_once():
+    """Else all ranks would seem to send one, and entries would be removed that a late rank has yet to read."""
+    hosts = Hosts()
+    for rank in (2, 3):
+        hosts.channels[rank].beat(rank, {"heartbeat": 1, "read": 5})
+    hosts.later(1.0)
+    hosts.paused.add(1)
+    hosts.channels[3].beat(3, {"heartbeat": 2, "read": 6})
+    found = hosts.channels[0].beats(range(1, 4), known=False)
+    assert {rank: (each["read"], each.get("of", 1)) for rank, each in found.items()} == {2: (5, 1), 3: (6, 1)}
+
+
 def test_ranks_of_a_host_look_at_the_first_ranks_heartbeat_once():
     hosts = Hosts()
     assert hosts.channels[2].first_beat(0, 0.5, known=False) is None

@@ -365,10 +365,13 @@ class VoicedChannel(Channel):
         keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
         # No voice removes its heartbeat: once it has sent one, there is nothing to look for first.
         beating |= set(self._existing({voice: key for voice, key in keys.items() if voice not in beating}, whole=False))
-        records = self.get_many([keys[voice] for voice in sorted(beating)], PACK_BYTES)
-        found = {parse_count(record["first"]): record for record in records}
+        voices = sorted(beating)
+        records = self.get_many([keys[voice] for voice in voices], PACK_BYTES)
+        found: Records = {parse_count(record["first"]): record for record in records}
         if sum(parse_count(record["of"]) for record in records) < len(ranks) or self._way.fallen:
-            _, alone = self._by_voice(ranks)
+            by_voice, alone = self._by_voice(ranks)
+            for voice, record in zip(voices, records, strict=True):  # which may not know yet who has left it
+                found[record["first"]] = {**record, "of": min(record["of"], len(by_voice[voice]))}
             keys = {rank: heartbeat_key(rank) for rank in alone}
             there = self._existing(keys, whole=False)
             found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))

@@ -203,10 +203,10 @@ class _Line:
         """Returns what the voice answers once it goes on."""
         if self._host.paused:
             return {}
-        if self._host.lost:
-            self._late.clear()
         late, self._late = self._late, []
         self._host.owed.discard(self._rank)
+        if self._host.lost:
+            return {"over": bool(late)}
         return {request[0]: self.ask(request) for request in late}
 
     def shut(self) -> None:

@@ -125,7 +125,9 @@ class Line:
         self._late.append(["leave"])
 
     def late_answers(self) -> dict[str, Any]:
-        if self._number in self._hosts.lost | self._hosts.paused:
+        if self._number in self._hosts.lost:
+            return {"over": bool(self._late)}
+        if self._number in self._hosts.paused:
             return {}
         late, self._late = self._late, []
         return {request[0]: self.ask(request) for request in late}
@@ -420,6 +422,36 @@ def test_a_count_that_may_have_been_lost_is_not_repeated():
     assert hosts.store.add("even/3/0", 0) == 0
     assert hosts.channels[0].count("even/3/1", 1) is None  # a grant must not come before the one that it follows
     assert hosts.store.add("even/3/1", 0) == 0
+
+
+def test_a_count_that_was_not_done_is_done_once_the_voice_is_known_to_be_over():
+    """It answers each request in its turn: what it has not answered before it closes the connection is not done."""
+    hosts = Hosts(1)
+    first, last = hosts.channels
+    hosts.paused.add(0)
+    assert [channel.count(key, 1) for channel in (first, last) for key in ("even/3/0", "even/3/1")] == [None] * 4
+    assert first.late_counts() == last.late_counts() == {}
+    hosts.lost.add(0)
+    sums = [channel.late_counts() for channel in (first, last, first, last)]
+    assert sums == [{"even/3/0": 1}, {"even/3/0": 2}, {"even/3/1": 1}, {"even/3/1": 2}]
+
+
+def test_what_only_a_host_reads_is_for_its_ranks_without_a_voice_too():
+    hosts = Hosts(1)
+    staying, leaving = hosts.channels
+    assert [channel.add("host/a-1", 1) for channel in hosts.channels] == [1, 2]
+    for number, channel in enumerate(hosts.channels):
+        channel.set(f"host/a-1/{number}", {"pid": number})
+    staying.set("lifeline/0", {"stands": True})
+    assert not hosts.store.has("host/a-1")
+    hosts.paused.add(0)
+    assert not leaving.has("log/0")
+    hosts.paused.clear()
+    assert leaving.late_counts() == {}
+    assert leaving.get_many(["host/a-1/0", "host/a-1/1", "lifeline/0"]) == [{"pid": 0}, {"pid": 1}, {"stands": True}]
+    staying.set("lifeline/0", {"stands": False})
+    assert (leaving.add("host/a-1", 0), leaving.get("lifeline/0")) == (2, {"stands": False})
+    assert staying.add("host/a-1", 1) == leaving.add("host/a-1", 0) == 3
 
 
 def test_a_count_under_way_is_known_once_the_voice_goes_on():

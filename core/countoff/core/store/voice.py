@@ -115,6 +115,7 @@ class Voice:
         self._counts: dict[str, _Count] = {}
         self._adding = False
         self._own: dict[str, Any] = {}
+        self._shares = False  # what is in `_own`: a rank has left this voice to speak for itself
         self._beats: dict[int, tuple[int, int, float]] = {}  # of each rank: its last one, what it has read, and when
         self._beat, self._next_beat = 0, clock()
         self._first_beat: tuple[float, dict[str, Any]] | None = None
@@ -208,7 +209,18 @@ class Voice:
 
     def _leave(self, rank: int) -> dict[str, int]:
         self._beats.pop(rank, None)  # it sends its own from here on
+        if not self._shares:
+            self._shares = True
+            for key, value in self._own.items():
+                self._share(key, value)
         return self.leave(rank)
+
+    def _share(self, key: str, value: Any) -> None:
+        """Brings a record, or what is added to a number, to those ranks of this host that speak for themselves."""
+        if isinstance(value, dict):
+            self._up.set(key, value)
+        else:
+            self._add_up(key, value)
 
     # The log.
 
@@ -240,6 +252,8 @@ class Voice:
     def _set(self, rank: int, key: str, record: Mapping[str, Any]) -> None:
         if key.startswith(HOSTS_OWN):
             self._own[key] = record
+            if self._shares:
+                self._share(key, record)
         else:
             self.flush()
             self._found.pop(key, None)
@@ -281,6 +295,8 @@ class Voice:
     def _add(self, rank: int, key: str, amount: int) -> int:
         if key.startswith(HOSTS_OWN):
             self._own[key] = self._own.get(key, 0) + amount
+            if self._shares and amount:
+                self._share(key, amount)
             return self._own[key]
         if not amount:
             return self._up.add(key, 0)

@@ -48,7 +48,8 @@ class Line(Protocol):
     def late_answers(self) -> dict[str, Any]:
         """Returns, without waiting, what has been answered since the last call, by the name of the request.
 
-        That is the request under way when the voice was lost, and the leaving (``leave``).
+        That is the request under way when the voice was lost, and the leaving (``leave``). ``over``: the voice has
+        ended the connection, and has not done what it has not answered.
         """
         ...
 
@@ -76,7 +77,8 @@ class Way:
         told: Records of this rank for those of its host alone, likewise.
         tells: Whether this thread tells the others of its rank: one thread of a rank does.
         lost: Set once a thread of this rank has lost the voice: then all go on without it.
-        doubtful: The key of a counter to which the voice was adding when it was lost, as long as it has not answered.
+        doubtful: What this rank has asked the voice to add to a counter, its key and the amount, as long as it is not
+            known whether that was done.
         held: What this rank adds to counters once that is known: their keys and the amounts.
         sums: Sums of counters that have become known since.
     """
@@ -95,7 +97,7 @@ class Way:
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     tells: bool = True
     lost: threading.Event = field(default_factory=threading.Event)
-    doubtful: str | None = None
+    doubtful: tuple[str, int] | None = None
     held: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     sums: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -187,9 +189,12 @@ class VoicedChannel(Channel):
             answers = way.line.late_answers()
             if way.doubtful is not None and "count" in answers:
                 if answers["count"] is not None:
-                    way.sums[way.doubtful] = parse_count(answers["count"])
+                    way.sums[way.doubtful[0]] = parse_count(answers["count"])
                 way.doubtful = None
-            elif way.doubtful is None and way.held and not way.sums:  # one after the other: each may end a block
+            elif way.doubtful is not None and answers.get("over"):
+                way.held.insert(0, way.doubtful)
+                way.doubtful = None
+            if way.doubtful is None and way.held and not way.sums:  # one after the other: each may end a block
                 key, amount = way.held.pop(0)
                 way.sums[key] = way.direct.add(key, amount)
             way.sums |= {str(key): parse_count(total) for key, total in answers.get("leave", {}).items()}
@@ -398,7 +403,7 @@ class VoicedChannel(Channel):
                 self._go_alone(way.line)
                 if request[0] == "count":
                     # The voice may add it once it goes on. Twice would tell of a rank that has not come.
-                    way.doubtful = request[1]
+                    way.doubtful = request[1], request[2]
                     return None
         assert way.direct is not None
         return alone(way.direct)

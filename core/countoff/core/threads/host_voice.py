@@ -240,7 +240,7 @@ class SocketLine:
     def late_answers(self) -> dict[str, Any]:
         """See `voiced.Line`."""
         found: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
+        try:
             while self._asked:
                 name = self._asked[0]
                 if (answer := self._answer()) is not None:
@@ -248,8 +248,14 @@ class SocketLine:
                 elif part := self._end.recv(1 << 16):
                     self._received += part
                 else:
-                    break
-            self.shut()  # all is answered, or nothing more will be
+                    found["over"] = True
+                    self._asked.clear()
+        except BlockingIOError:
+            return found
+        except (OSError, ValueError):
+            found["over"] = bool(self._asked)
+            self._asked.clear()
+        self.shut()  # all is answered, or nothing more will be
         return found
 
     def _answer(self) -> dict[str, Any] | None:

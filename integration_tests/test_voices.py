@@ -6,15 +6,17 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from integration_tests import even_loops, loops
+from countoff.torch import attach
+from integration_tests import devices, even_loops, loops
 from integration_tests.faults.cases import CASES
 from integration_tests.faults.matrix import run_cell
 from integration_tests.harness import RankResult, tell
 from integration_tests.hosts import HostsWatch
-from integration_tests.jobs import assert_named, verdict_lines
+from integration_tests.jobs import assert_named, own_rank, share_loader, verdict_lines
 from integration_tests.test_faults import assert_survivors_name, end_of
 from integration_tests.test_hosts import SOON, train_slowly
 from integration_tests.test_torch_even import CASES as EVEN
@@ -133,6 +135,51 @@ def test_uneven_ranks_take_as_many_batches_with_the_same_bits(run_ranks, ranks):
 def test_uneven_ranks_of_two_hosts_take_as_many_batches(run_hosts, policy):
     cases = [case for case in EVEN[4] if case.policy == policy]
     assert_even(run_hosts(even_loops.with_twins, cases, hosts=2, per_host=2, env=VOICES), cases)
+
+
+def pause_the_voice(number: int) -> None:
+    """At one sample, has another rank of the host stop the process of the voice for a second."""
+    time.sleep(0.005)
+    if number == 10 and has_voice():
+        Path("voice").write_text(f"{own_rank()} {os.getpid()}")
+    if number == 100:
+        rank, pid = map(int, Path("voice").read_text().split())
+        if own_rank() == int(rank == 0):
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(1.0)
+            os.kill(pid, signal.SIGCONT)
+
+
+def train_around_a_pause(batches: list[int]) -> list[tuple[int, bool]]:
+    """Two fits; in the first one the voice stands still for a while.
+
+    Returns:
+        Of each fit, the number of batches, and whether this rank has had a voice.
+    """
+    os.environ["COUNTOFF_VOICE_RANKS"] = "2" if own_rank() == 0 else "0"
+    devices.join()
+    fits: list[tuple[int, bool]] = []
+    for before in (pause_the_voice, None):
+        model, optimizer = loops.model_and_optimizer()
+        loader = share_loader(batches[own_rank()], before=before)
+        trained = 0
+        with attach(train=loader, optimizer=optimizer, uneven_train="stop") as handle:
+            for batch in loader:
+                loops.train_on(model, optimizer, batch)
+                trained += 1
+            assert handle.guard.member is not None
+            fits.append((trained, handle.guard.member.speaker.link.voiced))
+    return fits
+
+
+@pytest.mark.alone
+def test_a_voice_that_stands_still_holds_up_nobody(run_ranks):
+    """Its ranks go on without it, and begin the next fit with voices again. That there are any is rank 0's choice."""
+    results = run_ranks(train_around_a_pause, 4, [40, 38, 40, 41], deadline_seconds=60)
+    assert [result.value for result in results] == [[(38, True)] * 2] * 4
+    heads = [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
+    assert len(heads) == 2  # one for each fit
+    assert all(head.startswith("countoff: Truncated: train epoch 0 stopped") for head in heads)
 
 
 @pytest.mark.parametrize(

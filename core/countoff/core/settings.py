@@ -275,8 +275,8 @@ class Settings:
         grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
         voice_ranks: Ranks of a job, or of a part of it, from which on one rank of each host speaks with the job's store
-            for all ranks of that host; with fewer, each rank speaks for itself. 0: each always does. Must be equal on
-            all ranks.
+            for all ranks of that host; with fewer, each rank speaks for itself. 0: each always does. The setting of
+            the first rank counts for all.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0: none. Must be equal on all

@@ -82,7 +82,7 @@ class Options:
         grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
         voice_ranks: Ranks from which on one rank of each host speaks with the job's store for all of that host; 0 for
-            never.
+            never. Rank 0's counts for all.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.

@@ -41,7 +41,8 @@ class Host:
         return Channel("127.0.0.1", self.port, PREFIX)
 
     def find(self, rank: int) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
-        found = find_voice(self.connect(), rank, range(4), "a-1", every=1.0, patience=60.0, connect=self.connect)
+        how: dict[str, Any] = {"every": 1.0, "patience": 60.0, "connect": self.connect, "lost": threading.Event()}
+        found = find_voice(self.connect(), rank, range(4), "a-1", **how)
         if found[0] is not None:
             self.voices.append(found[0])
         return found

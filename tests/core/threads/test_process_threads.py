@@ -1,4 +1,4 @@
-"""The threads of a process without a store: what they report when its guards close early."""
+"""The threads of a process: what they report when its guards close early, and when they have a voice."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from countoff.core import Settings
 from countoff.core.state import State
@@ -69,6 +70,24 @@ def test_the_listener_connects_while_the_speaker_introduces_its_rank(monkeypatch
     threads.remove(member)
     threads.close()
     assert set(listened) == {True}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_rank_that_has_lost_its_voice_has_no_other_one(lost: bool) -> None:
+    """A guard that it opens later meets ranks that look for its reports where it speaks for itself."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
+    if lost:
+        link.voice_lost.set()
+    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
+    introduced = threading.Event()
+    member.speaker.hand(lambda _: introduced.set())
+    threads.add(member)
+    assert introduced.wait(60)
+    has_one = store.check([f"{place.prefix}voice/{link.heartbeats.host}/0"])
+    threads.remove(member)
+    threads.close()
+    assert has_one is link.voiced is not lost
 
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def find_voice(
     every: float,
     patience: float,
     connect: Callable[[], Channel],
+    lost: threading.Event,
 ) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
     """Finds the voice of this host, or becomes it. Every rank of a host calls this, at its own time.
 
@@ -74,6 +75,7 @@ def find_voice(
         every: Seconds between two heartbeats of a host.
         patience: Seconds without any sign of a rank after which others would report it.
         connect: Returns another channel of this rank's own to the job's store.
+        lost: Is set once a thread of this rank has lost the voice.
 
     Returns:
         The voice, if this rank has become it; and what returns a channel through the voice of this host, one for each
@@ -109,8 +111,8 @@ def find_voice(
                         follows=election > 0,
                     )
                     voice.start()
-                    return voice, _Door(standing, rank, patience, connect).open
-            door = _Door(standing, rank, patience, connect)
+                    return voice, _Door(standing, rank, patience, connect, lost).open
+            door = _Door(standing, rank, patience, connect, lost)
             with contextlib.suppress(VoiceLostError):
                 door.first = door.open()
                 return None, door.open_next
@@ -140,18 +142,18 @@ class _Door:
         rank: This rank.
         patience: For how many seconds it waits for an answer.
         connect: Returns a channel of this rank's own to the job's store.
+        lost: Set once a thread of this rank has lost the voice.
         first: A channel that was opened to see whether the voice is there.
         opened: Whether the channel of the thread that tells of this rank was opened: the first one.
-        lost: Set once a thread of this rank has lost the voice.
     """
 
     standing: dict[str, Any]
     rank: int
     patience: float
     connect: Callable[[], Channel]
+    lost: threading.Event
     first: VoicedChannel | None = None
     opened: bool = False
-    lost: threading.Event = field(default_factory=threading.Event)
 
     @property
     def voice(self) -> Process:

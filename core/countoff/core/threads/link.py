@@ -38,6 +38,7 @@ class Link:
         last_turn_seconds: How long the last job took.
         store_address: Address and port at which the store was reached.
         voiced: Whether the ranks of each host have one voice.
+        voice_lost: Set once this rank has lost the voice of its host: from then on it speaks for itself.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
@@ -52,6 +53,7 @@ class Link:
         self.last_turn_seconds = 0.0
         self.store_address: tuple[str, int] = ("", 0)
         self.voiced = False
+        self.voice_lost = threading.Event()
         self._states: dict[int, State] = {}
         self._known = set[int]()  # the guards that have been begun here
         self.early: dict[int, list[Mapping[str, Any]]] = {}

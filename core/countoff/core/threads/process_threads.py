@@ -171,8 +171,10 @@ class ProcessThreads:
     def _connect_first(self) -> Channel:
         """Connects through the voice of this host, where many ranks meet, or to the store itself."""
         link, direct = self._link, self._connect()
-        if not 0 < self._settings.voice_ranks <= len(link.ranks):
+        if not 0 < self.place.voice_ranks <= len(link.ranks):
             return direct
+        if link.voice_lost.is_set():  # by an earlier guard; the others know that, and would not look for it there
+            return self._go_alone(direct)
         self._voice, door = find_voice(
             direct,
             link.rank,
@@ -181,15 +183,21 @@ class ProcessThreads:
             every=link.heartbeats.seconds,
             patience=min(self._settings.lost_seconds, self._settings.stall_seconds),
             connect=self._connect,
+            lost=link.voice_lost,
         )
         if door is None:
-            self._open = lambda: VoicedChannel.alone(link.rank, self._connect())
-            return VoicedChannel.alone(link.rank, direct)
+            return self._go_alone(direct)
         self._open = door
         link.voiced = True
         if self._voice is None:
             direct.release()
         return door()
+
+    def _go_alone(self, direct: Channel) -> Channel:
+        """Returns the speaker's channel where this rank has no voice, and other ranks may have one."""
+        rank = self._link.rank
+        self._open = lambda: VoicedChannel.alone(rank, self._connect())
+        return VoicedChannel.alone(rank, direct)
 
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""

@@ -187,7 +187,7 @@ class _Watch:
             self._channel = self._connect()
         channel = self._channel
         if channel.is_over():
-            raise ConnectionError("the job's store has closed the connection")
+            raise ConnectionError("the job's store has ended the connection")
         channel.set(str(self._rank), {**own, "looks": self._looks})
         may_wait = bool(own["call"]) and own["seconds"] >= self._seconds / 2
         waits, self._waits = self._waits, channel.add("waits", int(may_wait))

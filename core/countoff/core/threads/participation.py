@@ -13,12 +13,8 @@ from countoff.core.levels import effect
 from countoff.core.state import State
 from countoff.core.verdict import Verdict, at_hosts, remedy_for
 
-_IN_WORDS = {
-    "failed to recv, got 0 bytes": "the job's store closed the connection",
-    "Connection reset by peer": "the job's store broke the connection off",
-    "Broken pipe": "the job's store has closed the connection",
-}
-"""What a part of an error of torch's client says to its user."""
+_ENDINGS = ("failed to recv, got 0 bytes", "Connection reset by peer", "Broken pipe")
+"""What torch's client says of a connection that the store has ended; it depends on what it was doing in that moment."""
 
 
 @dataclass
@@ -89,10 +85,12 @@ class Participation:
 
 
 def first_line(error: Exception) -> str:
-    r"""The first line of an exception's text, or its type; torch's own are many lines long, and not always in words.
+    r"""The first line of an exception's text, or its type; torch's own are many lines long.
+
+    All ranks say the same of a store that is gone.
 
     >>> first_line(RuntimeError("failed to recv, got 0 bytes\nException raised from recvBytes"))
-    "the job's store closed the connection"
+    "the job's store has ended the connection"
     """
     line = (str(error).splitlines() or [type(error).__name__])[0][:120]
-    return next((words for sign, words in _IN_WORDS.items() if sign in line), line)
+    return "the job's store has ended the connection" if any(each in line for each in _ENDINGS) else line

@@ -532,6 +532,16 @@ def pausing(draw: Any, job: Job) -> Job:
     return dataclasses.replace(job, voices_lost={}, voices_paused=job.voices_lost)
 
 
+UNEVEN = (
+    st.data(),
+    st.lists(st.integers(1, 17), min_size=2, max_size=16),
+    st.sampled_from(["stop", "repeat"]),
+    st.sampled_from([1, 2, 4]),
+    seeds,
+)
+"""Batches of each rank, the policy, and how far ranks look ahead."""
+
+
 @examples(40)
 @given(st.data(), jobs(), seeds)
 def test_a_job_whose_voices_pause_is_healthy(data: Any, healthy: Job, seed: int):
@@ -539,13 +549,7 @@ def test_a_job_whose_voices_pause_is_healthy(data: Any, healthy: Job, seed: int)
 
 
 @examples(100)
-@given(
-    st.data(),
-    st.lists(st.integers(1, 17), min_size=2, max_size=16),
-    st.sampled_from(["stop", "repeat"]),
-    st.sampled_from([1, 2, 4]),
-    seeds,
-)
+@given(*UNEVEN)
 def test_uneven_ranks_take_as_many_batches_where_voices_pause(
     data: Any, lengths: Any, policy: str, lookahead: int, seed: int
 ):
@@ -574,13 +578,7 @@ def test_ranks_that_differ_are_found_where_voices_are_lost(data: Any, fault: Fau
 
 
 @examples(40)
-@given(
-    st.data(),
-    st.lists(st.integers(1, 17), min_size=2, max_size=16),
-    st.sampled_from(["stop", "repeat"]),
-    st.sampled_from([1, 2, 4]),
-    seeds,
-)
+@given(*UNEVEN)
 def test_no_rank_takes_a_batch_too_many_where_voices_are_lost(
     data: Any, lengths: Any, policy: str, lookahead: int, seed: int
 ):

@@ -83,7 +83,7 @@ def find_voice(
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == "1":  # of torchrun: there is no other rank to speak for
         return None, None
-    # A voice that does not answer must not make its ranks look lost or stalled, so they are sooner alone than that.
+    # A voice that does not answer must not make its ranks look lost or stalled: they go on alone before that.
     patience = min(_ANSWER_SECONDS, patience / 2)
     listener: socket.socket | None = None
     with contextlib.ExitStack() as opened:
@@ -460,8 +460,10 @@ class HostVoice:
         """Whether the ranks can go on with the store themselves: only the voice's connection to it has broken."""
         if isinstance(error, ChannelError) or not isinstance(error, RuntimeError) or self._voice.owes:
             return False
-        # A process that is killed does not close all its connections at once.
-        return self._up.knock() == "open" and not time.sleep(_LOOK_SECONDS) and self._up.knock() == "open"
+        if self._up.knock() != "open":
+            return False
+        time.sleep(_LOOK_SECONDS)  # a process that is killed does not close all its connections at once
+        return self._up.knock() == "open"
 
     def _is_over(self) -> bool:
         return self._closing_at is not None and (not self._clients or time.monotonic() > self._closing_at)

@@ -189,6 +189,21 @@ def test_a_demo_that_is_interrupted_or_killed_leaves_no_process(tmp_path, moment
         assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interrupt_of_the_terminal_never_reaches_the_process_that_starts_the_ranks(tmp_path):
+    """It would print a traceback of its own, if it had not got as far as its log."""
+    with running(tmp_path) as demo:
+        patience = time.monotonic() + DEADLINE_SECONDS
+        while not (pids := [text for path in tmp_path.glob(IMPORTING) if (text := path.read_text())]):
+            assert time.monotonic() < patience
+            time.sleep(0.05)
+        status = Path("/proc", pids[0], "status").read_text()
+        demo.send_signal(signal.SIGINT)
+        demo.communicate(timeout=60)
+    blocked = re.search(r"SigBlk:\t(\w+)", status)
+    assert blocked is not None, status
+    assert int(blocked[1], 16) & 1 << (signal.SIGINT - 1)
+
+
 PRESSES_AGAIN_AND_AGAIN = """
 import os, signal, subprocess, time
 while not os.path.exists(os.environ["TMPDIR"] + "/server.pid"):

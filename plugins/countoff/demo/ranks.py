@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -118,6 +118,7 @@ def fork_server(directory: Path) -> Iterator[None]:
     forkserver.set_forkserver_preload(["countoff.demo.preload"])
     with mock.patch.dict(os.environ, _environment(directory), clear=True):
         try:
+            resource_tracker.ensure_running()  # the server needs it, and its start unblocks SIGINT
             # The server and its forks inherit the mask: Ctrl-C is for this process, which ends them.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             forkserver.ensure_running()

@@ -1,9 +1,12 @@
 """Heartbeats on a store in memory, by a clock of the test's own: who is called lost, and what is removed."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
+from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
 from countoff.core.state import State
 from tests.fake_store import FakeStore
@@ -114,3 +117,48 @@ def test_rank_0_removes_no_entry_while_there_is_something_else_to_do(job: Job) -
     assert [key for key in job.store.values if key.startswith("log/")] == ["log/2", "log/3"]
     job.own.prune(job.store, lambda: next(idle))
     assert [key for key in job.store.values if key.startswith("log/")] == ["log/3"]
+
+
+def on_hosts(monkeypatch: pytest.MonkeyPatch, names: Sequence[str]) -> tuple[FakeStore, list[Heartbeats]]:
+    """A store and the heartbeats of ranks, each on a host of its own with one of these names."""
+    store, ranks = FakeStore(), [Heartbeats(rank, range(len(names))) for rank in range(len(names))]
+    for rank, name in zip(ranks, names, strict=True):
+        monkeypatch.setattr(hosts, "own_name", lambda name=name: name)
+        rank.host = f"id of rank {ranks.index(rank)}"
+        rank.introduce(store)
+    return store, ranks  # what looks next is on the last of these hosts
+
+
+def test_a_rank_knows_the_names_of_its_own_host_and_of_the_first_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ranks = on_hosts(monkeypatch, ["node-0", "node-1"])
+    ranks[1].find_neighbours(store, complete=True)
+    assert ranks[1].hosts == {0: "node-0", 1: "node-1"}
+
+
+def test_two_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ranks = on_hosts(monkeypatch, ["localhost", "localhost"])
+    ranks[1].find_neighbours(store, complete=True)
+    assert ranks[1].hosts == {0: "localhost (192.0.2.1)", 1: "localhost (192.0.2.1)"}
+
+
+def test_the_name_of_the_first_ranks_host_is_found_where_a_voice_has_just_missed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A voice looks for what was missing only after a pause, and a rank knows from elsewhere that it is there."""
+    store, ranks = on_hosts(monkeypatch, ["node-0", "node-1"])
+    monkeypatch.setattr(store, "find", lambda key: None)
+    ranks[1].find_neighbours(store)
+    assert ranks[1].hosts == {}
+    ranks[1].find_neighbours(store, complete=True)
+    assert ranks[1].hosts == {0: "node-0", 1: "node-1"}
+
+
+def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, ranks = on_hosts(monkeypatch, ["node-0", "node-1"])
+    monkeypatch.setattr(hosts, "own_name", lambda: "node-0")
+    alone = on_hosts(monkeypatch, ["node-0"])
+    for known_to, of, expected in ((ranks[0], store, {0: "node-0"}), (alone[1][0], alone[0], {})):
+        known_to.find_neighbours(of, complete=True)
+        assert known_to.hosts == expected

@@ -13,7 +13,7 @@ def directory(monkeypatch: pytest.MonkeyPatch, ranks: Mapping[int, tuple[str, st
     store = FakeStore()
     for rank, (host, name) in ranks.items():
         monkeypatch.setattr(hosts.socket, "gethostname", lambda name=name: name)
-        hosts.introduce(store, rank, host)
+        hosts.introduce(store, rank, host, first=rank == 0)
     return store
 
 

@@ -65,7 +65,7 @@ class Heartbeats:
         """Tells the others where this rank is; a second call does nothing."""
         if not self._introduced:
             self._introduced = True
-            hosts.introduce(channel, self._rank, self.host)
+            hosts.introduce(channel, self._rank, self.host, first=self._rank == self._first)
 
     def write(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat.
@@ -124,9 +124,15 @@ class Heartbeats:
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
-        named = hosts.names(channel, [self._first, self._rank])
-        self.hosts = {**named, **dict.fromkeys(self.neighbours, named[self._rank])} if self._rank in named else {}
+        self.hosts = self._names_of_hosts(channel, complete=complete)
         self.all_introduced = complete
+
+    def _names_of_hosts(self, channel: Channel, *, complete: bool) -> dict[int, str]:
+        first = hosts.first_introduction(channel, surely=complete)
+        if first is None or (first["host"] == self.host and not hosts.several(channel)):
+            return {}
+        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self.host)})
+        return {**named, **dict.fromkeys(self.neighbours, named[self._rank])}
 
     def reporter(self, verdict: Verdict) -> int:
         """The rank that prints a verdict whole for this host: the first one that can."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from countoff.core.liveness.processes import Process
 from countoff.core.protocol.records import parse_rank
@@ -20,23 +20,45 @@ if TYPE_CHECKING:
 _NAME_BYTES = 66
 """A name has 64 characters at most on Linux, and two quotes as JSON."""
 _MOST_NAMED = 16
+_FIRST = "first"
+"""Where the first rank introduces itself once more, so that all ranks of a host can have it from one look."""
 
 
-def introduce(channel: Channel, rank: int, host: str) -> None:
+def introduce(channel: Channel, rank: int, host: str, *, first: bool) -> None:
     """Tells the others on which host this rank is, and the ranks of that host which process it is.
 
     Args:
         channel: The channel of the whole process.
         rank: This rank.
         host: The id of this host; see `host_id`.
+        first: Whether it is the first of the ranks that meet. All others look for its host.
     """
     process = Process.own(rank)
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)
-    channel.report("rank", rank, {"host": host, "name": own_name(), "address": channel.own_address()})
-    record = {"rank": process.rank, "pid": process.pid, "began": process.began}
-    channel.set(f"host/{host}/{place}", record)  # last: a rank that is known to be there has a record in the directory
+    record = introduction(channel, host)
+    channel.report("rank", rank, record)
+    if first:
+        channel.set(_FIRST, record)
+    own = {"rank": process.rank, "pid": process.pid, "began": process.began}
+    channel.set(f"host/{host}/{place}", own)  # last: a rank that is known to be there has a record in the directory
+
+
+def introduction(channel: Channel, host: str) -> dict[str, str]:
+    """What this rank tells the others about its host; see `introduce`."""
+    return {"host": host, "name": own_name(), "address": channel.own_address()}
+
+
+def first_introduction(channel: Channel, *, surely: bool) -> dict[str, Any] | None:
+    """What the first rank has told about its host; None if it has not yet.
+
+    Args:
+        channel: The channel of the whole process.
+        surely: Whether it is known to have told that: a voice may not look for it at once.
+    """
+    found = channel.find(_FIRST)
+    return channel.get(_FIRST) if found is None and surely and channel.has(_FIRST) else found
 
 
 def own_name() -> str:
@@ -60,7 +82,11 @@ def names(channel: Channel, ranks: Sequence[int]) -> dict[int, str]:
     """
     if not ranks or not several(channel):
         return {}
-    records = channel.reports("rank", list(dict.fromkeys(ranks[:_MOST_NAMED])))
+    return names_from(channel.reports("rank", list(dict.fromkeys(ranks[:_MOST_NAMED]))))
+
+
+def names_from(records: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """The names of the hosts of ranks that have introduced themselves so, by rank; see `names`."""
     hosts = {str(record["host"]): str(record["name"]) for record in records.values()}
     times = Counter(hosts.values())
     return {

@@ -49,6 +49,8 @@ STREAMING_TURN = Path(tempfile.gettempdir()) / f"one-streaming-job-of-{os.getuid
 """A file that is locked while a job with mosaicml-streaming runs, by whichever test session."""
 
 Environment = Mapping[str, str] | Callable[[int], Mapping[str, str]]
+HostedBy = Literal["agent", "rank0", "apart"]
+"""Who hosts a job's store: pytest's process, as torchrun's agent does; rank 0; or `StoreHost`, a process of its own."""
 ABSENT: Final = type("Absent", (), {"__repr__": lambda self: "ABSENT"})()
 _SECONDS_TO_PRINT_STACKS: Final = 1.0
 _STORE_SECONDS: Final = timedelta(seconds=5)
@@ -166,15 +168,50 @@ class _Rank:
         )
 
 
+class StoreHost:
+    """A job's store in a process of its own, which can be killed.
+
+    Args:
+        host: On whose network; None: on this machine's own.
+        port: Of the store; 0: any that is free.
+    """
+
+    def __init__(self, host: Host | None = None, port: int = 0) -> None:
+        ours, theirs = multiprocessing.Pipe(duplex=False)
+        self._process = _forkserver().Process(target=_host_store, args=(theirs, host, port), daemon=True)
+        self._process.start()
+        self.port: int = ours.recv()
+
+    def kill(self) -> None:
+        """Kills it, and returns when it is gone; nothing if it has been killed."""
+        self._process.kill()
+        self._process.join()
+
+
+def _host_store(parent: Connection, host: Host | None, port: int) -> None:
+    """Hosts a store until this process is killed."""
+    rank_process.end_with_parent()
+    if host is not None:
+        network = os.pidfd_open(host.pid)
+        rank_process.enter_namespaces(network, rank_process.CLONE_NEWNET)
+        os.close(network)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    parent.send(store.port)
+    while True:
+        signal.pause()
+
+
 class Watch:
     """A run in progress, for the test's `while_running`.
 
     Args:
         deadline_seconds: After it every rank prints its stacks and is killed.
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
+        store: What hosts the job's store, where that is a process of its own.
     """
 
-    def __init__(self, deadline_seconds: float, kill_peers_after: float | None) -> None:
+    def __init__(self, deadline_seconds: float, kill_peers_after: float | None, store: StoreHost | None = None) -> None:
+        self._store = store
         self._ranks: list[_Rank] = []
         self._started_at = time.monotonic()
         self._deadline = self._started_at + deadline_seconds
@@ -215,6 +252,11 @@ class Watch:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to one rank's process alone: SIGKILL, SIGSTOP, SIGCONT, SIGTERM, …"""
         os.kill(self.pid(rank), number)
+
+    def kill_store(self) -> None:
+        """Kill the process that hosts the job's store, which must be `hosted_by` "apart"."""
+        assert self._store is not None, 'the store has no process of its own: hosted_by="apart"'
+        self._store.kill()
 
     def wait_for(self, rank: int, name: str, timeout: float = 30.0) -> None:
         """Return when that rank has called `tell(name)`.
@@ -332,7 +374,7 @@ def run_ranks(
     *args: Any,
     directory: Path,
     deadline_seconds: float = 60.0,
-    hosted_by: Literal["agent", "rank0"] = "agent",
+    hosted_by: HostedBy = "agent",
     env: Environment | None = None,
     expect: int | Sequence[int] | None = 0,
     kill_peers_after: float | None = None,
@@ -348,7 +390,7 @@ def run_ranks(
         *args: The same for every rank, picklable. A rank knows itself by RANK.
         directory: Where the run's files go; each run has its own below it, the ranks' working directory.
         deadline_seconds: After it every rank prints its stacks and is killed.
-        hosted_by: Who hosts the store: pytest's process, as torchrun's agent does, or rank 0.
+        hosted_by: Who hosts the store.
         env: More environment, for all ranks or by rank. COUNTOFF variables of pytest's own do not get through.
         expect: The exit code of every rank, or of each; None for any.
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
@@ -362,10 +404,12 @@ def run_ranks(
         RanksFailed: If the exit codes are not the expected ones.
     """
     directory, call = prepare(function, args, directory)
-    with _rendezvous(hosted_by, world_size) as rendezvous, Watch(deadline_seconds, kill_peers_after) as watch:
+    with contextlib.ExitStack() as stack:
+        rendezvous, store = stack.enter_context(_rendezvous(hosted_by, world_size))
+        watch = stack.enter_context(Watch(deadline_seconds, kill_peers_after, store))
         hosts = devices.hosts_of(device, world_size)
         for rank in range(world_size):
-            torchruns = torchrun_environment(rank, world_size, directory, hosts)
+            torchruns = torchrun_environment(rank, world_size, directory, world_size // hosts)
             place = {devices.VARIABLE: device, **devices.environment(rank, hosts), **rendezvous}
             watch.start(call, {**torchruns, **place, **of_rank(env, rank)}, directory, finalise, host=None)
         if while_running:
@@ -437,34 +481,42 @@ def python_path() -> str:
 
 
 @contextlib.contextmanager
-def _rendezvous(hosted_by: Literal["agent", "rank0"], world_size: int) -> Iterator[dict[str, str]]:
-    """The variables by which ranks find their store, and that store where it is the agent's."""
-    store = None
+def _rendezvous(hosted_by: HostedBy, world_size: int) -> Iterator[tuple[dict[str, str], StoreHost | None]]:
+    """The variables by which ranks find their store, that store where it is the agent's, and its own process."""
+    agents, apart = None, None
     if hosted_by == "agent":
-        store = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
-        port = store.port
+        agents = TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
+        port = agents.port
+    elif hosted_by == "apart":
+        apart = StoreHost()
+        port = apart.port
     else:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-    yield {
+    variables = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": str(store is not None),
+        "TORCHELASTIC_USE_AGENT_STORE": str(hosted_by != "rank0"),
     }
-    del store
+    try:
+        yield variables, apart
+    finally:
+        if apart is not None:
+            apart.kill()
+        del agents
 
 
-def torchrun_environment(rank: int, world_size: int, directory: Path, hosts: int = 1) -> dict[str, str]:
-    """What torchrun sets for one rank, but for the address of the store; each host has equally many ranks."""
-    per_host = world_size // hosts
+def torchrun_environment(rank: int, world_size: int, directory: Path, per_host: int) -> dict[str, str]:
+    """What torchrun sets for one rank, but for the address of the store; the last host may have fewer ranks."""
+    host, local = divmod(rank, per_host)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank % per_host),
-        "LOCAL_WORLD_SIZE": str(per_host),
-        "GROUP_RANK": str(rank // per_host),
-        "GROUP_WORLD_SIZE": str(hosts),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(min(per_host, world_size - host * per_host)),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(-(-world_size // per_host)),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(world_size),

@@ -31,7 +31,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from integration_tests.harness import (
     Environment,
+    HostedBy,
     RankResult,
+    StoreHost,
     Watch,
     of_rank,
     prepare,
@@ -129,15 +131,21 @@ class HostsWatch(Watch):
         relay: What delays the store's replies, or None.
         deadline_seconds: As of `Watch`.
         kill_peers_after: As of `Watch`.
+        store: As of `Watch`.
 
     Attributes:
         relay: What delays the store's replies: `watch.relay.delay_seconds` can be changed.
     """
 
     def __init__(
-        self, made: Network, relay: Relay | None, deadline_seconds: float, kill_peers_after: float | None
+        self,
+        made: Network,
+        relay: Relay | None,
+        deadline_seconds: float,
+        kill_peers_after: float | None,
+        store: StoreHost | None,
     ) -> None:
-        super().__init__(deadline_seconds, kill_peers_after)
+        super().__init__(deadline_seconds, kill_peers_after, store)
         self._made = made
         self.relay = relay
 
@@ -169,9 +177,10 @@ def run_hosts(
     *args: Any,
     hosts: int,
     per_host: int,
+    ranks: int | None = None,
     directory: Path,
     deadline_seconds: float = 60.0,
-    hosted_by: Literal["agent", "rank0"] = "agent",
+    hosted_by: HostedBy = "agent",
     env: Environment | None = None,
     expect: int | Sequence[int] | None = 0,
     kill_peers_after: float | None = None,
@@ -186,9 +195,10 @@ def run_hosts(
         *args: As there.
         hosts: Number of hosts. Host 0 has the first ranks, and the store.
         per_host: Ranks on each.
+        ranks: Ranks in all, where the last host has fewer than the others; None: `hosts` times `per_host`.
         directory: As there, and so are the others, as far as they are not below.
         deadline_seconds: After it every rank prints its stacks and is killed.
-        hosted_by: Who hosts the store: an agent on host 0, or rank 0.
+        hosted_by: Who hosts the store; an agent and a process of its own do so on host 0.
         env: More environment, for all ranks or by rank.
         expect: The exit code of every rank, or of each; None for any. That of a host without power is -SIGKILL.
         kill_peers_after: Seconds after a rank's failure at which the others get SIGTERM; None for never.
@@ -202,13 +212,14 @@ def run_hosts(
         RanksFailed: If the exit codes are not the expected ones.
     """
     directory, call = prepare(function, args, directory)
+    world_size = ranks or hosts * per_host
     with contextlib.ExitStack() as stack:
         made = stack.enter_context(network(hosts, directory))
-        rendezvous, relay = stack.enter_context(_rendezvous(made.hosts[0], hosted_by, hosts * per_host, delay_seconds))
-        watch = HostsWatch(made, relay, deadline_seconds, kill_peers_after)
+        rendezvous, relay, store = stack.enter_context(_rendezvous(made.hosts[0], hosted_by, world_size, delay_seconds))
+        watch = HostsWatch(made, relay, deadline_seconds, kill_peers_after, store)
         stack.enter_context(watch)
-        for rank in range(hosts * per_host):
-            torchruns = torchrun_environment(rank, hosts * per_host, directory, hosts)
+        for rank in range(world_size):
+            torchruns = torchrun_environment(rank, world_size, directory, per_host)
             # The store's own host has no way to it that could be slow.
             direct = {"MASTER_PORT": str(_PORT)} if rank < per_host else {}
             environment = {**torchruns, **rendezvous, **direct, **of_rank(env, rank)}
@@ -275,27 +286,34 @@ def run_torchrun_on_hosts(
 
 @contextlib.contextmanager
 def _rendezvous(
-    host: Host, hosted_by: Literal["agent", "rank0"], world_size: int, delay_seconds: float | None
-) -> Iterator[tuple[dict[str, str], Relay | None]]:
-    """The variables by which ranks find their store, and that store, on a host's network, where it is the agent's."""
-    store, relay = None, None
+    host: Host, hosted_by: HostedBy, world_size: int, delay_seconds: float | None
+) -> Iterator[tuple[dict[str, str], Relay | None, StoreHost | None]]:
+    """The variables by which ranks find their store, and that store, on a host's network, where it is not rank 0's.
+
+    With it come what delays its replies, and its own process.
+    """
+    agents, relay, apart = None, None, None
     if hosted_by == "agent":
         with _on_network_of(host.pid):
-            store = TCPStore("127.0.0.1", _PORT, world_size, is_master=True, wait_for_workers=False)
+            agents = TCPStore("127.0.0.1", _PORT, world_size, is_master=True, wait_for_workers=False)
             if delay_seconds is not None:
                 relay = Relay(_PORT, address="0.0.0.0")
                 relay.delay_seconds = delay_seconds
+    elif hosted_by == "apart":
+        apart = StoreHost(host, _PORT)
     try:
         variables = {
             "MASTER_ADDR": host.name,
             "MASTER_PORT": str(relay.port if relay else _PORT),
-            "TORCHELASTIC_USE_AGENT_STORE": str(store is not None),
+            "TORCHELASTIC_USE_AGENT_STORE": str(hosted_by != "rank0"),
         }
-        yield variables, relay
+        yield variables, relay, apart
     finally:
         if relay is not None:
             relay.close()
-        del store
+        if apart is not None:
+            apart.kill()
+        del agents
 
 
 @contextlib.contextmanager

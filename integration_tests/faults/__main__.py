@@ -28,16 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
     devices: dict[int, Literal["cpu", "cuda"]] = {}
-    for ranks in chosen.ranks or _RANKS:
+    counts = chosen.ranks or [ranks for ranks in _RANKS if ranks % chosen.hosts == 0 and ranks > chosen.hosts]
+    if uneven := [ranks for ranks in counts if ranks % chosen.hosts]:
+        parser.error(f"--hosts: {uneven[0]} ranks cannot be spread evenly over {chosen.hosts} hosts")
+    for ranks in counts:
         try:
             devices[ranks] = choose_device(chosen.device, ranks)
         except DeviceError as error:
             if chosen.ranks or not devices:
                 parser.error(f"--{error}")
             print(f"left out: {ranks} ranks, as --{error}", file=sys.stderr)
+    from integration_tests import hosts
     from integration_tests.faults import report
     from integration_tests.faults.matrix import run_cell
 
+    if chosen.hosts > 1 and (why := hosts.why_impossible()):
+        parser.error(f"--hosts: {why}")
     adapters = chosen.adapter or list(CANNOT)
     os.environ.setdefault("FAULTS_PAUSE_SECONDS", "15")  # a checkpoint takes twice that; the tests have less time
     os.environ.setdefault("PRELOAD", " ".join(["torch", "lightning", *adapters, *_BENEATH]))
@@ -51,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as directory:
         for number, (case, adapter, ranks) in enumerate(cells, start=1):
-            rows.append(row := run_cell(case, adapter, ranks, Path(directory), devices[ranks]))
+            rows.append(row := run_cell(case, adapter, ranks, Path(directory), devices[ranks], hosts=chosen.hosts))
             print(f"{number}/{len(cells)} {report.line(row)}", file=sys.stderr, flush=True)
             if row.wrong:
                 print(row.output, file=sys.stderr, flush=True)
@@ -85,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     some = " ".join(case.name for case in CASES.values() if case.positional)
     counts = f"with so many ranks; default: 2, and {some} with 4 and 8 too"
     parser.add_argument("--ranks", nargs="+", type=int, metavar="COUNT", help=counts)
+    hosts = "spread the ranks over so many hosts, which are namespaces of this machine; default: 1"
+    parser.add_argument("--hosts", type=int, metavar="COUNT", default=1, help=hosts)
     add_device_option(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every row there too, as soon as it is known")
     return parser

@@ -56,6 +56,7 @@ class Case:
         hosted_apart: Whether the store is a process of its own, which dies.
         said_first: Why the milliseconds are more than a moment, where they are.
         words: What the verdict must contain, beside the ranks.
+        words_on_hosts: That where there are several hosts, and a rank of another one may have the proof first.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Case:
     hosted_apart: bool = False
     said_first: str = ""
     words: str = ""
+    words_on_hosts: str = ""
 
     @property
     def fault(self) -> str:
@@ -184,6 +186,7 @@ CASES = {
             "raised",
             behavior={"workers": 1, **_LONG},
             words="is gone (pid",
+            words_on_hosts=" is gone",
             positional=True,
         ),
         Case(
@@ -299,6 +302,7 @@ CASES = {
             behavior={"workers": 1, **_LONG},
             options=_STOP,
             words="is gone (pid",
+            words_on_hosts=" is gone",
         ),
         Case(
             "F6-stop",

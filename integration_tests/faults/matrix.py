@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import re
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
-
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  (public in torch's documentation)
+from typing import Any
 
 from integration_tests.devices import Placement
 from integration_tests.faults.cases import Case
 from integration_tests.faults.rank_script import train
 from integration_tests.faults.ranks_left import left_behind, shared_memory
 from integration_tests.harness import RankResult, RanksFailed, Watch, run_ranks
+from integration_tests.hosts import run_hosts
 from integration_tests.jobs import behind_ranks, named_ranks, ranks_in, verdict_lines
 
 _DEADLINE_SECONDS = 120.0
@@ -32,7 +29,7 @@ class Row:
     """The outcome of one fault in one framework with so many ranks.
 
     Attributes:
-        fault, adapter, ranks, device: Which cell.
+        fault, adapter, ranks, device, hosts: Which cell.
         kind: The verdict that was given, "" for none.
         named: The ranks that it names.
         milliseconds: From when it could be known until it was, on the last rank; None where nothing was due.
@@ -49,6 +46,7 @@ class Row:
     adapter: str
     ranks: int
     device: Placement = "cpu"
+    hosts: int = 1
     kind: str = ""
     named: tuple[int, ...] = ()
     milliseconds: float | None = None
@@ -61,7 +59,9 @@ class Row:
     seconds: float = 0.0
 
 
-def run_cell(case: Case, adapter: str, ranks: int, directory: Path, device: Placement = "cpu") -> Row:
+def run_cell(
+    case: Case, adapter: str, ranks: int, directory: Path, device: Placement = "cpu", *, hosts: int = 1
+) -> Row:
     """Runs one job and judges it.
 
     Args:
@@ -70,57 +70,56 @@ def run_cell(case: Case, adapter: str, ranks: int, directory: Path, device: Plac
         ranks: Ranks in the job, at least the case's `least_ranks`.
         directory: Where the run's files go.
         device: Where the ranks train.
+        hosts: Hosts with equally many of the ranks each, as namespaces of this machine where there are several. They
+            train on the CPU.
+
+    Raises:
+        HostsError: If this machine cannot make hosts.
     """
-    row = Row(case.name, adapter, ranks, device)
+    row = Row(case.name, adapter, ranks, device, hosts)
     directory = Path(tempfile.mkdtemp(prefix=f"{case.name}-{adapter}-{ranks}-", dir=directory))
     before, began = shared_memory(), time.monotonic()
     pids: list[int] = []
+    stamps: dict[str, float] = {}
     culprits = case.culprits(ranks)
     _, ending = case.due(adapter)
-    with contextlib.ExitStack() as stack:
-        host = stack.enter_context(_store_of_its_own()) if case.hosted_apart else None
 
-        def drive(watch: Watch) -> None:
-            pids.extend(watch.pid(rank) for rank in range(ranks))
-            if host is not None:
-                watch.wait_for(0, "training", _DEADLINE_SECONDS)
-                host.kill()
-            elif case.fault == "F6":
-                for rank in set(range(ranks)) - set(culprits):
-                    watch.wait_for_end(rank, _DEADLINE_SECONDS)
-                watch.kill(culprits[0])
-            elif ending == "held":
-                watch.wait_for(0, "verdict", _DEADLINE_SECONDS)
-                for pid in pids:
-                    os.killpg(pid, signal.SIGKILL)  # with a loader's worker, which never returns
+    def drive(watch: Watch) -> None:
+        pids.extend(watch.pid(rank) for rank in range(ranks))
+        if case.hosted_apart:
+            watch.wait_for(0, "training", _DEADLINE_SECONDS)
+            stamps["fault-store"] = time.time()
+            watch.kill_store()
+        elif case.fault == "F6":
+            for rank in set(range(ranks)) - set(culprits):
+                watch.wait_for_end(rank, _DEADLINE_SECONDS)
+            watch.kill(culprits[0])
+        elif ending == "held":
+            watch.wait_for(0, "verdict", _DEADLINE_SECONDS)
+            for pid in pids:
+                os.killpg(pid, signal.SIGKILL)  # with a loader's worker, which never returns
 
-        try:
-            results = run_ranks(
-                train,
-                ranks,
-                adapter,
-                case.job(ranks),
-                directory=directory,
-                deadline_seconds=_DEADLINE_SECONDS,
-                env=host.environment if host else None,
-                expect=None,
-                while_running=drive,
-                finalise=True,
-                device=device,
-            )
-        except RanksFailed as error:
-            results = error.results
-            row.wrong.append(str(error).splitlines()[0])
+    how: dict[str, Any] = {
+        "directory": directory,
+        "deadline_seconds": _DEADLINE_SECONDS,
+        "hosted_by": "apart" if case.hosted_apart else "agent",
+        "expect": None,
+        "while_running": drive,
+        "finalise": True,
+    }
+    try:
+        if hosts > 1:
+            results = run_hosts(train, adapter, case.job(ranks), hosts=hosts, per_host=ranks // hosts, **how)
+        else:
+            results = run_ranks(train, ranks, adapter, case.job(ranks), device=device, **how)
+    except RanksFailed as error:
+        results = error.results
+        row.wrong.append(str(error).splitlines()[0])
     row.seconds = time.monotonic() - began
     (place,) = directory.iterdir()
     row.left = left_behind(place, pids, before)
-    stamps = {
-        file.name: float(file.read_text())
-        for pattern in ("said-*", "fault-*", "spread-*")
-        for file in place.glob(pattern)
-    }
-    if host is not None:
-        stamps["fault-host"] = host.killed_at
+    for pattern in ("said-*", "fault-*", "spread-*"):
+        stamps.update({file.name: float(file.read_text()) for file in place.glob(pattern)})
     judge(row, case, results, stamps)
     return row
 
@@ -150,13 +149,13 @@ def judge(row: Row, case: Case, results: Sequence[RankResult], stamps: dict[str,
     row.kind = found[1] if found else ""
     row.named = _named(text, found[2] if found else "")
     _measure(row, speakers, stamps)
-    wrong = row.wrong
+    wrong, words = row.wrong, (row.hosts > 1 and case.words_on_hosts) or case.words
     if row.kind != kind:
         wrong.append(f"said {row.kind or 'nothing'}, expected {kind or 'nothing'}")
     elif not row.same_words or "" in said:
         wrong.append("not the same sentence on every rank")
-    elif case.words not in text:
-        wrong.append(f"does not say {case.words!r}")
+    elif words not in text:
+        wrong.append(f"does not say {words!r}")
     elif kind not in ("", "Truncated") and not case.are_named(row.named, row.ranks, behind_ranks(text)):
         wrong.append(f"names ranks {sorted(row.named)}, the culprits are {sorted(case.culprits(row.ranks))}")
     if [text for rank, text in enumerate(texts) if text and rank not in (*speakers, *killed, *ended)]:
@@ -197,7 +196,10 @@ def _listed(sentence: str) -> list[int]:
     ([3], [0, 2])
     >>> _listed("ranks issued different numbers of collectives: 16 on rank 0, 15 on rank 1")
     [0, 1]
+    >>> _listed("rank 0 on node-0 and rank 3 on node-1 read identical data")
+    [0, 3]
     """
+    sentence = re.sub(r"rank (\d+) on node-\d+ and rank (\d+) on node-\d+", r"ranks \1 and \2", sentence)
     groups = re.findall(r"ranks? ([\d–]+(?:(?:, | and )[\d–]+\b(?! on | parameter| row))*)", sentence)
     sides = [ranks_in(group.replace(" and ", ", ")) for group in groups]
     if len(sides) == 2 and len(sides[0]) == len(sides[1]) and sentence.count(" on rank") == 2:
@@ -215,39 +217,3 @@ def _measure(row: Row, speakers: Sequence[int], stamps: dict[str, float]) -> Non
     said = [stamps[f"said-{rank}"] for rank in speakers if f"said-{rank}" in stamps]
     if faults and said:
         row.milliseconds, row.since = (max(said) - max(faults)) * 1000, "fault"
-
-
-class _Host:
-    """A store in a process of its own."""
-
-    def __init__(self) -> None:
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        self._process = multiprocessing.get_context("forkserver").Process(
-            target=_host_store, args=(theirs,), daemon=True
-        )
-        self._process.start()
-        self.environment = {"MASTER_PORT": str(ours.recv())}
-        self.killed_at = 0.0
-
-    def kill(self) -> None:
-        """Kills it."""
-        if self._process.is_alive():
-            self.killed_at = time.time()
-            os.kill(self._process.pid or 0, signal.SIGKILL)
-            self._process.join()
-
-
-def _host_store(parent: Connection) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    parent.send(store.port)
-    while True:
-        signal.pause()
-
-
-@contextlib.contextmanager
-def _store_of_its_own() -> Iterator[_Host]:
-    host = _Host()
-    try:
-        yield host
-    finally:
-        host.kill()

@@ -17,7 +17,7 @@ def line(row: Row) -> str:
     """One cell in one line."""
     verdict = row.kind or "silence"
     outcome = "ok" if not row.wrong else "WRONG: " + "; ".join(row.wrong)
-    return f"{row.fault} {row.adapter} {row.ranks} ranks, {row.device}: {verdict}, {row.seconds:.1f} s: {outcome}"
+    return f"{row.fault} {row.adapter} {_ranks(row)} ranks, {row.device}: {verdict}, {row.seconds:.1f} s: {outcome}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -41,6 +41,11 @@ def promptness(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _ranks(row: Row) -> str:
+    """The number of ranks; that of hosts and of ranks on each, where there are several hosts."""
+    return str(row.ranks) if row.hosts == 1 else f"{row.hosts} × {row.ranks // row.hosts}"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     case = CASES[row.fault]
     milliseconds = "" if row.milliseconds is None else f"{row.milliseconds:.1f} after the {row.since}"
@@ -50,7 +55,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.fault} {case.title}",
         row.adapter,
-        str(row.ranks),
+        _ranks(row),
         row.device,
         row.kind or "silence",
         named,

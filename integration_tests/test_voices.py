@@ -77,6 +77,18 @@ def test_a_short_rank_is_named_on_every_host(run_hosts, hosts, per_host):
     assert_named(results, "UnevenBatches", [last], f"rank {last} on {results[last].host} ran out of data after 4 batch")
 
 
+def test_a_rank_that_is_alone_on_its_host_reads_those_that_have_a_voice_and_they_read_it(run_hosts):
+    """It has no voice, and its records are in another place than theirs."""
+    where = {"hosts": 2, "per_host": 2, "ranks": 3, "env": VOICES}
+    results = run_hosts(loops.healthy_without_and_with, **where)
+    assert [verdict_lines(result) for result in results] == [[]] * 3
+    for short in (0, 2):
+        batches = [4 if rank == short else 5 for rank in range(3)]
+        results = run_hosts(loops.uneven, batches, **where, expect=None)
+        words = f"rank {short} on {results[short].host} ran out of data after 4 batch"
+        assert_named(results, "UnevenBatches", [short], words)
+
+
 def culprits(results: list[RankResult]) -> list[int]:
     """The ranks that have sent themselves the signal that kills."""
     return [result.rank for result in results if result.exit_code == -signal.SIGKILL]

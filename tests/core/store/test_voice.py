@@ -436,6 +436,23 @@ def test_a_count_that_was_not_done_is_done_once_the_voice_is_known_to_be_over():
     assert sums == [{"even/3/0": 1}, {"even/3/0": 2}, {"even/3/1": 1}, {"even/3/1": 2}]
 
 
+def test_a_mark_is_not_agreed_on_as_long_as_a_lost_voice_may_hold_what_was_added():
+    """A key that is not in the store means that all ranks agree, unless it has not come there yet."""
+    hosts = Hosts(1)
+    first, last = hosts.channels
+    assert first.count("agreed/0", 1) is None
+    assert first.has("agreed/0")
+    hosts.paused.add(0)
+    assert last.count("agreed/0", 1) is None
+    for channel in (first, last):
+        assert not channel.has("log/0")
+        assert channel.has("agreed/0")
+    hosts.paused.clear()
+    assert last.late_counts() == {"agreed/0": 2}
+    last.delete("agreed/0")
+    assert not last.has("agreed/0")
+
+
 def test_what_only_a_host_reads_is_for_its_ranks_without_a_voice_too():
     hosts = Hosts(1)
     staying, leaving = hosts.channels

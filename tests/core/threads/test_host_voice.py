@@ -40,16 +40,20 @@ class Host:
     def connect(self) -> Channel:
         return Channel("127.0.0.1", self.port, PREFIX)
 
-    def find(self, rank: int) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
-        how: dict[str, Any] = {"every": 1.0, "patience": 60.0, "connect": self.connect, "lost": threading.Event()}
+    def find(self, rank: int, patience: float = 60.0) -> tuple[HostVoice | None, Callable[[], VoicedChannel] | None]:
+        how: dict[str, Any] = {"every": 1.0, "patience": patience, "connect": self.connect, "lost": threading.Event()}
         found = find_voice(self.connect(), rank, range(4), "a-1", **how)
         if found[0] is not None:
             self.voices.append(found[0])
         return found
 
-    def join(self, rank: int) -> list[VoicedChannel]:
-        _, door = self.find(rank)
+    def open_door(self, rank: int, patience: float = 60.0) -> Callable[[], VoicedChannel]:
+        _, door = self.find(rank, patience)
         assert door is not None
+        return door
+
+    def join(self, rank: int) -> list[VoicedChannel]:
+        door = self.open_door(rank)
         channels = [door(), door()]
         self.opened += channels
         return channels
@@ -330,6 +334,51 @@ def behind_a_relay() -> Iterator[tuple[Host, Relay]]:
     yield host, relay
     host.leave()
     relay.close()
+
+
+@pytest.mark.parametrize(
+    ("patience", "waits"), [pytest.param(10.0, 5.0, id="half of a rank's"), pytest.param(600.0, 30.0, id="no more")]
+)
+def test_a_rank_waits_for_its_voice_less_long_than_others_wait_for_it(
+    host: Host, monkeypatch: pytest.MonkeyPatch, patience: float, waits: float
+):
+    made: list[float] = []
+
+    def line(end: socket.socket, voice: Process, seconds: float, lost: threading.Event) -> SocketLine:
+        made.append(seconds)
+        return SocketLine(end, voice, seconds, lost)
+
+    monkeypatch.setattr(host_voice, "SocketLine", line)
+    for rank in (0, 1):
+        host.opened.append(host.open_door(rank, patience)())
+    assert made == [waits, waits]
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_a_rank_learns_that_its_voice_has_ended_without_an_answer(reset: bool):
+    """What it has not answered is not done. What it has answered late is."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = socket.create_connection(listener.getsockname())
+        voice, _ = listener.accept()
+    line = SocketLine(own, Process.own(0), 0.0, threading.Event())
+    with pytest.raises(VoiceLostError, match="does not answer"):
+        line.ask(["count", "even/3/0", 1])
+    line.leave()
+    assert line.late_answers() == {}
+    text = json.dumps({"is": 2}).encode()
+    voice.sendall(struct.pack("!I", len(text)) + text)
+    wait_until_readable(own)
+    assert line.late_answers() == {"count": 2}
+    if not reset:  # the kernel resets a connection that is closed with something unread
+        voice.recv(1 << 16)
+    voice.close()
+    wait_until_readable(own)
+    assert line.late_answers() == {"over": True}
+    assert line.late_answers() == {}
+
+
+def wait_until_readable(end: socket.socket) -> None:
+    assert select.select([end], [], [], 10.0)[0]
 
 
 def test_a_voice_whose_connection_breaks_is_left_by_its_ranks(behind_a_relay: tuple[Host, Relay]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +21,8 @@ _FEW = 16
 """Of so many ranks, the voices are looked up one by one."""
 _LASTING = ("rank", "joined")
 """Reports that hold until they are taken back; of the others, the last few may still be waited for."""
+_UNCOUNTED = 8
+"""Counters of which is kept that their sums are not known: a rank waits for one at a time."""
 _CHUNK = 256
 """Packs that are fetched at once."""
 
@@ -81,6 +83,7 @@ class Way:
             known whether that was done.
         held: What this rank adds to counters once that is known: their keys and the amounts.
         sums: Sums of counters that have become known since.
+        uncounted: The last counters to which this rank has added, and whose sums were not known then.
     """
 
     line: Line | None
@@ -100,6 +103,7 @@ class Way:
     doubtful: tuple[str, int] | None = None
     held: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     sums: dict[str, int] = field(default_factory=dict[str, int])
+    uncounted: deque[str] = field(default_factory=lambda: deque[str](maxlen=_UNCOUNTED))
 
     def __post_init__(self) -> None:
         self.via[self.rank] = self.number
@@ -147,6 +151,8 @@ class VoicedChannel(Channel):
 
     def has(self, *keys: str) -> bool:  # noqa: D102
         keys = tuple(self._prefix + key for key in keys)
+        if self._way.direct is not None and len(keys) == 1 and keys[0] in self._way.uncounted:
+            return True  # it has not been removed: it may not even have come to the store
         return self._ask(["has", keys], lambda store: store.has(*keys))
 
     def get(self, key: str) -> dict[str, Any]:  # noqa: D102
@@ -180,8 +186,12 @@ class VoicedChannel(Channel):
         way, key = self._way, self._prefix + key
         if way.doubtful is not None:  # ranks add to counters in one order, and what was done last may not be done
             way.held.append((key, amount))
-            return None
-        return self._ask(["count", key, amount], lambda store: store.count(key, amount))
+            total = None
+        else:
+            total = self._ask(["count", key, amount], lambda store: store.count(key, amount))
+        if total is None:
+            way.uncounted.append(key)
+        return total
 
     def late_counts(self) -> dict[str, int]:  # noqa: D102
         way = self._way
@@ -198,6 +208,7 @@ class VoicedChannel(Channel):
                 key, amount = way.held.pop(0)
                 way.sums[key] = way.direct.add(key, amount)
             way.sums |= {str(key): parse_count(total) for key, total in answers.get("leave", {}).items()}
+        way.uncounted = deque((key for key in way.uncounted if key not in way.sums), way.uncounted.maxlen)
         own = [key for key in way.sums if key.startswith(self._prefix)]
         return {key.removeprefix(self._prefix): way.sums.pop(key) for key in own}
 
@@ -216,9 +227,6 @@ class VoicedChannel(Channel):
         part._whole = self.whole
         part._gathered = "", {}
         return part
-
-    def is_over(self) -> bool:  # noqa: D102
-        return False
 
     def shut(self) -> None:  # noqa: D102
         if self._way.line is not None:

@@ -577,6 +577,17 @@ def test_uneven_ranks_take_as_many_batches_where_voices_pause(
         assert rank.taken == [[batch % lengths[rank.state.rank] for batch in range(total)]]
 
 
+@examples(10)
+@given(st.data(), st.integers(17, 64), st.sampled_from(["stop", "repeat"]), seeds)
+def test_many_uneven_ranks_take_as_many_batches_where_voices_pause(data: Any, size: int, policy: str, seed: int):
+    """Up to 64 ranks on 3 to 32 hosts."""
+    lengths = [data.draw(st.integers(1, 6)) for _ in range(size)]
+    total = min(lengths) if policy == "stop" else max(lengths)
+    for rank in play(pausing(data.draw, job([lengths], policy, 2, synced=True)), seed):
+        assert rank.state.end is None
+        assert rank.taken == [[batch % lengths[rank.state.rank] for batch in range(total)]]
+
+
 @examples(40)
 @given(st.data(), jobs(), seeds)
 def test_a_job_that_loses_voices_is_healthy(data: Any, healthy: Job, seed: int):

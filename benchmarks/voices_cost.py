@@ -22,6 +22,8 @@ _WAYS = {FLAT: 0, VOICED: 2}
 _START, _PROOF, _EXIT = "roll call at fit start", "proof until the last rank", "exit"
 _BATCHES = 4
 _PROOF_SECONDS = 60.0
+_SETTLING_SECONDS = 1.0
+"""After so long, the connections stand on which ranks hear of a proof. A fit does not wait for all of them."""
 
 Moments = dict[tuple[str, str], list[tuple[float, float]]]
 """When a rank began something and when it had it, each time; by what it was and who speaks. Ranks share the clock."""
@@ -64,6 +66,7 @@ def faulty(voice_ranks: int) -> dict[str, tuple[float, float]]:
     guard.train_start(0)
     for _ in range(_BATCHES - (dist.get_rank() == dist.get_world_size() - 1)):
         guard.batch()
+    time.sleep(_SETTLING_SECONDS)
     dist.barrier()
     began = time.monotonic()
     guard.train_end("exhausted")

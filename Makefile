@@ -153,6 +153,7 @@ wheels-extras: wheels ## that wheel with each of its extras alone, as a table; E
 	.venv-wheels/bin/python -m tests.wheel_extras $(EXTRAS_FLAGS)
 
 sbom: wheels ## what the wheel needs and is tried with, as CycloneDX: build/countoff.cdx.json
+	rm build/wheels/$(lastword $(PYTHONS))/lib/python*/site-packages/countoff-*.dist-info/direct_url.json # a path here
 	.venv-wheels/bin/cyclonedx-py environment --output-reproducible --output-file build/countoff.cdx.json \
 		build/wheels/$(lastword $(PYTHONS))/bin/python
 

@@ -14,7 +14,7 @@ from countoff.core.liveness.heartbeats import announce_signal, begin_fit, has_si
 from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.packs import pack, unpack
 from countoff.core.store.voice import Voice
-from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way, tell_fallen
 from tests.core.protocol.test_credits import job
 from tests.core.protocol.test_protocol import (
     Fault,
@@ -76,12 +76,19 @@ class CountingStore(FakeStore):
 class Hosts:
     """Hosts of two ranks each: 0 and 1, 2 and 3, and so on. A test moves their clock, and loses their voices."""
 
-    def __init__(self, count: int = 2, ranks_of_each: int = 2) -> None:
+    def __init__(self, count: int = 2, ranks_of_each: int = 2, expected: int = 1) -> None:
         self.store = CountingStore()
         self.now = 0.0
         self.wanted: list[list[int]] = [[] for _ in range(count)]
         self.voices = [
-            Voice(self.store, number + 1, self.wanted[number].append, every=1.0, clock=lambda: self.now)
+            Voice(
+                self.store,
+                number + 1,
+                self.wanted[number].append,
+                every=1.0,
+                expected=expected,
+                clock=lambda: self.now,
+            )
             for number in range(count)
         ]
         self.store.add("voices", count)
@@ -270,6 +277,63 @@ def test_the_first_look_at_the_reports_of_many_hosts_finds_them_all():
         channel.report("rank", rank, {"name": "a"})
         channel.report("row", rank, {"batches": rank})
     assert hosts.channels[0].reports("row", hosts.ranks) == {rank: {"batches": rank} for rank in hosts.ranks}
+
+
+@pytest.mark.parametrize("expected", [1, 2], ids=["unknown number of ranks", "known number of ranks"])
+def test_ranks_that_come_after_the_first_one_of_their_host_are_found(expected: int):
+    """On every host the first rank may load what the others read then: all packs have one rank at first."""
+    hosts = Hosts(20, expected=expected)
+    for wave in (hosts.ranks[::2], hosts.ranks):
+        for rank in wave:
+            hosts.channels[rank].report("rank", rank, {"name": "a"})
+            hosts.channels[rank].report("plan", rank, {"of": rank})
+        hosts.later()
+        assert hosts.channels[0].reports("plan", hosts.ranks) == {rank: {"of": rank} for rank in wave}
+    hosts.store.asked.clear()
+    hosts.channels[1].reports("plan", hosts.ranks)
+    looks = hosts.store.asked.total()
+    hosts.channels[1].reports("plan", hosts.ranks)
+    assert hosts.store.asked.total() - looks == 2  # who has lost its voice since, and whether all packs are there
+
+
+def test_a_rank_that_has_fallen_is_not_looked_up():
+    """Where many voices are lost at once, each rank reads a list of who has lost one."""
+    hosts = Hosts(8, 4)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+    hosts.later()
+    assert len(hosts.channels[0].reports("rank", hosts.ranks)) == 32
+    hosts.lost |= set(range(8))
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("row", rank, {"batches": rank})
+    hosts.store.asked.clear()
+    assert len(hosts.channels[0].reports("row", hosts.ranks)) == 32
+    assert hosts.store.asked.total() == 3  # the number of those that have fallen, whether their records are there
+
+
+def test_a_rank_that_ends_before_it_has_told_that_it_has_fallen_hides_no_other_one():
+    hosts = Hosts(2)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": "a"})
+    hosts.later()
+    assert len(hosts.channels[0].reports("rank", hosts.ranks)) == 4
+    assert hosts.store.add("fallen", 1) == 1
+    hosts.lost.add(1)
+    hosts.channels[3].report("row", 3, {"batches": 3})
+    for _ in range(2):
+        assert hosts.channels[0].reports("row", [3]) == {3: {"batches": 3}}
+
+
+def test_a_voice_that_reads_a_greeting_too_late_hides_no_rank():
+    """The rank has given up and speaks for itself; its voice says later that it speaks for it."""
+    hosts = Hosts(2)
+    alone = VoicedChannel.alone(3, hosts.store)
+    tell_fallen(hosts.store, 3)
+    hosts.voices[1].leave(3)
+    hosts.voices[1].join(3)
+    assert hosts.store.get("via/3") == {"via": 2}
+    alone.report("plan", 3, {"of": 3})
+    assert hosts.channels[0].reports("plan", [3]) == {3: {"of": 3}}
 
 
 def test_the_voice_of_another_rank_is_looked_up_once_for_all_ranks_of_a_host():

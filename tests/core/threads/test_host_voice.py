@@ -1,6 +1,7 @@
 """The voice of a host and its connections, on a real store: two ranks, in one process."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -152,6 +153,66 @@ def test_a_voice_that_is_there_and_out_of_reach_has_no_second_one_beside_it(host
         assert parent.pid != os.getppid()
         direct.claim("voice/a-1/0", record_of_parent(free.getsockname()[1]))
         assert host.find(1) == (None, None)
+    # That voice may read a greeting late, and say that it speaks for this rank.
+    assert (direct.add("fallen", 0), direct.get("fallen/1"), direct.get("via/1")) == (1, {"rank": 1}, {"via": 0})
+
+
+def refuse(*_: object, **__: object) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_rank_that_cannot_listen_speaks_for_itself(host: Host, monkeypatch: pytest.MonkeyPatch):
+    """There may be no loopback interface, and this process may open nothing more."""
+    monkeypatch.setattr(host_voice.socket, "create_server", refuse)
+    assert host.find(0) == (None, None)
+    assert host.connect().get("fallen/1") == {"rank": 0}
+
+
+def test_a_rank_that_cannot_be_the_voice_leaves_nothing_of_it(host: Host, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host_voice.selectors, "DefaultSelector", refuse)
+    assert host.find(0) == (None, None)
+    monkeypatch.undo()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address(host)[:2])
+
+
+@pytest.mark.parametrize("refused", ["countoff voice", "countoff voice's listener"])
+def test_a_voice_that_can_start_one_thread_of_two_has_none(host: Host, monkeypatch: pytest.MonkeyPatch, refused: str):
+    """Ranks would wait for ever for an entry of the log that nobody waits for."""
+    start = threading.Thread.start
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    assert host.find(0) == (None, None)
+    assert [thread.name for thread in threading.enumerate() if "voice" in thread.name] == []
+
+
+class Held(socket.socket):
+    """The socket of a process whose interpreter another thread holds: each wait is over before it has looked."""
+
+    def recv(self, *how: Any) -> bytes:
+        if self.gettimeout():
+            raise TimeoutError
+        return super().recv(*how)
+
+
+def test_an_answer_that_came_while_the_interpreter_was_held_is_read():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        own = Held(fileno=socket.create_connection(listener.getsockname()).detach())
+        voice, _ = listener.accept()
+    text = json.dumps({"is": 2}).encode()
+    voice.sendall(struct.pack("!I", len(text)) + text)
+    wait_until_readable(own)
+    line = SocketLine(own, Process.own(0), 0.0, threading.Event())
+    assert line.ask(["add", "hosts", 1]) == 2
+    with pytest.raises(VoiceLostError, match="does not answer"):
+        line.ask(["add", "hosts", 1])
+    line.shut()
+    voice.close()
 
 
 def record_of_parent(port: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from countoff.core import Settings
 from countoff.core.state import State
 from countoff.core.store.rendezvous import Place
+from countoff.core.threads import host_voice
 from countoff.core.threads import process_threads as module
 from countoff.core.threads.link import Link
 from countoff.core.threads.member import Member
@@ -88,6 +89,36 @@ def test_a_rank_that_has_lost_its_voice_has_no_other_one(lost: bool) -> None:
     threads.remove(member)
     threads.close()
     assert has_one is link.voiced is not lost
+
+
+def test_a_voice_that_cannot_reach_itself_speaks_for_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may open nothing more: the rank has a connection of its own, and tells so."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
+
+    def refuse(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(host_voice.socket, "create_connection", refuse)
+    monkeypatch.setattr(module, "knock", lambda *_: "open")
+    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
+    introduced = threading.Event()
+    member.speaker.hand(lambda _: introduced.set())
+    threads.add(member)
+    assert introduced.wait(60)
+    assert store.get(f"{place.prefix}fallen/1") == b'{"rank":1}'
+    assert store.check([f"{place.prefix}rank/1"])
+    assert not member.failure
+    threads.remove(member)
+    threads.close()
+
+
+def test_a_rank_that_has_lost_its_voice_tries_no_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would try for half a minute, and print a trace of its C++ code for each try."""
+    monkeypatch.setattr(module, "Channel", lambda *_: pytest.fail("it connects"))
+    threads = ProcessThreads(PLACE, Link(1, range(2)), None, Settings())
+    with pytest.raises(RuntimeError, match=r"^the job's store has ended the connection$"):
+        threads.connect_again()
 
 
 def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -402,7 +402,8 @@ class Voice:
 
     def _write(self, name: str, reports: _Reports) -> None:
         reports.since = None
-        self._up.set(pack_key(name, self._number), pack(reports.records), PACK_BYTES)
+        record = {**pack(reports.records), "of": self._expected}
+        self._up.set(pack_key(name, self._number), record, PACK_BYTES)
 
     def flush(self) -> None:
         """Writes all reports that are not in the store: what is written next may say that they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from countoff.core.store.keys import heartbeat_key, pack_key
 from countoff.core.store.packs import PACK_BYTES, unpack
 from countoff.core.store.voice import BEATS, HOSTS_OWN
 
-__all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way"]
+__all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way", "tell_fallen"]
 
 _FEW = 16
 """Of so many ranks, the voices are looked up one by one."""
@@ -72,8 +72,9 @@ class Way:
         go_alone: Returns a channel of this rank's own to the job's store.
         direct: That channel, where there is no voice any more, or none from the beginning.
         via: The numbers of the voices of ranks; 0 for a rank that has lost its voice.
-        sizes: How many ranks are known to have a voice, by its number.
-        fallen: How many ranks are known to have lost their voice.
+        complete: The numbers of voices whose ranks are all known.
+        fallen: How many ranks have told that they have lost their voice.
+        untold: The places of those that have not said yet which rank they are.
         beating: The numbers of the voices that are known to have sent a heartbeat.
         standing: What holds of the reports of this rank, which goes to the store itself once the voice is lost.
         told: Records of this rank for those of its host alone, likewise.
@@ -93,8 +94,9 @@ class Way:
     go_alone: Callable[[], Channel]
     direct: Channel | None = None
     via: dict[int, int] = field(default_factory=dict[int, int])
-    sizes: dict[int, int] = field(default_factory=dict[int, int])
+    complete: set[int] = field(default_factory=set[int])
     fallen: int = 0
+    untold: set[int] = field(default_factory=set[int])
     beating: set[int] = field(default_factory=set[int])
     standing: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     told: dict[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -289,22 +291,16 @@ class VoicedChannel(Channel):
             if whole and len(found) < len(own):
                 return {}
         keys = {rank: f"{name}/{rank}" for rank in alone}
-        there = self._existing(keys, whole=whole)
+        there = _existing(self, keys, whole=whole)
         found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))
         if whole and len(there) < len(keys):
             return {}
         packs = {voice: pack_key(name, voice) for voice in by_voice}
-        voices = self._existing(packs, whole=whole)
+        voices = _existing(self, packs, whole=whole)
         for voice, record in zip(voices, self.get_many([packs[voice] for voice in voices], PACK_BYTES), strict=True):
             wanted, records = set(by_voice[voice]), unpack(record)
             found |= {rank: records[rank] for rank in records if rank in wanted}
         return {} if whole and len(found) < len(ranks) else dict(sorted(found.items()))
-
-    def _existing(self, keys: Mapping[int, str], *, whole: bool) -> list[int]:
-        """Which of these keys exist; with `whole`, none if one of them does not."""
-        if not keys or self.has(*keys.values()):
-            return list(keys)
-        return [] if whole else [place for place, key in keys.items() if self.has(key)]
 
     # Voices.
 
@@ -326,30 +322,25 @@ class VoicedChannel(Channel):
     def _look_for_fallen(self) -> None:
         way, whole = self._way, self.whole
         fallen = whole.add("fallen", 0)
-        if fallen > way.fallen:
-            keys = [f"fallen/{place}" for place in range(way.fallen + 1, fallen + 1)]
-            if whole.has(*keys):  # else one of them is just about to be written
-                way.fallen = fallen
-                self._look_up(parse_count(record["rank"]) for record in whole.get_many(keys))
-
-    def _look_up(self, ranks: Iterable[int]) -> None:
-        whole = self.whole
-        for rank in ranks:
-            if whole.has(f"via/{rank}"):
-                self._way.via[rank] = parse_count(whole.get(f"via/{rank}")["via"])
+        way.untold |= set(range(way.fallen + 1, fallen + 1))
+        way.fallen = fallen
+        if way.untold:
+            keys = {place: f"fallen/{place}" for place in sorted(way.untold)}
+            there = _existing(whole, keys)  # a rank may die before it has said which one it is
+            way.untold -= set(there)
+            # A rank that has lost its voice never has one again, whatever that voice may write later.
+            way.via.update((parse_count(told["rank"]), 0) for told in whole.get_many([keys[place] for place in there]))
 
     def _read_all_voices(self) -> None:
         """Learns which ranks have which voice, as far as they have introduced themselves."""
         way, whole = self._way, self.whole
-        most = max(way.sizes.values(), default=1)  # one of fewer ranks may have one yet to come
-        thin = [voice for voice in range(1, whole.add("voices", 0) + 1) if way.sizes.get(voice, 0) < most]
-        keys = {voice: pack_key("rank", voice) for voice in thin}
-        there = (
-            keys if not keys or whole.has(*keys.values()) else [each for each, key in keys.items() if whole.has(key)]
-        )
+        voices = set(range(1, whole.add("voices", 0) + 1)) - way.complete
+        keys = {voice: pack_key("rank", voice) for voice in sorted(voices)}
+        there = _existing(whole, keys)
         for voice, record in zip(there, whole.get_many([keys[each] for each in there], PACK_BYTES), strict=True):
             ranks = unpack(record)
-            way.sizes[voice] = len(ranks)
+            if 1 < parse_count(record["of"]) <= len(ranks):  # 1: the launcher does not tell how many a host has
+                way.complete.add(voice)
             for rank in ranks:
                 way.via.setdefault(rank, voice)
 
@@ -377,7 +368,7 @@ class VoicedChannel(Channel):
         beating = self._way.beating
         keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
         # No voice removes its heartbeat: once it has sent one, there is nothing to look for first.
-        beating |= set(self._existing({voice: key for voice, key in keys.items() if voice not in beating}, whole=False))
+        beating |= set(_existing(self, {voice: key for voice, key in keys.items() if voice not in beating}))
         voices = sorted(beating)
         records = self.get_many([keys[voice] for voice in voices], PACK_BYTES)
         found: Records = {parse_count(record["first"]): record for record in records}
@@ -386,7 +377,7 @@ class VoicedChannel(Channel):
             for voice, record in zip(voices, records, strict=True):  # which may not know yet who has left it
                 found[record["first"]] = {**record, "of": min(record["of"], len(by_voice[voice]))}
             keys = {rank: heartbeat_key(rank) for rank in alone}
-            there = self._existing(keys, whole=False)
+            there = _existing(self, keys)
             found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))
         return found
 
@@ -426,11 +417,28 @@ class VoicedChannel(Channel):
             way.direct = direct
             return
         line.leave()
-        direct.set(f"via/{way.rank}", {"via": 0})
         for name, record in way.standing.items():
             direct.report(name, way.rank, record)
         for key, record in way.told.items():
             direct.set(key, record)
-        direct.set(f"fallen/{direct.add('fallen', 1)}", {"rank": way.rank})
+        tell_fallen(direct, way.rank)
         way.via[way.rank] = 0
         way.direct = direct
+
+
+def _existing(channel: Channel, keys: Mapping[int, str], *, whole: bool = False) -> list[int]:
+    """Which of these keys exist, by what they are about; with `whole`, none if one of them does not."""
+    if not keys or channel.has(*keys.values()):
+        return list(keys)
+    return [] if whole else [place for place, key in keys.items() if channel.has(key)]
+
+
+def tell_fallen(direct: Channel, rank: int) -> None:
+    """Tells the others that a rank speaks for itself from here on, though a voice may say that it speaks for it.
+
+    Args:
+        direct: A channel of the rank's own to the job's store, of the whole process.
+        rank: The rank.
+    """
+    direct.set(f"via/{rank}", {"via": 0})
+    direct.set(f"fallen/{direct.add('fallen', 1)}", {"rank": rank})

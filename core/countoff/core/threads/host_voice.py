@@ -27,7 +27,7 @@ from countoff.core.liveness.processes import Process
 from countoff.core.protocol.records import parse_count, parse_rank
 from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.voice import Voice
-from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way, tell_fallen
 from countoff.core.threads.join import join
 
 __all__ = ["HostVoice", "find_voice"]
@@ -79,7 +79,7 @@ def find_voice(
 
     Returns:
         The voice, if this rank has become it; and what returns a channel through the voice of this host, one for each
-        thread. None: this rank is alone on its host, or cannot reach the host's voice.
+        thread. None: this rank is alone on its host, or cannot reach the host's voice, or cannot be it.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == "1":  # of torchrun: there is no other rank to speak for
         return None, None
@@ -91,26 +91,25 @@ def find_voice(
             key = f"voice/{host}/{election}"
             standing = direct.find(key)
             if standing is None:
-                if listener is None:
-                    listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+                try:
+                    if listener is None:
+                        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+                except OSError:  # there is no loopback interface, or this process may open nothing more
+                    break
                 nonces = os.urandom(16), os.urandom(16)
                 told = {"nonce": nonces[0].hex(), "answer": nonces[1].hex()}
                 own = {**_process(rank), "port": listener.getsockname()[1], **told}
                 standing = direct.claim(key, own)
                 if standing == own:
-                    opened.pop_all()
                     number = _number_of(direct, host)
-                    voice = HostVoice(
-                        direct,
-                        connect,
-                        listener,
-                        nonces,
-                        number,
-                        ranks,
-                        every=every,
-                        follows=election > 0,
-                    )
-                    voice.start()
+                    try:
+                        voice = HostVoice(
+                            direct, connect, listener, nonces, number, ranks, every=every, follows=election > 0
+                        )
+                        voice.start()
+                    except (OSError, RuntimeError):  # this process may open, or start, nothing more
+                        break
+                    opened.pop_all()
                     return voice, _Door(standing, rank, patience, connect, lost).open
             door = _Door(standing, rank, patience, connect, lost)
             with contextlib.suppress(VoiceLostError):
@@ -118,6 +117,7 @@ def find_voice(
                 return None, door.open_next
             if door.voice.pid != os.getpid() and door.voice.state() != "gone":
                 break  # it is there, but not for this rank: two voices of one host would contradict each other
+    tell_fallen(direct, rank)  # a voice that reads this rank's greeting late says that it speaks for it
     return None, None
 
 
@@ -220,12 +220,14 @@ class SocketLine:
 
     def ask(self, request: Sequence[Any]) -> Any:
         """Returns the voice's answer; see `voiced.Line`."""
-        patience = None if request[0] == "wait" else time.monotonic() + self._patience
+        patience = math.inf if request[0] == "wait" else self._patience
         try:
             self._asked.append(request[0])
             _send(self._end, request)
             while (answer := self._answer()) is None:
-                self._receive(patience)
+                if not self._receive():
+                    patience -= _LOOK_SECONDS
+                    self._give_up_if_lost(patience)
         except (OSError, ValueError) as error:
             raise VoiceLostError(str(error)) from None
         if "error" in answer:
@@ -274,18 +276,28 @@ class SocketLine:
         del self._received[:end], self._asked[0]
         return answer
 
-    def _receive(self, patience: float | None) -> None:
+    def _receive(self) -> bool:
+        """Receives what comes next; False if nothing has come for a while."""
         try:
             part = self._end.recv(1 << 16)
         except TimeoutError:
-            if self._voice.state() != "alive" or (patience is not None and time.monotonic() > patience):
-                raise VoiceLostError("the voice of this host does not answer") from None
-            if self._lost.is_set():
-                raise VoiceLostError("another thread has lost the voice of this host") from None
-            return
+            self._end.setblocking(False)
+            try:
+                part = self._end.recv(1 << 16)  # it may have come while another thread held the interpreter
+            except BlockingIOError:
+                return False
+            finally:
+                self._end.settimeout(_LOOK_SECONDS)
         if not part:
             raise VoiceLostError("the voice of this host has closed the connection")
         self._received += part
+        return True
+
+    def _give_up_if_lost(self, patience: float) -> None:
+        if self._voice.state() != "alive" or patience < 0:
+            raise VoiceLostError("the voice of this host does not answer")
+        if self._lost.is_set():
+            raise VoiceLostError("another thread has lost the voice of this host")
 
     def shut(self) -> None:
         """Ends the connection, from any thread."""
@@ -396,13 +408,24 @@ class HostVoice:
         _all.add(self)
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Starts the threads.
+
+        Raises:
+            RuntimeError: If this process may start no more. Nothing of this voice stays then but the listener.
+        """
         for end in (self._listener, self._wakes, self._waker):
             end.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wakes, selectors.EVENT_READ, self._take_news)
-        self._speaks.start()
-        self._listens.start()
+        try:
+            self._listens.start()  # first: nobody must wait for the log with a voice that does not
+            self._speaks.start()
+        except RuntimeError:
+            self._end_listening()
+            for end in (self._wakes, self._waker):
+                end.close()
+            self._selector.close()
+            raise
 
     def close(self) -> None:
         """Ends the threads once all ranks have left, or after a short while; from any thread."""
@@ -410,11 +433,14 @@ class HostVoice:
         self._wake()
         self._speaks.join(2 * _LINGER_SECONDS)
         join(self._speaks, lambda: self._up)  # the store may not answer
+        self._end_listening()
+        self._up.release()
+
+    def _end_listening(self) -> None:
         self._wanted.put(None)
         join(self._listens, lambda: self._log)  # it may wait for an entry that nobody writes any more
-        for channel in (self._log, self._up):
-            if channel is not None:
-                channel.release()
+        if self._log is not None:
+            self._log.release()
 
     def forget(self) -> None:
         """Closes a forked process's copies of the sockets; it has no threads."""

@@ -13,6 +13,8 @@ from countoff.core.levels import effect
 from countoff.core.state import State
 from countoff.core.verdict import Verdict, at_hosts, remedy_for
 
+STORE_ENDED = "the job's store has ended the connection"
+"""What all ranks say of a store that is gone."""
 _ENDINGS = ("failed to recv, got 0 bytes", "Connection reset by peer", "Broken pipe")
 """What torch's client says of a connection that the store has ended; it depends on what it was doing in that moment."""
 
@@ -93,4 +95,4 @@ def first_line(error: Exception) -> str:
     "the job's store has ended the connection"
     """
     line = (str(error).splitlines() or [type(error).__name__])[0][:120]
-    return "the job's store has ended the connection" if any(each in line for each in _ENDINGS) else line
+    return STORE_ENDED if any(each in line for each in _ENDINGS) else line

@@ -22,13 +22,13 @@ from countoff.core.ending import sigterm
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
-from countoff.core.store.channel import Channel
+from countoff.core.store.channel import Channel, knock
 from countoff.core.store.rendezvous import Place
-from countoff.core.store.voiced import VoicedChannel
+from countoff.core.store.voiced import VoicedChannel, VoiceLostError, tell_fallen
 from countoff.core.threads.host_voice import HostVoice, find_voice
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
-from countoff.core.threads.participation import first_line
+from countoff.core.threads.participation import STORE_ENDED, first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import LOOK_SECONDS
 from countoff.core.waiting import TimedQueue
@@ -168,6 +168,16 @@ class ProcessThreads:
         channel.keep_alive(self._settings.lost_seconds)
         return channel
 
+    def connect_again(self) -> Channel:
+        """Connects to the store that was there: torch tries for half a minute to reach one that is gone.
+
+        Raises:
+            RuntimeError: If it is gone.
+        """
+        if knock(self.place.host, self.place.port) == "closed":
+            raise RuntimeError(STORE_ENDED)
+        return self._connect()
+
     def _connect_first(self) -> Channel:
         """Connects through the voice of this host, where many ranks meet, or to the store itself."""
         link, direct = self._link, self._connect()
@@ -181,17 +191,24 @@ class ProcessThreads:
             link.ranks,
             link.heartbeats.host,
             every=link.heartbeats.seconds,
-            patience=min(self._settings.lost_seconds, self._settings.stall_seconds),
-            connect=self._connect,
+            patience=max(self._settings.lost_seconds, self._settings.stall_seconds),
+            connect=self.connect_again,
             lost=link.voice_lost,
         )
         if door is None:
             return self._go_alone(direct)
-        self._open = door
-        link.voiced = True
         if self._voice is None:
             direct.release()
-        return door()
+        try:
+            channel = door()
+        except VoiceLostError:  # this rank is the voice, and cannot reach itself: this process may open nothing more
+            link.voice_lost.set()
+            direct = self.connect_again()
+            tell_fallen(direct, link.rank)
+            return self._go_alone(direct)
+        self._open = door
+        link.voiced = True
+        return channel
 
     def _go_alone(self, direct: Channel) -> Channel:
         """Returns the speaker's channel where this rank has no voice, and other ranks may have one."""

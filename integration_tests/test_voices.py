@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from countoff.torch import attach
 from integration_tests import devices, even_loops, loops
@@ -192,6 +193,30 @@ def test_a_voice_that_stands_still_holds_up_nobody(run_ranks):
     heads = [line for result in results for line in verdict_lines(result) if line.startswith("countoff: ")]
     assert len(heads) == 2  # one for each fit
     assert all(head.startswith("countoff: Truncated: train epoch 0 stopped") for head in heads)
+
+
+def begin_after_the_first_of_the_host(batches: int) -> int:
+    """An uneven fit, which the first rank of each host begins before the others, as where it reads the data first."""
+    devices.join()
+    model, optimizer = loops.model_and_optimizer()
+    loader = share_loader(batches + own_rank() % 3)
+    dist.barrier()
+    if os.environ["LOCAL_RANK"] != "0":
+        time.sleep(0.5)
+    trained = 0
+    with attach(train=loader, optimizer=optimizer, uneven_train="stop"):
+        for batch in loader:
+            loops.train_on(model, optimizer, batch)
+            trained += 1
+    return trained
+
+
+@nightly
+def test_ranks_that_begin_after_the_first_of_their_host_are_met(run_hosts):
+    """More than 16 ranks: rank 0 looks up so many voices one by one."""
+    results = run_hosts(begin_after_the_first_of_the_host, 10, hosts=4, per_host=8, env=VOICES, deadline_seconds=120)
+    assert [result.value for result in results] == [10] * 32
+    assert [line for result in results for line in verdict_lines(result) if "LateRank" in line] == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
+from countoff.core.liveness.processes import Process
 from countoff.core.state import State
 from tests.fake_store import FakeStore
 
@@ -162,3 +163,27 @@ def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others
     for known_to, of, expected in ((ranks[0], store, {0: "node-0"}), (alone[1][0], alone[0], {})):
         known_to.find_neighbours(of, complete=True)
         assert known_to.hosts == expected
+
+
+def test_a_silent_rank_of_this_host_is_not_lost_though_only_the_store_says_that_it_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one of the two has a voice and the other has none, they do not read where the other's process is."""
+    job = Job(monkeypatch)
+    for rank in (job.own, job.other):
+        rank.introduce(job.store)
+    job.store.delete(f"host/{job.own.host}/2")
+    job.other.send(job.store, 0)
+    job.look_for(60)
+    assert job.state.proposed is None
+    assert job.own.neighbours[1] == Process.own(1)
+
+
+def test_a_rank_introduces_itself_again_where_others_look_for_it_now() -> None:
+    """It was found through its voice in its first fit, and has none in the next one."""
+    store, own = FakeStore(), Heartbeats(1, range(2))
+    own.introduce(store)
+    store.delete("rank/1")
+    own.introduce(store)
+    assert store.get("rank/1")["host"] == own.host
+    assert store.add("hosts", 0) == store.add(f"host/{own.host}", 0) == 1

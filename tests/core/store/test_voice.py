@@ -379,6 +379,18 @@ def test_the_heartbeat_of_a_rank_that_has_left_its_voice_counts_once():
     assert {rank: (each["read"], each.get("of", 1)) for rank, each in found.items()} == {2: (5, 1), 3: (6, 1)}
 
 
+def test_a_voice_that_does_not_know_that_its_first_rank_is_alone_still_counts_for_the_others():
+    """It has no word of the rank that has left it: only that its connection has ended."""
+    hosts = Hosts(2, 3)
+    for rank in (3, 4, 5):
+        hosts.channels[rank].beat(rank, {"heartbeat": 1, "read": 5})
+    hosts.later(1.0)
+    tell_fallen(hosts.store, 3)
+    VoicedChannel.alone(3, hosts.store).beat(3, {"heartbeat": 2, "read": 6})
+    found = hosts.channels[0].beats(range(1, 6), known=False)
+    assert {rank: (each["read"], each.get("of", 1)) for rank, each in found.items()} == {3: (6, 1), 4: (5, 2)}
+
+
 def test_ranks_of_a_host_look_at_the_first_ranks_heartbeat_once():
     hosts = Hosts()
     assert hosts.channels[2].first_beat(0, 0.5, known=False) is None

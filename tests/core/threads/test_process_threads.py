@@ -113,6 +113,19 @@ def test_a_voice_that_cannot_reach_itself_speaks_for_others_alone(monkeypatch: p
     threads.close()
 
 
+def test_a_rank_that_found_no_voice_looks_for_none_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have been told, and would not look for its reports where a voice writes them."""
+    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link, place = Link(1, range(2)), Place("127.0.0.1", store.port, "0123456789ab", voice_ranks=2)
+    monkeypatch.setattr(module, "find_voice", lambda *_, **__: (None, None))
+    threads, member = ProcessThreads(place, link, None, Settings()), Member(State(1, 2, Settings(), {}), 0)
+    threads.add(member)
+    assert threads.connected.wait(60)
+    threads.remove(member)
+    threads.close()
+    assert link.voice_lost.is_set()
+
+
 def test_a_rank_that_has_lost_its_voice_tries_no_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would try for half a minute, and print a trace of its C++ code for each try."""
     monkeypatch.setattr(module, "Channel", lambda *_: pytest.fail("it connects"))

@@ -57,15 +57,18 @@ class Heartbeats:
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
+        self._places = 0  # of this host's ranks, of which this one knows who is there
         self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
     def introduce(self, channel: Channel) -> None:
-        """Tells the others where this rank is; a second call does nothing."""
-        if not self._introduced:
-            self._introduced = True
-            hosts.introduce(channel, self._rank, self.host, first=self._rank == self._first)
+        """Tells the others where this rank is; to be called for each connection of the speaker."""
+        if self._introduced:
+            hosts.introduce_again(channel, self._rank, self.host)
+            return
+        self._introduced = True
+        hosts.introduce(channel, self._rank, self.host, first=self._rank == self._first)
 
     def write(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat.
@@ -119,8 +122,9 @@ class Heartbeats:
         if self.all_introduced:
             return
         places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
-        keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
+        keys = [f"host/{self.host}/{place}" for place in range(self._places + 1, places + 1)]
         written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
+        self._places += len(written)
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
@@ -131,7 +135,7 @@ class Heartbeats:
         first = hosts.first_introduction(channel, surely=complete)
         if first is None or (first["host"] == self.host and not hosts.several(channel)):
             return {}
-        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self.host)})
+        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self._rank, self.host)})
         return {**named, **dict.fromkeys(self.neighbours, named[self._rank])}
 
     def reporter(self, verdict: Verdict) -> int:
@@ -162,8 +166,19 @@ class Heartbeats:
             if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.is_still(rank, heartbeat):
+            if channel.whole.is_still(rank, heartbeat) and not self._is_on_this_host(channel.whole, rank):
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
+
+    def _is_on_this_host(self, channel: Channel, rank: int) -> bool:
+        """Whether a rank that is no known neighbour is one: of two ranks of a host, one may have a voice.
+
+        It is a neighbour from then on.
+        """
+        record = channel.reports("rank", [rank]).get(rank)
+        if record is None or record["host"] != self.host:
+            return False
+        self.neighbours[rank] = Process.from_json(record)
+        return True
 
     def send_time(self, channel: Channel, read: int) -> None:
         """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""

@@ -33,21 +33,27 @@ def introduce(channel: Channel, rank: int, host: str, *, first: bool) -> None:
         host: The id of this host; see `host_id`.
         first: Whether it is the first of the ranks that meet. All others look for its host.
     """
-    process = Process.own(rank)
     place = channel.add(f"host/{host}", 1)
     if place == 1:
         channel.add("hosts", 1)
-    record = introduction(channel, host)
+    record = introduction(channel, rank, host)
     channel.report("rank", rank, record)
     if first:
         channel.set(_FIRST, record)
-    own = {"rank": process.rank, "pid": process.pid, "began": process.began}
+    own = {name: record[name] for name in ("rank", "pid", "began")}
     channel.set(f"host/{host}/{place}", own)  # last: a rank that is known to be there has a record in the directory
 
 
-def introduction(channel: Channel, host: str) -> dict[str, str]:
-    """What this rank tells the others about its host; see `introduce`."""
-    return {"host": host, "name": own_name(), "address": channel.own_address()}
+def introduce_again(channel: Channel, rank: int, host: str) -> None:
+    """Tells the others about this rank where they look for it now: it may have lost its voice, or have another one."""
+    channel.report("rank", rank, introduction(channel, rank, host))
+
+
+def introduction(channel: Channel, rank: int, host: str) -> dict[str, Any]:
+    """What a rank tells the others about itself; see `introduce`."""
+    process = Process.own(rank)
+    place = {"host": host, "name": own_name(), "address": channel.own_address()}
+    return {**place, "rank": process.rank, "pid": process.pid, "began": process.began}
 
 
 def first_introduction(channel: Channel, *, surely: bool) -> dict[str, Any] | None:
@@ -105,6 +111,8 @@ def ranks_on(channel: Channel, rank: int, ranks: Sequence[int]) -> list[int]:
     """
     if (together := channel.ranks_with(rank)) is not None:
         return [parse_rank(each, ranks) for each in together]
+    if not channel.has(f"rank/{rank}"):  # it has just lost its voice, and has not told this again
+        return [rank]
     host = str(channel.get(f"rank/{rank}")["host"])
     places = min(channel.add(f"host/{host}", 0), len(ranks))
     keys = [f"host/{host}/{place}" for place in range(1, places + 1)]

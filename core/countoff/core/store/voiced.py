@@ -374,8 +374,11 @@ class VoicedChannel(Channel):
         found: Records = {parse_count(record["first"]): record for record in records}
         if sum(parse_count(record["of"]) for record in records) < len(ranks) or self._way.fallen:
             by_voice, alone = self._by_voice(ranks)
+            found = {}
             for voice, record in zip(voices, records, strict=True):  # which may not know yet who has left it
-                found[record["first"]] = {**record, "of": min(record["of"], len(by_voice[voice]))}
+                if of := by_voice.get(voice):
+                    first = record["first"] if record["first"] in of else min(of)
+                    found[first] = {**record, "of": min(record["of"], len(of))}
             keys = {rank: heartbeat_key(rank) for rank in alone}
             there = _existing(self, keys)
             found |= dict(zip(there, self.get_many([keys[rank] for rank in there]), strict=True))

@@ -196,6 +196,7 @@ class ProcessThreads:
             lost=link.voice_lost,
         )
         if door is None:
+            link.voice_lost.set()  # the others have been told, or there is no other rank on this host
             return self._go_alone(direct)
         if self._voice is None:
             direct.release()

@@ -85,6 +85,20 @@ def test_without_the_store_an_own_proof_is_the_cause(participation: Participatio
     assert participation.state.end == proof
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "failed to recv, got 0 bytes",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+        "recvVector failed: Connection reset by peer",
+        "Broken pipe",
+    ],
+)
+def test_a_store_that_is_gone_has_one_name(text: str) -> None:
+    """torch says it in other words where it was writing, and in its newest version."""
+    assert first_line(RuntimeError(text)) == "the job's store has ended the connection"
+
+
 def test_first_line_of_an_error_is_short() -> None:
     """The first line has at most 120 characters; an error without a text is named by its type."""
     assert first_line(RuntimeError("one\ntwo")) == "one"

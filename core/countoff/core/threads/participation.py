@@ -15,8 +15,11 @@ from countoff.core.verdict import Verdict, at_hosts, remedy_for
 
 STORE_ENDED = "the job's store has ended the connection"
 """What all ranks say of a store that is gone."""
-_ENDINGS = ("failed to recv, got 0 bytes", "Connection reset by peer", "Broken pipe")
-"""What torch's client says of a connection that the store has ended; it depends on what it was doing in that moment."""
+_ENDINGS = ("failed to recv, got 0 bytes", "connection reset by peer", "broken pipe")
+"""What torch's client says of a connection that the store has ended, whatever the case of its letters.
+
+It depends on what it was doing in that moment. torch 2.13 begins some of these texts with a capital letter.
+"""
 
 
 @dataclass
@@ -95,4 +98,4 @@ def first_line(error: Exception) -> str:
     "the job's store has ended the connection"
     """
     line = (str(error).splitlines() or [type(error).__name__])[0][:120]
-    return STORE_ENDED if any(each in line for each in _ENDINGS) else line
+    return STORE_ENDED if any(each in line.lower() for each in _ENDINGS) else line

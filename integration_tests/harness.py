@@ -180,7 +180,9 @@ class StoreHost:
         ours, theirs = multiprocessing.Pipe(duplex=False)
         self._process = _forkserver().Process(target=_host_store, args=(theirs, host, port), daemon=True)
         self._process.start()
-        self.port: int = ours.recv()
+        theirs.close()  # else nobody would notice that the process has died
+        with ours:
+            self.port: int = ours.recv()
 
     def kill(self) -> None:
         """Kills it, and returns when it is gone; nothing if it has been killed."""

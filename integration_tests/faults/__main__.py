@@ -28,7 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     chosen = parser.parse_args(arguments)
     devices: dict[int, Literal["cpu", "cuda"]] = {}
+    if chosen.hosts < 1:
+        parser.error(f"--hosts: expected at least 1, got {chosen.hosts}")
     counts = chosen.ranks or [ranks for ranks in _RANKS if ranks % chosen.hosts == 0 and ranks > chosen.hosts]
+    if not counts:
+        parser.error(f"--hosts: none of {_RANKS} ranks can be spread evenly over {chosen.hosts} hosts; give --ranks")
     if uneven := [ranks for ranks in counts if ranks % chosen.hosts]:
         parser.error(f"--hosts: {uneven[0]} ranks cannot be spread evenly over {chosen.hosts} hosts")
     for ranks in counts:
@@ -42,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from integration_tests.faults import report
     from integration_tests.faults.matrix import run_cell
 
+    if chosen.hosts > 1 and "cuda" in devices.values():
+        parser.error("--hosts: ranks on several hosts train on the CPU; leave --device out")
     if chosen.hosts > 1 and (why := hosts.why_impossible()):
         parser.error(f"--hosts: {why}")
     adapters = chosen.adapter or list(CANNOT)

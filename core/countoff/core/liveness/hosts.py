@@ -40,8 +40,8 @@ def introduce(channel: Channel, rank: int, host: str, *, first: bool) -> None:
     channel.report("rank", rank, record)
     if first:
         channel.set(_FIRST, record)
-    own = {name: record[name] for name in ("rank", "pid", "began")}
-    channel.set(f"host/{host}/{place}", own)  # last: a rank that is known to be there has a record in the directory
+    # Last: a rank that is known to be there has a record in the directory.
+    channel.set(f"host/{host}/{place}", Process.own(rank).to_json())
 
 
 def introduce_again(channel: Channel, rank: int, host: str) -> None:
@@ -51,9 +51,8 @@ def introduce_again(channel: Channel, rank: int, host: str) -> None:
 
 def introduction(channel: Channel, rank: int, host: str) -> dict[str, Any]:
     """What a rank tells the others about itself; see `introduce`."""
-    process = Process.own(rank)
     place = {"host": host, "name": own_name(), "address": channel.own_address()}
-    return {**place, "rank": process.rank, "pid": process.pid, "began": process.began}
+    return {**place, **Process.own(rank).to_json()}
 
 
 def first_introduction(channel: Channel, *, surely: bool) -> dict[str, Any] | None:

@@ -44,6 +44,10 @@ class Process:
         """
         return cls(parse_count(record["rank"]), parse_count(record["pid"]), parse_count(record["began"]))
 
+    def to_json(self) -> dict[str, int]:
+        """What `from_json` reads."""
+        return {"rank": self.rank, "pid": self.pid, "began": self.began}
+
     def state(self) -> str:
         """`alive`, `stopped` or `gone`; `alive` where it cannot be told.
 

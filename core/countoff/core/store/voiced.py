@@ -210,7 +210,8 @@ class VoicedChannel(Channel):
                 key, amount = way.held.pop(0)
                 way.sums[key] = way.direct.add(key, amount)
             way.sums |= {str(key): parse_count(total) for key, total in answers.get("leave", {}).items()}
-        way.uncounted = deque((key for key in way.uncounted if key not in way.sums), way.uncounted.maxlen)
+        if way.sums:
+            way.uncounted = deque((key for key in way.uncounted if key not in way.sums), way.uncounted.maxlen)
         own = [key for key in way.sums if key.startswith(self._prefix)]
         return {key.removeprefix(self._prefix): way.sums.pop(key) for key in own}
 
@@ -328,7 +329,7 @@ class VoicedChannel(Channel):
             keys = {place: f"fallen/{place}" for place in sorted(way.untold)}
             there = _existing(whole, keys)  # a rank may die before it has said which one it is
             way.untold -= set(there)
-            # A rank that has lost its voice never has one again, whatever that voice may write later.
+            # A rank that has lost its voice has none again at this place, whatever that voice may write later.
             way.via.update((parse_count(told["rank"]), 0) for told in whole.get_many([keys[place] for place in there]))
 
     def _read_all_voices(self) -> None:

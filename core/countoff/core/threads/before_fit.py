@@ -27,6 +27,7 @@ from countoff.core.store.channel import Channel, knock
 from countoff.core.store.rendezvous import default_store, tcp_store
 from countoff.core.threads import first_fit
 from countoff.core.threads.join import join
+from countoff.core.threads.participation import STORE_ENDED
 from countoff.core.verdict import Verdict, remedy_for
 from countoff.core.words import clip
 
@@ -187,7 +188,7 @@ class _Watch:
             self._channel = self._connect()
         channel = self._channel
         if channel.is_over():
-            raise ConnectionError("the job's store has ended the connection")
+            raise ConnectionError(STORE_ENDED)
         channel.set(str(self._rank), {**own, "looks": self._looks})
         may_wait = bool(own["call"]) and own["seconds"] >= self._seconds / 2
         waits, self._waits = self._waits, channel.add("waits", int(may_wait))

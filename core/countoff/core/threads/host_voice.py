@@ -98,7 +98,7 @@ def find_voice(
                     break
                 nonces = os.urandom(16), os.urandom(16)
                 told = {"nonce": nonces[0].hex(), "answer": nonces[1].hex()}
-                own = {**_process(rank), "port": listener.getsockname()[1], **told}
+                own = {**Process.own(rank).to_json(), "port": listener.getsockname()[1], **told}
                 standing = direct.claim(key, own)
                 if standing == own:
                     number = _number_of(direct, host)
@@ -119,11 +119,6 @@ def find_voice(
                 break  # it is there, but not for this rank: two voices of one host would contradict each other
     tell_fallen(direct, rank)  # a voice that reads this rank's greeting late says that it speaks for it
     return None, None
-
-
-def _process(rank: int) -> dict[str, Any]:
-    process = Process.own(rank)
-    return {"rank": process.rank, "pid": process.pid, "began": process.began}
 
 
 def _number_of(direct: Channel, host: str) -> int:
@@ -411,16 +406,17 @@ class HostVoice:
         """Starts the threads.
 
         Raises:
-            RuntimeError: If this process may start no more. Nothing of this voice stays then but the listener.
+            OSError, RuntimeError: If this process may open, or start, no more. Nothing of this voice stays then but
+                the listener.
         """
         for end in (self._listener, self._wakes, self._waker):
             end.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wakes, selectors.EVENT_READ, self._take_news)
         try:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._wakes, selectors.EVENT_READ, self._take_news)
             self._listens.start()  # first: nobody must wait for the log with a voice that does not
             self._speaks.start()
-        except RuntimeError:
+        except (OSError, RuntimeError):
             self._end_listening()
             for end in (self._wakes, self._waker):
                 end.close()

@@ -145,6 +145,7 @@ def two_attempts_of_one_process(options):
         optimizer = sgd(model)
         with attach(train=loader, optimizer=optimizer, **options):
             outcome += [train(model, optimizer, loader), model.module]
+        del model  # torch 2.13 hangs where a DDP model is freed after its process group
         dist.destroy_process_group()
     return outcome
 

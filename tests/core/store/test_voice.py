@@ -279,6 +279,18 @@ def test_the_first_look_at_the_reports_of_many_hosts_finds_them_all():
     assert hosts.channels[0].reports("row", hosts.ranks) == {rank: {"batches": rank} for rank in hosts.ranks}
 
 
+def test_what_one_of_many_hosts_has_not_written_yet_is_found_with_few_requests():
+    hosts = Hosts(256)
+    there = [rank for rank in hosts.ranks if rank // 2 != 200]
+    for rank in there:
+        hosts.channels[rank].report("rank", rank, {"name": "a"})
+        hosts.channels[rank].report("row", rank, {"batches": rank})
+    hosts.later()
+    hosts.store.asked.clear()
+    assert list(hosts.channels[0].reports("row", hosts.ranks)) == there
+    assert hosts.store.asked.total() < 60  # one by one, they would be more than 250
+
+
 @pytest.mark.parametrize("expected", [1, 2], ids=["unknown number of ranks", "known number of ranks"])
 def test_ranks_that_come_after_the_first_one_of_their_host_are_found(expected: int):
     """On every host the first rank may load what the others read then: all packs have one rank at first."""

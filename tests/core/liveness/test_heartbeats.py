@@ -10,6 +10,7 @@ from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
 from countoff.core.liveness.processes import Process
 from countoff.core.state import State
+from tests.core.store.test_voice import Hosts
 from tests.fake_store import FakeStore
 
 
@@ -177,6 +178,32 @@ def test_a_silent_rank_of_this_host_is_not_lost_though_only_the_store_says_that_
     job.look_for(60)
     assert job.state.proposed is None
     assert job.own.neighbours[1] == Process.own(1)
+
+
+def test_nobody_is_asked_about_again_under_whose_number_a_host_has_sent_its_heartbeats_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host's heartbeats stand under the first of its ranks that is there, and the first one may come last."""
+    voiced = Hosts(2, 4, expected=4)
+    for rank, channel in enumerate(voiced.channels):
+        channel.report("rank", rank, {"name": "a", "host": f"a-{rank // 4}"})
+        channel.report("joined", rank, {"joined": True})
+    job = Job(monkeypatch)
+    own, asked = Heartbeats(0, voiced.ranks), list[int]()
+    for second in range(60):
+        job.now += 1
+        for rank in range(7 if second < 3 else 4, 8):
+            voiced.channels[rank].beat(rank, {"heartbeat": second, "read": 0})
+        voiced.later(1.0)
+        own.send(voiced.channels[0], 0)
+        own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
+    assert not asked
+    voiced.lost.add(1)
+    for _ in range(32):
+        job.now += 1
+        own.send(voiced.channels[0], 0)
+    own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
+    assert asked == [4]
 
 
 def test_a_rank_introduces_itself_again_where_others_look_for_it_now() -> None:

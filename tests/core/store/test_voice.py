@@ -308,6 +308,35 @@ def test_ranks_that_come_after_the_first_one_of_their_host_are_found(expected: i
     assert hosts.store.asked.total() - looks == 2  # who has lost its voice since, and whether all packs are there
 
 
+def test_ranks_of_a_second_launcher_on_a_host_are_found():
+    """Each launcher tells its own ranks how many they are: here, four of the eight."""
+    hosts = Hosts(20, 8, expected=4)
+    waves = [rank for rank in hosts.ranks if rank % 8 < 4], [rank for rank in hosts.ranks if rank % 8 >= 4]
+    for number, wave in enumerate(waves):
+        for rank in wave:
+            hosts.channels[rank].report("rank", rank, {"name": "a"})
+            hosts.channels[rank].report("plan", rank, {"of": rank})
+        hosts.later()
+        there = sorted([*waves[0], *(waves[1] if number else ())])
+        assert list(hosts.channels[0].reports("plan", hosts.ranks)) == there
+
+
+def test_a_rank_that_asks_for_a_few_others_reads_no_list_of_those_that_have_fallen():
+    """A verdict has the hosts of a few ranks in its table, and all ranks ask for these at once."""
+    hosts = Hosts(32, 4)
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("rank", rank, {"name": f"host {rank // 4}"})
+    hosts.later()
+    assert len(hosts.channels[3].reports("rank", [5, 9])) == 2
+    hosts.lost |= set(range(32))
+    for rank, channel in enumerate(hosts.channels):
+        channel.report("row", rank, {"batches": rank})
+    hosts.store.asked.clear()
+    assert hosts.channels[3].reports("row", [5, 9]) == {5: {"batches": 5}, 9: {"batches": 9}}
+    assert hosts.store.asked.total() < 8
+    assert not any(key.startswith("fallen/") for _, asked in hosts.store.asked for key in asked.split())
+
+
 def test_a_rank_that_has_fallen_is_not_looked_up():
     """Where many voices are lost at once, each rank reads a list of who has lost one."""
     hosts = Hosts(8, 4)
@@ -343,7 +372,7 @@ def test_a_voice_that_reads_a_greeting_too_late_hides_no_rank():
     tell_fallen(hosts.store, 3)
     hosts.voices[1].leave(3)
     hosts.voices[1].join(3)
-    assert hosts.store.get("via/3") == {"via": 2}
+    assert hosts.store.get("via/3") == {"via": 0}
     alone.report("plan", 3, {"of": 3})
     assert hosts.channels[0].reports("plan", [3]) == {3: {"of": 3}}
 

@@ -193,6 +193,8 @@ class Heartbeats:
             others = self._ranks[1:]
             records = channel.beats(others, known=self._all_beat)
             self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) >= len(others)
+            # As the ranks of a host come, and as they lose their voice, its record comes to stand under another rank.
+            self._last = {rank: each for rank, each in self._last.items() if rank in records}
         else:
             first = channel.first_beat(self._first, 0.9 * self.seconds, known=bool(self._last))
             records = {} if first is None else {self._first: first[0]}

@@ -25,10 +25,14 @@ from countoff.core.store.channel import Channel, encode
 from countoff.core.store.keys import pack_key
 from countoff.core.store.packs import PACK_BYTES, pack, unpack
 
-__all__ = ["BEATS", "HOSTS_OWN", "Voice"]
+__all__ = ["BEATS", "GROWN", "HOSTS_OWN", "INTRODUCTIONS", "Voice"]
 
 BEATS = "beat"
 """The name under which a voice reports the heartbeats of its host's ranks."""
+INTRODUCTIONS = "rank"
+"""The name under which ranks introduce themselves."""
+GROWN = "grown"
+"""The key of a counter that grows where a host has more ranks than its launcher tells each of them."""
 _LOG = "log/"
 HOSTS_OWN = ("host/", "lifeline/")
 """Keys that begin so are read by the ranks of one host alone."""
@@ -139,10 +143,13 @@ class Voice:
         }
 
     def join(self, rank: int) -> None:
-        """Speaks for a rank of this host too."""
+        """Speaks for a rank of this host too.
+
+        A rank that has given this voice up before its greeting was read has said so there, and that stands.
+        """
         if rank not in self.ranks:
             self.ranks.add(rank)
-            self._up.set(f"via/{rank}", {"via": self._number})
+            self._up.claim(f"via/{rank}", {"via": self._number})
 
     def leave(self, rank: int) -> dict[str, int]:
         """Speaks for a rank no more: it has closed its guards, its process is gone, or it speaks for itself.
@@ -404,6 +411,8 @@ class Voice:
         reports.since = None
         record = {**pack(reports.records), "of": self._expected}
         self._up.set(pack_key(name, self._number), record, PACK_BYTES)
+        if name == INTRODUCTIONS and 1 < self._expected < len(reports.records):
+            self._up.add(GROWN, 1)
 
     def flush(self) -> None:
         """Writes all reports that are not in the store: what is written next may say that they are."""

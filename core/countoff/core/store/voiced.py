@@ -14,7 +14,7 @@ from countoff.core.protocol.records import RECORD_BYTES, Records, parse_count
 from countoff.core.store.channel import Channel, encode
 from countoff.core.store.keys import heartbeat_key, pack_key
 from countoff.core.store.packs import PACK_BYTES, unpack
-from countoff.core.store.voice import BEATS, HOSTS_OWN
+from countoff.core.store.voice import BEATS, GROWN, HOSTS_OWN, INTRODUCTIONS
 
 __all__ = ["Line", "VoiceLostError", "VoicedChannel", "Way", "tell_fallen"]
 
@@ -73,7 +73,8 @@ class Way:
         go_alone: Returns a channel of this rank's own to the job's store.
         direct: That channel, where there is no voice any more, or none from the beginning.
         via: The numbers of the voices of ranks; 0 for a rank that has lost its voice.
-        complete: The numbers of voices whose ranks are all known.
+        complete: The numbers of voices whose ranks are all known, as far as their launcher tells how many there are.
+        grown: How often hosts were known to have more ranks than that.
         fallen: How many ranks have told that they have lost their voice.
         untold: The places of those that have not said yet which rank they are.
         beating: The numbers of the voices that are known to have sent a heartbeat.
@@ -96,6 +97,7 @@ class Way:
     direct: Channel | None = None
     via: dict[int, int] = field(default_factory=dict[int, int])
     complete: set[int] = field(default_factory=set[int])
+    grown: int = 0
     fallen: int = 0
     untold: set[int] = field(default_factory=set[int])
     beating: set[int] = field(default_factory=set[int])
@@ -308,7 +310,7 @@ class VoicedChannel(Channel):
 
     def _by_voice(self, ranks: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
         """These ranks by the number of their voice, and those that are not known to have one."""
-        self._look_for_fallen()
+        self._look_for_fallen(ranks)
         via = self._way.via
         unknown = [rank for rank in ranks if rank not in via]
         if 0 < len(unknown) <= _FEW:  # none of them has lost its voice, so a record that this host has read is right
@@ -321,23 +323,36 @@ class VoicedChannel(Channel):
             by_voice[via.get(rank, 0)].append(rank)
         return by_voice, by_voice.pop(0, [])
 
-    def _look_for_fallen(self) -> None:
+    def _look_for_fallen(self, ranks: Sequence[int]) -> None:
+        """Learns which of these ranks have lost their voice, and of all others if there are many.
+
+        Such a rank has none again at this place, whatever that voice may write later.
+        """
         way, whole = self._way, self.whole
         fallen = whole.add("fallen", 0)
+        if fallen == way.fallen and not way.untold:
+            return
+        if len(ranks) <= _FEW:  # all ranks may have fallen at once, and each may ask for a few others then
+            keys = {rank: f"via/{rank}" for rank in ranks}
+            there = _existing(whole, keys)
+            found = whole.get_many([keys[rank] for rank in there])
+            way.via.update(zip(there, (parse_count(record["via"]) for record in found), strict=True))
+            return
         way.untold |= set(range(way.fallen + 1, fallen + 1))
         way.fallen = fallen
-        if way.untold:
-            keys = {place: f"fallen/{place}" for place in sorted(way.untold)}
-            there = _existing(whole, keys)  # a rank may die before it has said which one it is
-            way.untold -= set(there)
-            # A rank that has lost its voice has none again at this place, whatever that voice may write later.
-            way.via.update((parse_count(told["rank"]), 0) for told in whole.get_many([keys[place] for place in there]))
+        keys = {place: f"fallen/{place}" for place in sorted(way.untold)}
+        there = _existing(whole, keys)  # a rank may die before it has said which one it is
+        way.untold -= set(there)
+        way.via.update((parse_count(told["rank"]), 0) for told in whole.get_many([keys[place] for place in there]))
 
     def _read_all_voices(self) -> None:
         """Learns which ranks have which voice, as far as they have introduced themselves."""
         way, whole = self._way, self.whole
+        if (grown := whole.add(GROWN, 0)) != way.grown:
+            way.grown = grown
+            way.complete.clear()
         voices = set(range(1, whole.add("voices", 0) + 1)) - way.complete
-        keys = {voice: pack_key("rank", voice) for voice in sorted(voices)}
+        keys = {voice: pack_key(INTRODUCTIONS, voice) for voice in sorted(voices)}
         there = _existing(whole, keys)
         for voice, record in zip(there, whole.get_many([keys[each] for each in there], PACK_BYTES), strict=True):
             ranks = unpack(record)
@@ -350,7 +365,7 @@ class VoicedChannel(Channel):
         """The ranks that have the voice of a rank, ascending; None if it is not known to have one."""
         by_voice, _ = self._by_voice([rank])
         for voice in by_voice:
-            key = pack_key("rank", voice)
+            key = pack_key(INTRODUCTIONS, voice)
             if self.whole.has(key):
                 return sorted(unpack(self.whole.get_many([key], PACK_BYTES)[0]))
         return None
@@ -366,7 +381,7 @@ class VoicedChannel(Channel):
         return None if found is None else (found[0], float(found[1]))
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102
-        self._look_for_fallen()
+        self._look_for_fallen(ranks)
         beating = self._way.beating
         keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
         # No voice removes its heartbeat: once it has sent one, there is nothing to look for first.

@@ -29,6 +29,7 @@ from countoff.core.store.channel import Channel, ChannelError
 from countoff.core.store.voice import Voice
 from countoff.core.store.voiced import VoicedChannel, VoiceLostError, Way, tell_fallen
 from countoff.core.threads.join import join
+from countoff.core.waiting import until
 
 __all__ = ["HostVoice", "find_voice"]
 
@@ -431,6 +432,10 @@ class HostVoice:
         join(self._speaks, lambda: self._up)  # the store may not answer
         self._end_listening()
         self._up.release()
+
+    def wait_for_others(self) -> None:
+        """Waits a short while until the other ranks have left: they get the signal that ends this process too."""
+        until(lambda: len(self._voice.ranks) <= 1, time.monotonic() + _LINGER_SECONDS)
 
     def _end_listening(self) -> None:
         self._wanted.put(None)

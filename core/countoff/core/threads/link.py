@@ -114,6 +114,11 @@ class Link:
                 self.early.setdefault(number, []).append(entry)
 
     @property
+    def has_fallen(self) -> bool:
+        """Whether this rank had a voice, and has lost it."""
+        return self.voiced and self.voice_lost.is_set()
+
+    @property
     def speakers(self) -> int:
         """How many speak with the store, for themselves or for their hosts, if all hosts have as many ranks as this."""
         return math.ceil(len(self.ranks) / max(1, len(self.heartbeats.neighbours))) if self.voiced else len(self.ranks)

@@ -391,6 +391,8 @@ class ProcessThreads:
         try:
             for member in self._all():
                 member.watchdog.speak_before_the_end(member.conclude)
+            if self._voice is not None:
+                self._voice.wait_for_others()
         finally:
             sigterm.pass_on()
 

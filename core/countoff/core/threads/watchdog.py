@@ -219,7 +219,8 @@ class Watchdog:
     def _look_a_last_time(self, deadline: float) -> None:
         """Proposes the loss of a neighbour that is gone and takes part; waits for the verdict.
 
-        Where the store does not answer, this rank decides alone.
+        Where the store does not answer, this rank decides alone; not where the voice of its host has ended, perhaps by
+        the same signal, and this rank has yet to reach the store itself.
 
         Args:
             deadline: For the verdict, by `time.monotonic()`.
@@ -241,9 +242,11 @@ class Watchdog:
 
         speaker.hand(look)
         if not checked.wait(ANSWER_SECONDS):
-            if state.complete and state.end is None and (found := gone()):
+            if speaker.link.has_fallen:
+                checked.wait(max(0.0, deadline - time.monotonic()))
+            elif state.complete and state.end is None and (found := gone()):
                 self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
-        elif state.proposed is not None:
+        if checked.is_set() and state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _absence_of(self, process: Process) -> Absence:

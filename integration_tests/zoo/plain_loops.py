@@ -285,6 +285,22 @@ def one_batch_for_a_picture(options):
 
 
 @healthy()
+def look_on_the_first_rank(options):
+    """Rank 0 alone takes a batch of the attached loader before training, keeps its iterator, and looks again."""
+    model, loader = ddp(), sharded()
+    optimizer = sgd(model)
+    with attach(train=loader, optimizer=optimizer, **options):
+        if own_rank() == 0:
+            kept = iter(loader)
+            next(kept)
+            for number, _ in enumerate(loader):
+                if number == 2:
+                    break
+        train(model, optimizer, loader)
+    return model
+
+
+@healthy()
 def picture_on_the_first_rank(options):
     """Rank 0 alone takes the first batch of an equal loader, which is not attached, before and after training."""
     model, loader = ddp(), sharded()

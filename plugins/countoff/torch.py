@@ -165,6 +165,7 @@ def attach(
     facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
     loop.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
     loop.passes.expects_train, loop.passes.has_loader = True, train is not None
+    loop.passes.may_look = bool(optimizers)
     fit.watch_schedules(map(Schedule.of, schedulers), source_batches=facts.reported_batches)
     observe_loaders(loop, loaders, models)
     loop.begin(plan, versions(), loaders=loaders)

@@ -288,6 +288,18 @@ class Guard:
         self._train = SpanCounters(name, started=position, prefetched=position, compared=self._comparing)
         self._open("train_start", self._train, epoch=epoch)
 
+    def train_again(self) -> None:
+        """Counts the open train epoch again from its beginning: this rank has only looked at its first batches.
+
+        For a loop that is watched from outside. No mark of this rank tells of those batches, and it has made no
+        optimizer step since the epoch was opened.
+        """
+        span = self._train
+        with self.state.lock:
+            span.started = span.prefetched = 0
+        self.data.read_again()
+        self._enter(span)
+
     def batch(self, fetched: int = 0, *, last: bool = False) -> None:
         """Counts a batch that is about to be used, in the innermost open span.
 

@@ -79,7 +79,7 @@ def begin_loop(
     if not found_by:
         for name, loader in loaders.items():
             reading.log_lengths(accelerator, name or "train", loader)
-        loop.passes.expects_train = train is not None
+        loop.passes.expects_train = loop.passes.may_look = train is not None
         loop.until_end(follow(loop, loaders))
     common = reading.common_length(facts)
     plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -24,12 +25,14 @@ from countoff.core.data.fingerprint import Begun
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
 
-__all__ = ["UNSEEN_STEPS", "Even", "LoaderPasses"]
+__all__ = ["LOOK_BATCHES", "UNSEEN_STEPS", "Even", "LoaderPasses"]
 
 Reason = Literal["exhausted", "stopped"]
 Even = Callable[[Guard, Iterator[Any]], contextlib.AbstractContextManager[Iterator[Any]]]
 UNSEEN_STEPS = 64
 """Optimizer steps without a batch after which the attached loader is taken not to be the one that the loop iterates."""
+LOOK_BATCHES = 8
+"""A pass that is left before the fit's first optimizer step may have been a look at so many batches at most."""
 
 
 class _Span:
@@ -37,23 +40,29 @@ class _Span:
 
     Attributes:
         epoch: Number of the train epoch; None for an evaluation.
+        position: Batches of the epoch that it does not have.
         ahead: The loader, if it fetches one batch ahead and so knows its last one.
         ended: Called when an evaluation has ended, with the batches that this rank has read; with None if the loop has
             left it before its end.
         compared: Whether it is compared with those of other ranks.
         open: Whether it has not been closed.
         batch: The batch that the loop has; None before the first one.
+        looked: Whether the loop has let go of it, and may only have looked at its batches.
+        count: Counts its batches; None once nobody holds its iterator.
     """
 
-    __slots__ = ("ahead", "batch", "compared", "ended", "epoch", "open")
+    __slots__ = ("ahead", "batch", "compared", "count", "ended", "epoch", "looked", "open", "position")
 
-    def __init__(self, epoch: int | None, ahead: Any, *, compared: bool) -> None:
+    def __init__(self, epoch: int | None, position: int, ahead: Any, *, compared: bool) -> None:
         self.epoch = epoch
+        self.position = position
         self.ahead = ahead
         self.compared = compared
         self.ended: Callable[[int | None], None] | None = None
         self.open = True
         self.batch: HeldBatch | None = None
+        self.looked = False
+        self.count: Callable[[], _Count | None] = _nothing
 
     @property
     def at_end(self) -> bool:
@@ -82,6 +91,8 @@ class LoaderPasses:
         expects_train: Whether no pass over the train loader has been seen yet; every optimizer step is then suspect.
         expects_more: Whether optimizer steps after a pass over the train loader are suspect, if no other pass begins.
         has_loader: Whether a train loader was attached; the loop has its batches counted by hand otherwise.
+        may_look: Whether a loop may take batches only to look at them, before the first step of its own optimizers.
+            The next pass is then the same epoch, from its beginning.
         evaluated: Called after a pass of an evaluation with its name, its loader, and the batches that this rank has
             read; None instead of those if that was not the whole loader.
     """
@@ -98,6 +109,7 @@ class LoaderPasses:
         self.expects_train = False
         self.expects_more = True
         self.has_loader = True
+        self.may_look = False
         self.evaluated: Callable[[str, Any, int | None], None] | None = None
         self._steps_unseen = 0
         self._exhausted = exhausted
@@ -109,7 +121,7 @@ class LoaderPasses:
         """The open train epoch and the batches of it that this rank has begun; the next epoch and 0 if none is open."""
         for span in self._open:
             if span.epoch is not None:
-                return span.epoch, self.guard.train_batches
+                return span.epoch, 0 if span.looked else self.guard.train_batches
         return self.epoch, 0
 
     @property
@@ -186,9 +198,12 @@ class LoaderPasses:
         evidence = self.guard.evidence
         if not evidence.has_order(evaluation=name is not None, thread=thread):
             return None
+        if name is None and not position and self.comparing and (looked := self._look()) is not None:
+            return self._begin_again(looked, ahead, thread)
         self.close_stale(everything=name is None)
+        self.end_look()
         self.guard.recovered()  # an exception that has left the pass before was caught
-        span = _Span(self.epoch if name is None else None, ahead, compared=self.comparing)
+        span = _Span(self.epoch if name is None else None, position, ahead, compared=self.comparing)
         if not span.compared:
             self.guard.compare_spans(False)
         if name is None:
@@ -203,8 +218,36 @@ class LoaderPasses:
             self.began(span.epoch)
         return span
 
+    def _look(self) -> _Span | None:
+        """The open train epoch, if it may have been a look of this rank at its first batches, and not training."""
+        span, counters = self._open[-1] if self._open else None, self.guard.span
+        if not self.may_look or self.guard.steps or span is None or span.epoch is None:
+            return None
+        whole = span.compared and not span.position and not span.at_end and counters.credits is None
+        return span if whole and counters.started <= LOOK_BATCHES else None
+
+    def _begin_again(self, looked: _Span, ahead: Any, thread: int) -> _Span:
+        """Opens the span of a pass over the epoch of which this rank has seen the first batches."""
+        if (count := looked.count()) is not None:
+            count.forget()
+        looked.open = False
+        self.guard.recovered()
+        self.guard.evidence.takes(thread)
+        self.guard.train_again()
+        span = _Span(looked.epoch, 0, ahead, compared=looked.compared)
+        self._open[-1] = span
+        return span
+
+    def end_look(self) -> None:
+        """Closes the epoch of which this rank has seen the first batches: what it does now is no pass over it."""
+        if self._open and self._open[-1].looked:
+            self.close(self._open[-1], "stopped")
+
     def leave(self, span: _Span) -> None:
-        """Closes the span of a pass that its loop has let go of before its end."""
+        """Closes the span of a pass that its loop has let go of before its end, unless that may have been a look."""
+        if span.open and span is self._look():
+            span.looked, span.batch = True, None  # what this rank does next shows whether it was
+            return
         unfinished = span.open and span.epoch is not None
         self.close(span, "stopped", may_raise=False)
         if unfinished and self.left is not None:
@@ -229,6 +272,10 @@ class LoaderPasses:
                 self.guard.train_end(ended, notice=notice, may_raise=may_raise)
             if not innermost.compared:
                 self.guard.compare_spans(True)
+
+
+def _nothing() -> None:
+    """A count that is not there any more."""
 
 
 class Pass(IteratorProxy):
@@ -377,6 +424,8 @@ class _Count:
         self._guard = guard = passes.guard
         self._thread = thread = threading.get_ident()
         self._span = span = passes.begin(name, self._position, self._ahead, thread)
+        if span is not None:
+            span.count = weakref.ref(self)
         self._fingerprints_due = False
         if span is None:
             self._counters = SpanCounters(name or "", evaluation=True, compared=False)
@@ -403,6 +452,10 @@ class _Count:
         self._fingerprints_due = bool(data.fingerprints_due)
         if self._span is not None:
             self._guard.look()
+
+    def forget(self) -> None:
+        """Counts nothing that its iterator may still give: the loop has only looked at its first batches."""
+        self._over = True
 
     def _go_on(self) -> None:
         """The loop has caught an exception of the loader's, and goes on with the pass."""

@@ -263,6 +263,7 @@ class ObservedLoop:
     def step(self, optimizer: Any) -> None:
         """Counts an optimizer step of this loop."""
         guard, steps = self.guard, self.guard.steps
+        self.passes.end_look()
         guard.step(id(optimizer))
         if guard.steps != steps:
             self._stepping.add(id(optimizer))

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.loader_passes import LOOK_BATCHES, LoaderPasses
 from countoff.core import FitPlan, Guard
 from countoff.core.protocol.evidence import SHARED_PASS
 from countoff.core.settings import Settings
@@ -42,11 +43,15 @@ class OnlyNext:
         return OwnIterator.__next__(self)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.fixture
-def passes() -> LoaderPasses:
+def new_passes() -> LoaderPasses:
     guard = Guard(Settings(), rank=0, world_size=1)
     guard.fit_start(FitPlan())
     return LoaderPasses(guard, epoch=0, exhausted=lambda: None, diverged=lambda: None)
+
+
+@pytest.fixture
+def passes() -> LoaderPasses:
+    return new_passes()
 
 
 @pytest.mark.parametrize("batches", [OwnIterator, OnlyNext])
@@ -144,6 +149,83 @@ def test_a_pass_that_is_over_hands_on_what_the_loader_still_gives(passes: Loader
     source = iter([1, 2])
     batches = passes.follow(source, None)
     assert (list(batches), next(batches, None), passes.guard.train_batches) == ([1, 2], None, 2)
+
+
+def look_at(passes: LoaderPasses, batches: int) -> None:
+    taken = passes.follow(iter(range(12)), None)
+    for _ in range(batches):
+        next(taken)
+
+
+@pytest.mark.parametrize("batches", [1, LOOK_BATCHES])
+def test_a_look_before_the_first_step_is_no_epoch(passes: LoaderPasses, batches: int) -> None:
+    passes.may_look = True
+    look_at(passes, batches)
+    kept = passes.follow(iter(range(12)), None)
+    next(kept)
+    assert passes.position == (0, 1)
+    assert len(list(passes.follow(iter(range(12)), None))) == 12
+    assert (passes.guard.train_batches, passes.epoch, passes.guard.open_span) == (12, 1, None)
+    assert next(kept) == 1  # handed on, and not counted
+    assert passes.guard.train_batches == 12
+
+
+def test_a_look_is_no_place_of_a_checkpoint_and_holds_no_batch(passes: LoaderPasses) -> None:
+    passes.may_look = True
+    look_at(passes, 2)
+    assert (passes.position, passes.batch) == ((0, 0), None)
+
+
+def test_the_data_of_an_epoch_is_that_of_its_training_and_not_of_a_look() -> None:
+    def batches(first: int) -> Iterator[torch.Tensor]:
+        return iter([torch.arange(number, number + 9) for number in (first, first + 10)])
+
+    prints: list[tuple[str, ...]] = []
+    for looks in (0, 1):
+        passes = new_passes()
+        passes.may_look = True
+        for _ in range(looks):
+            next(passes.follow(batches(40), None))
+        for _ in passes.follow(batches(50), None):
+            pass
+        prints.append(passes.guard.data.prints)
+    assert prints[0] == prints[1] != ()
+
+
+@pytest.mark.parametrize("what", ["a step", "many batches", "another place", "not told"])
+def test_a_pass_that_trained_or_that_may_have_trained_is_an_epoch(passes: LoaderPasses, what: str) -> None:
+    passes.may_look = what != "not told"
+    if what == "a step":
+        for _ in passes.follow(iter(range(3)), None):
+            passes.guard.step()
+            break
+    else:
+        look_at(passes, LOOK_BATCHES + 1 if what == "many batches" else 1)
+    list(passes.follow(iter(range(3)), None, position=2 * (what == "another place")))
+    assert passes.epoch == 2
+
+
+@pytest.mark.parametrize("next_one", ["an evaluation", "the end of the fit"])
+def test_a_look_that_no_training_follows_is_a_pass_that_was_left(passes: LoaderPasses, next_one: str) -> None:
+    passes.may_look = True
+    look_at(passes, 1)
+    assert passes.guard.open_span == "train epoch 0"
+    if next_one == "an evaluation":
+        list(passes.follow(iter(range(3)), "validation"))
+    else:
+        passes.close_stale(everything=True)
+    assert passes.guard.open_span is None
+
+
+def test_the_iterator_of_a_look_is_freed_with_it(passes: LoaderPasses) -> None:
+    """Its workers end then."""
+    passes.may_look = True
+    own = OnlyNext()
+    gone = weakref.ref(own)
+    taken = passes.follow(own, None)  # pyright: ignore[reportArgumentType]
+    next(taken)
+    del own, taken
+    assert gone() is None
 
 
 class Queued:

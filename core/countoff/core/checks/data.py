@@ -164,6 +164,13 @@ class DataIdentity(Check):
         self._first = span.started + 1
         self._steps_before = self._state.steps
 
+    def read_again(self) -> None:
+        """Forgets what was read of the open train epoch, which begins again, unless the others have it already."""
+        if self._span is not None:
+            self.fingerprints_due = self._state.settings.fingerprint_batches
+            self._read, self._order = [], None
+            self.elements = None if self.elements is None else FirstElements()
+
     def read(
         self, batch: Any, sampling: Sampling = UNKNOWN, stream: Callable[[], StreamFacts | None] | None = None
     ) -> None:

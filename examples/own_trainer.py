@@ -70,7 +70,9 @@ class Countoff:
             self.settings,
             rank=trainer.rank,
             world_size=trainer.world_size,
-            remedies={"UnevenBatches": "give every rank as many batches: Rowboat goes on until the loader ends."},
+            remedies={
+                "UnevenBatches": "give every rank the same number of batches: Rowboat goes on until the loader ends."
+            },
             learning_rates=lambda: [group["lr"] for group in trainer.optimizer.param_groups],
             framework="Rowboat",
         )

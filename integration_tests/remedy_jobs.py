@@ -258,7 +258,7 @@ class Once:
         return self._iterator
 
 
-ANY = "attach(uneven_train='stop')"
+ANY = "attach(..., uneven_train='stop')"
 TORCH: Mapping[str, Case] = {
     "torch: a rank's stream is short": Case(
         lambda: plain(rows(5, 3)),
@@ -279,16 +279,16 @@ TORCH: Mapping[str, Case] = {
     "torch: evaluations are uneven": Case(
         lambda: evaluating(rows(3, 2)),
         {
-            "attach(uneven_eval='allow')": lambda: evaluating(rows(3, 2), uneven_eval="allow"),
-            "give every rank as many evaluation batches": lambda: evaluating(rows(2, 2)),
-            "attach(uneven_eval='stop')": lambda: evaluating(rows(3, 2), uneven_eval="stop"),
+            "attach(..., uneven_eval='allow')": lambda: evaluating(rows(3, 2), uneven_eval="allow"),
+            "give every rank the same number of evaluation batches": lambda: evaluating(rows(2, 2)),
+            "attach(..., uneven_eval='stop')": lambda: evaluating(rows(3, 2), uneven_eval="stop"),
         },
-        {"attach(uneven_eval='stop')": "Truncated"},
+        {"attach(..., uneven_eval='stop')": "Truncated"},
     ),
     "torch: rank 0 evaluates alone": Case(
         lambda: evaluating(rows(2, 2), alone=True),
         {
-            "attach(eval_ranks=[0])": lambda: evaluating(rows(2, 2), alone=True, eval_ranks=[0]),
+            "attach(..., eval_ranks=[0])": lambda: evaluating(rows(2, 2), alone=True, eval_ranks=[0]),
             "let all ranks evaluate after the same batch": lambda: evaluating(rows(2, 2)),
         },
     ),
@@ -328,7 +328,7 @@ TORCH: Mapping[str, Case] = {
                 DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
             "seed these draws by rank (seed + rank)": lambda: plain(DataLoader(Drawn(7 + own_rank()), BATCH_SIZE)),
-            "attach(fingerprint_batches=0)": lambda: plain(DataLoader(whole(), BATCH_SIZE), fingerprint_batches=0),
+            "attach(..., fingerprint_batches=0)": lambda: plain(DataLoader(whole(), BATCH_SIZE), fingerprint_batches=0),
         },
     ),
     "torch: a share is sharded again": Case(
@@ -338,14 +338,14 @@ TORCH: Mapping[str, Case] = {
             "keep your own shares, and leave out the DistributedSampler": lambda: plain(
                 DataLoader(share(), BATCH_SIZE)
             ),
-            "attach(fingerprint_batches=0)": lambda: plain(sampled(share()), fingerprint_batches=0),
+            "attach(..., fingerprint_batches=0)": lambda: plain(sampled(share()), fingerprint_batches=0),
         },
     ),
     "torch: rows in another order": Case(
         lambda: plain(shuffled_by_rank(own_rank())),
         {
             "shuffle with the same seed on all ranks": lambda: plain(shuffled_by_rank(3)),
-            "attach(fingerprint_batches=0)": lambda: plain(shuffled_by_rank(own_rank()), fingerprint_batches=0),
+            "attach(..., fingerprint_batches=0)": lambda: plain(shuffled_by_rank(own_rank()), fingerprint_batches=0),
         },
     ),
     "torch: set_epoch is not called": Case(
@@ -388,7 +388,7 @@ TORCH: Mapping[str, Case] = {
             "every world_size-th sample": lambda: counted(
                 lambda: DataLoader(Rows(5, first=own_rank(), every=2), BATCH_SIZE)
             ),
-            "attach(fingerprint_batches=0)": lambda: counted(
+            "attach(..., fingerprint_batches=0)": lambda: counted(
                 lambda: DataLoader(Drawn(7), BATCH_SIZE), fingerprint_batches=0
             ),
         },
@@ -420,18 +420,18 @@ TORCH: Mapping[str, Case] = {
     "torch: uneven_train='stop'": Case(
         lambda: plain(rows(5, 3), uneven_train="stop"),
         {
-            "give every rank as many batches": lambda: plain(rows(3, 3), uneven_train="stop"),
+            "give every rank the same number of batches": lambda: plain(rows(3, 3), uneven_train="stop"),
             "uneven_train='repeat'": lambda: plain(rows(5, 3), uneven_train="repeat"),
         },
         {"uneven_train='repeat'": "Repeated"},
     ),
     "torch: uneven_train='repeat'": Case(
         lambda: plain(rows(5, 3), uneven_train="repeat"),
-        {"give every rank as many batches": lambda: plain(rows(3, 3), uneven_train="repeat")},
+        {"give every rank the same number of batches": lambda: plain(rows(3, 3), uneven_train="repeat")},
     ),
     "torch: uneven_eval='stop'": Case(
         lambda: evaluating(rows(3, 2), uneven_eval="stop"),
-        {"give every rank as many evaluation batches": lambda: evaluating(rows(2, 2), uneven_eval="stop")},
+        {"give every rank the same number of evaluation batches": lambda: evaluating(rows(2, 2), uneven_eval="stop")},
     ),
 }
 
@@ -617,7 +617,9 @@ ACCELERATE: Mapping[str, Case] = {
             "attach(..., uneven_eval='allow')": lambda: accelerated(
                 mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="allow"
             ),
-            "give every rank as many evaluation batches": lambda: accelerated(mapped(), evaluation=mapped(36)),
+            "give every rank the same number of evaluation batches": lambda: accelerated(
+                mapped(), evaluation=mapped(36)
+            ),
             "attach(..., uneven_eval='stop')": lambda: accelerated(
                 mapped(), evaluation=mapped(36), config={"even_batches": False}, uneven_eval="stop"
             ),

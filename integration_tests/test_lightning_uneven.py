@@ -96,6 +96,13 @@ def test_uneven_lengths_with_what_the_remedy_says_are_silent(run_ranks):
         assert [verdict_lines(result) for result in results] == [[], []]
 
 
+def test_uneven_lengths_with_the_other_remedy_are_cut(run_ranks):
+    job = Job(train=[4, 3], reported=[4, 3], options={"uneven_train": "stop"})
+    results = run_ranks(fit, 2, job, deadline_seconds=60)
+    assert "Truncated: " in "".join(verdict_lines(results[0]))
+    assert verdict_lines(results[1]) == []
+
+
 def test_a_checkpoint_on_exception_does_not_swallow_the_verdict(run_ranks):
     """A checkpoint that is saved on an exception does not hide the verdict."""
     pytest.importorskip("lightning", minversion="2.5.3", reason="`save_on_exception` is new in Lightning 2.5.3")

@@ -52,5 +52,5 @@ def test_a_short_iterator_is_named(run_ranks):
     """Of iterators of different lengths, the shorter one is named."""
     results = run_ranks(loops.uneven_iterables, 2, (5, 4), expect=None)
     words = "rank 1 ran out of data after 4 batches of train epoch 0"
-    remedy = "do:  give every rank as many batches: handle.counted(itertools.islice("
+    remedy = "do:  give every rank the same number of batches: handle.counted(itertools.islice("
     assert_named(results, "UnevenBatches", [1], words, remedy, ("has batch 5", "ran out of data after 5 batches"))

@@ -31,9 +31,10 @@ WORDS = Words(
         "NotDistributed": launch_remedy(on_cpus="Accelerator(cpu=True)"),
         "UnevenBatches": uneven_remedies(
             train=(
-                "give every rank as many batches. If the dataset has a length: even_batches=True, the default, and the "
-                "same dataset on every rank. If it is iterable: itertools.islice(loader, n), with n batches that every "
-                "rank has, a multiple of gradient_accumulation_steps; what is beyond them is not read."
+                "give every rank the same number of batches. If the dataset has a length: even_batches=True, the "
+                "default, and the same dataset on every rank. If it is iterable: for batch in itertools.islice(loader, "
+                "n), with n batches that every rank has, a multiple of gradient_accumulation_steps; what is beyond "
+                "them is not read."
             ),
             option=_OPTION,
         ),

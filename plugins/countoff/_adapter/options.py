@@ -23,7 +23,9 @@ def own_arguments(attach: Callable[..., Any]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def cannot_make_even(settings: Settings, framework: str, instead: str = "give every rank as many batches") -> None:
+def cannot_make_even(
+    settings: Settings, framework: str, instead: str = "give every rank the same number of batches"
+) -> None:
     """Refuses what makes uneven ranks take the same number of batches, for a framework in which nothing does that.
 
     Args:

@@ -14,9 +14,10 @@ from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.streams import LENGTHS
 from countoff.core.verdict import Remedies
 
-__all__ = ["EVEN", "LENGTH_OF_ONE_RANK", "READS_BY_DP_RANK", "Words", "data_remedies", "uneven_remedies"]
+__all__ = ["EVEN", "LENGTH_OF_ONE_RANK", "READS_BY_DP_RANK", "STOP", "Words", "data_remedies", "uneven_remedies"]
 
-_STOP = "uneven_train='stop'"
+STOP = "uneven_train='stop'"
+"""The option that lets a job with uneven loaders go on."""
 _STOP_EVAL = "uneven_eval='stop'"
 _NO_SAMPLES = "fingerprint_batches=0"
 
@@ -68,7 +69,7 @@ def uneven_remedies(
     """
     if goes_on:
         train = (
-            f"{train} Or let the job go on: with {option.format(_STOP)}, every epoch ends on all ranks "
+            f"{train} Or let the job go on: with {option.format(STOP)}, every epoch ends on all ranks "
             "with the shortest one, and what longer ranks have left is not used."
         )
     stops = f", or let it stop on all ranks with the shortest one: {option.format(_STOP_EVAL)}" if goes_on else ""
@@ -79,7 +80,7 @@ def uneven_remedies(
         "": train,
         "evaluation": (
             f"if the evaluation synchronises nothing batch by batch, this does no harm: {allowed}. If it does, give "
-            f"every rank as many evaluation batches{stops}."
+            f"every rank the same number of evaluation batches{stops}."
         ),
         "who evaluates": f"{apart}{evaluate}",
     }

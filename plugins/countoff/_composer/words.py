@@ -24,8 +24,8 @@ __all__ = [
 
 _OPTION = "Countoff({})"
 _EQUAL_LENGTHS = (
-    "give every rank as many batches: StreamingDataset(batching_method='random'), or for a dataset that is whole on "
-    "every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
+    "give every rank the same number of batches: StreamingDataset(batching_method='random'), or for a dataset that is "
+    "whole on every rank DataLoader(sampler=dist.get_sampler(dataset)) of composer.utils"
 )
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches (of a StreamingDataset the length, not the size)"
 
@@ -47,9 +47,9 @@ WORDS = Words(
             "that every rank has: Trainer(train_subset_num_batches=N), or eval_subset_num_batches=N."
         ),
         "PlanMismatch": (
-            "give every rank as many batches, or Trainer(train_subset_num_batches=N) with N batches that every rank "
-            "has. Otherwise a schedule in epochs gives each rank a learning rate of its own, and max_duration in "
-            "batches ends an epoch on some ranks only."
+            "give every rank the same number of batches, or Trainer(train_subset_num_batches=N) with N batches that "
+            "every rank has. Otherwise a schedule in epochs gives each rank a learning rate of its own, and "
+            "max_duration in batches ends an epoch on some ranks only."
         ),
         "StepMismatch": (
             "let all ranks step after the same batches: no algorithm, and no condition of one rank around the step."

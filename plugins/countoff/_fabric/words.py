@@ -17,7 +17,7 @@ WORDS = Words(
     remedies={
         "UnevenBatches": uneven_remedies(
             train=(
-                "give every rank as many batches. If each rank's dataset holds all of the data, "
+                "give every rank the same number of batches. If each rank's dataset holds all of the data, "
                 "fabric.setup_dataloaders(loader) does it. If each holds a part, or is iterable: end the loop after as "
                 "many batches on every rank; what is beyond them is not read."
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from countoff._adapter.words import EVEN, Words, data_remedies, uneven_remedies
+from countoff._adapter.words import EVEN, STOP, Words, data_remedies, uneven_remedies
 from countoff.core import Verdict
 from countoff.core.checks.horizon import Stepping
 from countoff.core.checks.resume import AGAIN, POSITION, RATE
@@ -17,8 +17,8 @@ _OPTION = "Countoff({})"
 _RIGHT_LENGTH = "make len(loader) one rank's number of batches"
 _FRACTION = "A fraction is one of each rank's own number of batches"
 _EQUAL_LENGTHS = (
-    "give every rank as many batches. A map-style dataset that is whole on every rank gets a DistributedSampler of "
-    "Lightning's."
+    "give every rank the same number of batches. A map-style dataset that is whole on every rank gets a "
+    "DistributedSampler of Lightning's."
 )
 
 WORDS = Words(
@@ -36,7 +36,8 @@ WORDS = Words(
         "PlanMismatch": {
             "": (
                 f"{_EQUAL_LENGTHS} If each rank holds a part: Trainer(limit_train_batches=N), with N batches that "
-                "every rank has."
+                f"every rank has. Or let the job go on: with {_OPTION.format(STOP)}, every epoch ends on all ranks "
+                "with the shortest one."
             ),
             "batches_between_evaluations": (
                 "set Trainer(val_check_interval=N) to a whole number of batches, at most those of the shortest rank's "

@@ -8,7 +8,7 @@ from countoff._adapter.words import EVEN, LENGTH_OF_ONE_RANK, Words, data_remedi
 
 __all__ = ["WITHOUT_LOADER", "WORDS"]
 
-_OPTION = "attach({})"
+_OPTION = "attach(..., {})"
 
 WORDS = Words(
     framework="PyTorch",
@@ -16,9 +16,10 @@ WORDS = Words(
     remedies={
         "UnevenBatches": uneven_remedies(
             train=(
-                "give every rank as many batches. If each rank's dataset holds all of the data: "
+                "give every rank the same number of batches. If each rank's dataset holds all of the data: "
                 "DataLoader(sampler=DistributedSampler(dataset)). If each holds a part, or is iterable: "
-                "itertools.islice(loader, n), with n batches that every rank has; what is beyond them is not read."
+                "for batch in itertools.islice(loader, n), with n batches that every rank has; what is beyond them is "
+                "not read."
             ),
             option=_OPTION,
         ),
@@ -65,8 +66,8 @@ WITHOUT_LOADER = replace(
         **WORDS.remedies,
         "UnevenBatches": uneven_remedies(
             train=(
-                "give every rank as many batches: handle.counted(itertools.islice(batches, n)), with n batches that "
-                "every rank has; what is beyond them is not read."
+                "give every rank the same number of batches: handle.counted(itertools.islice(batches, n)), with n "
+                "batches that every rank has; what is beyond them is not read."
             ),
             option=_OPTION,
         ),
@@ -77,7 +78,7 @@ WITHOUT_LOADER = replace(
         "DuplicateData": (
             "seed by rank where samples are drawn at random: seed + rank. Otherwise give every rank its own share: "
             "every world_size-th sample, or files of its own; where ranks share a batch, say which: attach(mesh=…). If "
-            "equal data is what you want: attach(fingerprint_batches=0)."
+            "equal data is what you want: attach(..., fingerprint_batches=0)."
         ),
     },
 )

@@ -19,10 +19,10 @@ WORDS = Words(
         "NotDistributed": launch_remedy(on_cpus="TrainingArguments(use_cpu=True)"),
         "UnevenBatches": uneven_remedies(
             train=(
-                "give every rank as many batches. If the dataset has a length: accelerator_config={'even_batches': "
-                "True}, the default, and the same dataset on every rank; a get_train_dataloader() of your own must "
-                "return what self.accelerator.prepare() returns. If it is iterable, let it end after as many batches "
-                "on every rank; what is beyond them is not read."
+                "give every rank the same number of batches. If the dataset has a length: "
+                "accelerator_config={'even_batches': True}, the default, and the same dataset on every rank; a "
+                "get_train_dataloader() of your own must return what self.accelerator.prepare() returns. If it is "
+                "iterable, let it end after the same number of batches on every rank; what is beyond them is not read."
             ),
             option=_OPTION,
             together=(

@@ -21,7 +21,7 @@ REMEDIES: dict[str, str] = {"UnevenBatches": "Give every rank the same number of
 
 LOADERS = (
     "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of different "
-    "batches, and hang in the end."
+    "batches, and then hang or fail."
 )
 DECISIONS = (
     "One rank left the loop where the others went on: a break, a limit, an exit or a condition of that rank alone."

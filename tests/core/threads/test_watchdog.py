@@ -384,7 +384,7 @@ def test_who_has_lost_its_voice_by_the_signal_accuses_nobody_before_it_reaches_t
     told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its voice has got the signal too, and has told so; thousands of ranks connect to the store at once then."""
-    monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.2)
     told.speaker.link.voiced = True
     told.speaker.link.voice_lost.set()
     told.speaker.answered = False

@@ -45,7 +45,7 @@ UNEVEN_BATCHES = VerdictKind(
     causes={
         "": Cause(
             "The ranks' train loaders differ in length. From the next batch on, the job would average gradients of "
-            "different batches, and hang in the end."
+            "different batches, and then hang or fail."
         ),
         DECISION: Cause(
             "One rank left the loop where the others went on: a break, a limit, an exit or a condition of that rank "

@@ -33,7 +33,7 @@ _OVERSLEPT_SECONDS = 1.0
 ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
 _FREE_SECONDS = 30.0
-_LAST_WORDS_SECONDS = 1.5
+LAST_WORDS_SECONDS = 1.5
 """So long a SIGTERM is held back at most until a verdict is printed; then, until the places are told. Where the store
 answers, it takes a few milliseconds."""
 _ABORTED = (
@@ -202,7 +202,7 @@ class Watchdog:
         Args:
             conclude: Has the verdict printed, with its table.
         """
-        state, deadline = self._state, time.monotonic() + _LAST_WORDS_SECONDS
+        state, deadline = self._state, time.monotonic() + LAST_WORDS_SECONDS
         if self._compares and not state.finished:
             self._look_a_last_time(deadline)
             if state.end is not None:

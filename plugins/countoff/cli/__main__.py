@@ -290,7 +290,11 @@ def _call(given: Sequence[str], program: str) -> None:
     job = given.index("--") if command == "run" and "--" in given else len(given)
     chosen, unknown = parser.parse_known_args(given[:job])
     if unknown:
-        behind = "; the command stands behind --" if command == "run" and not unknown[0].startswith("-") else ""
+        behind = (
+            "; write the command after --: countoff run -- torchrun train.py"
+            if command == "run" and not unknown[0].startswith("-")
+            else ""
+        )
         _refuse_unknown(unknown, chosen.parser, behind)
     chosen.command = given[job + 1 :]
     if chosen.version:

@@ -61,6 +61,10 @@ def data_of(path: Path) -> Mapping[str, Any]:
         ConfigError: If it cannot be read, or is not what its ending says.
     """
     text = text_of(path)
+    if path.suffix == ".py":
+        raise ConfigError(
+            f"{path} is a program, which is not read: give its config, the script that starts it, or module:function"
+        )
     if path.suffix not in _PARSERS:
         raise ConfigError(f"{path} must end in {', '.join((*_PARSERS, *SCRIPTS))}, or be module:function")
     try:

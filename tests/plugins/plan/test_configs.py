@@ -294,6 +294,15 @@ def test_a_bad_python_config_is_refused_in_one_line(titan: str, function: str, m
     assert "\n" not in str(refused.value)
 
 
+def test_a_module_of_the_current_folder_is_found(titan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "nearby_titan.py").write_text(f"from {titan.partition(':')[0]} import small\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    before = list(sys.path)
+    assert read_job("nearby_titan:small") == read_job(f"{titan}:small")
+    assert sys.path == before
+
+
 def test_a_missing_module_is_named(titan: str) -> None:
     with pytest.raises(ConfigError, match="there is no module no_such_titan here"):
         read_job("no_such_titan:small")
@@ -353,6 +362,7 @@ def test_a_lightning_cli_file_is_refused_with_the_flags_of_plan(
         ("bad.json", b"{'a': 1}", "is not valid JSON: "),
         ("deep.json", b"[" * 100_000, "is nested too deeply"),
         ("python.yaml", b"a: !!python/object/apply:os.system ['true']", "is not valid YAML: "),
+        ("train.py", b"import torch", "is a program, which is not read: give its config, the script that starts it, "),
         (
             "config.ini",
             b"a = 1",

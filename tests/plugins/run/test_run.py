@@ -173,7 +173,7 @@ def test_a_python_that_runs_another_program_first_is_refused(tmp_path: Path) -> 
             2,
             "there is no argument --uneven-trian; did you mean --uneven-train?",
         ),
-        (["true"], 2, "there is no argument true; the command stands behind --"),
+        (["true"], 2, "there is no argument true; write the command after --: countoff run -- torchrun train.py"),
         ([], 2, "run needs a command: countoff run -- torchrun --nproc-per-node 8 train.py"),
         (
             ["--json", "--", "true"],

@@ -5,7 +5,10 @@ Reading one imports the user's module, and TorchTitan with it. No other format h
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from countoff.core.ranks import ORDERS
@@ -16,11 +19,26 @@ from countoff.plan.readers.torchtitan_toml import check_sequence_length, schedul
 __all__ = ["load", "read"]
 
 
+@contextlib.contextmanager
+def _current_folder() -> Iterator[None]:
+    """A context in which modules of the current folder are found too, after all others."""
+    known = "" in sys.path
+    if not known:
+        sys.path.append("")
+    try:
+        yield
+    finally:
+        if not known:
+            sys.path.remove("")
+
+
+@_current_folder()
 def load(name: str) -> object:
     """Returns what the config function returns.
 
     Args:
-        name: ``module:function``; the short name of a model is enough for its registry, as in ``llama3:llama3_8b``.
+        name: ``module:function``, also of the current folder; the short name of a model is enough for its registry, as
+            in ``llama3:llama3_8b``.
 
     Raises:
         ConfigError: If there is no such module or function, or one of them fails.

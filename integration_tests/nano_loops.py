@@ -93,7 +93,7 @@ def stream(batches: int) -> Iterator[Any]:
 
 
 def over_iterables() -> list[Any]:
-    """Epochs over a list of batches, one over a generator, and a loop that reads batches without being counted."""
+    """Epochs over a list of batches, one over a generator, and loops that read batches without being counted."""
     dist.init_process_group("gloo")
     model, optimizer = model_and_optimizer()
     found: list[Any] = []
@@ -115,9 +115,10 @@ def over_iterables() -> list[Any]:
         off.counted(7)
     except TypeError as error:
         found.append(str(error))
-    with attach(optimizer=optimizer):
-        for batch in stream(64):
-            train_on(model, optimizer, batch)
+    for options, steps in (({}, 64), ({}, 6), ({"uneven_train": "stop"}, 6)):
+        with attach(optimizer=optimizer, **options):
+            for batch in stream(steps):
+                train_on(model, optimizer, batch)
     return found
 
 

@@ -24,6 +24,7 @@ from countoff.core.checks.unseen import UNSEEN_LOADER
 from countoff.core.data.fingerprint import Begun
 from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
+from countoff.core.words import count_of
 
 __all__ = ["LOOK_BATCHES", "UNSEEN_STEPS", "Even", "LoaderPasses"]
 
@@ -172,15 +173,21 @@ class LoaderPasses:
             self.guard.warn(self._unseen())
             self.expects_train = False
 
+    def warn_if_unseen(self) -> None:
+        """Warns at the end of a fit of few steps if no batch was counted in it."""
+        if self.expects_train and self._steps_unseen:
+            self.guard.warn(self._unseen())
+
     def _unseen(self) -> Verdict:
+        steps = count_of(self._steps_unseen, "optimizer step")
         if not self.has_loader:
-            sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch was counted."
+            sentence = f"{steps}, and no batch was counted."
             why = "No loader was attached, and the loop has taken nothing from handle.counted(). Nothing is compared."
         elif self.expects_train:
-            sentence = f"{UNSEEN_STEPS} optimizer steps, and no batch of the train loader that was attached."
+            sentence = f"{steps}, and no batch of the train loader that was attached."
             why = "The loop iterates another object, or these are steps of another model. Nothing is compared so far."
         else:
-            sentence = f"{UNSEEN_STEPS} optimizer steps since the last batch of the train loader that was attached."
+            sentence = f"{steps} since the last batch of the train loader that was attached."
             why = "The loop iterates another object now. Its batches are not compared."
         return UNSEEN_LOADER.found(sentence, why=why)
 

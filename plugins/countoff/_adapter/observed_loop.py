@@ -347,6 +347,8 @@ class ObservedLoop:
         try:
             self.passes.close_stale(everything=True)
             if in_order:
+                if self.guard.state.world_size > 1 and self.fit.settings.uneven_train != "raise":
+                    self.passes.warn_if_unseen()  # what the user has asked for was not done
                 self._judge_run()
             self.guard.fit_end()
         finally:

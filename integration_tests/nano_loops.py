@@ -115,8 +115,8 @@ def over_iterables() -> list[Any]:
         off.counted(7)
     except TypeError as error:
         found.append(str(error))
-    for options, steps in (({}, 64), ({}, 6), ({"uneven_train": "stop"}, 6)):
-        with attach(optimizer=optimizer, **options):
+    for uneven, steps in ((None, 64), (None, 6), ("stop", 6)):
+        with attach(optimizer=optimizer, uneven_train=uneven):
             for batch in stream(steps):
                 train_on(model, optimizer, batch)
     return found

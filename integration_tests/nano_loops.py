@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -115,7 +115,8 @@ def over_iterables() -> list[Any]:
         off.counted(7)
     except TypeError as error:
         found.append(str(error))
-    for uneven, steps in ((None, 64), (None, 6), ("stop", 6)):
+    runs: list[tuple[Literal["stop"] | None, int]] = [(None, 64), (None, 6), ("stop", 6)]
+    for uneven, steps in runs:
         with attach(optimizer=optimizer, uneven_train=uneven):
             for batch in stream(steps):
                 train_on(model, optimizer, batch)

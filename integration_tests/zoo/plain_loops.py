@@ -286,16 +286,14 @@ def one_batch_for_a_picture(options):
 
 @healthy()
 def look_on_the_first_rank(options):
-    """Rank 0 alone takes a batch of the attached loader before training, keeps its iterator, and looks again."""
+    """Rank 0 alone looks at the first batch of the attached loader, keeps the iterator, and looks at it again."""
     model, loader = ddp(), sharded()
     optimizer = sgd(model)
     with attach(train=loader, optimizer=optimizer, **options):
         if own_rank() == 0:
             kept = iter(loader)
             next(kept)
-            for number, _ in enumerate(loader):
-                if number == 2:
-                    break
+            next(iter(loader))
         train(model, optimizer, loader)
     return model
 

@@ -25,6 +25,7 @@ with needs("PyTorch", facade="countoff.torch", install="'countoff[torch]'"):
     from countoff._adapter.schedule_watch import Schedule
     from countoff._adapter.torch_facts import (
         NamedOptimizers,
+        have_no_gradients,
         loader_facts,
         part_of,
         rank_and_world_size,
@@ -165,7 +166,7 @@ def attach(
     facts_of = functools.partial(evaluation_facts, dp_rank=dp_rank, dp_degree=dp_degree, reported_is_cap=False)
     loop.tell_evaluations(EvaluationTotals(facts_of, dp_degree=dp_degree, several=len(evaluations) > 1))
     loop.passes.expects_train, loop.passes.has_loader = True, train is not None
-    loop.passes.may_look = bool(optimizers)
+    loop.passes.is_untrained = functools.partial(have_no_gradients, optimizers)
     fit.watch_schedules(map(Schedule.of, schedulers), source_batches=facts.reported_batches)
     observe_loaders(loop, loaders, models)
     loop.begin(plan, versions(), loaders=loaders)

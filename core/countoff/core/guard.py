@@ -289,10 +289,9 @@ class Guard:
         self._open("train_start", self._train, epoch=epoch)
 
     def train_again(self) -> None:
-        """Counts the open train epoch again from its beginning: this rank has only looked at its first batches.
+        """Counts the open train epoch again from its beginning: this rank has only looked at its first batch.
 
-        For a loop that is watched from outside. No mark of this rank tells of those batches, and it has made no
-        optimizer step since the epoch was opened.
+        For a loop that is watched from outside. No mark and no tick of this rank tells of that batch.
         """
         span = self._train
         with self.state.lock:

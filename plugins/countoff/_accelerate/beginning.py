@@ -16,7 +16,7 @@ from countoff._adapter.evaluation_totals import EvaluationTotals
 from countoff._adapter.fit import Fit, OwnRank, plan_of
 from countoff._adapter.observed_loop import ObservedLoop
 from countoff._adapter.sampling import asks_for_length
-from countoff._adapter.torch_facts import reported_length, versions
+from countoff._adapter.torch_facts import have_no_gradients, reported_length, versions
 from countoff._adapter.weight_hashes import Wrappers
 from countoff.core import Settings
 from countoff.core.totals import Totals
@@ -79,7 +79,8 @@ def begin_loop(
     if not found_by:
         for name, loader in loaders.items():
             reading.log_lengths(accelerator, name or "train", loader)
-        loop.passes.expects_train = loop.passes.may_look = train is not None
+        loop.passes.expects_train = train is not None
+        loop.passes.is_untrained = lambda: have_no_gradients(accelerator._optimizers)
         loop.until_end(follow(loop, loaders))
     common = reading.common_length(facts)
     plan = plan_of(facts, fit.own, batches_per_epoch=common, position=[start_epoch, 0, 0], runs_to_end=False)

@@ -26,14 +26,12 @@ from countoff.core.protocol.counters import SpanCounters
 from countoff.core.protocol.evidence import SHARED_PASS
 from countoff.core.words import count_of
 
-__all__ = ["LOOK_BATCHES", "UNSEEN_STEPS", "Even", "LoaderPasses"]
+__all__ = ["UNSEEN_STEPS", "Even", "LoaderPasses"]
 
 Reason = Literal["exhausted", "stopped"]
 Even = Callable[[Guard, Iterator[Any]], contextlib.AbstractContextManager[Iterator[Any]]]
 UNSEEN_STEPS = 64
 """Optimizer steps without a batch after which the attached loader is taken not to be the one that the loop iterates."""
-LOOK_BATCHES = 8
-"""A pass that is left before the fit's first optimizer step may have been a look at so many batches at most."""
 
 
 class _Span:
@@ -48,7 +46,7 @@ class _Span:
         compared: Whether it is compared with those of other ranks.
         open: Whether it has not been closed.
         batch: The batch that the loop has; None before the first one.
-        looked: Whether the loop has let go of it, and may only have looked at its batches.
+        looked: Whether the loop has let go of it, and may only have looked at its first batch.
         count: Counts its batches; None once nobody holds its iterator.
     """
 
@@ -92,8 +90,8 @@ class LoaderPasses:
         expects_train: Whether no pass over the train loader has been seen yet; every optimizer step is then suspect.
         expects_more: Whether optimizer steps after a pass over the train loader are suspect, if no other pass begins.
         has_loader: Whether a train loader was attached; the loop has its batches counted by hand otherwise.
-        may_look: Whether a loop may take batches only to look at them, before the first step of its own optimizers.
-            The next pass is then the same epoch, from its beginning.
+        is_untrained: Whether no gradient has been computed so far for what the loop trains. A pass that it has left
+            after the first batch was then a look at the data, and its next pass is the same epoch, from its beginning.
         evaluated: Called after a pass of an evaluation with its name, its loader, and the batches that this rank has
             read; None instead of those if that was not the whole loader.
     """
@@ -110,7 +108,7 @@ class LoaderPasses:
         self.expects_train = False
         self.expects_more = True
         self.has_loader = True
-        self.may_look = False
+        self.is_untrained: Callable[[], bool] = _never
         self.evaluated: Callable[[str, Any, int | None], None] | None = None
         self._steps_unseen = 0
         self._exhausted = exhausted
@@ -226,15 +224,18 @@ class LoaderPasses:
         return span
 
     def _look(self) -> _Span | None:
-        """The open train epoch, if it may have been a look of this rank at its first batches, and not training."""
+        """The open train epoch, if this rank has taken nothing but its first batch, and has not trained on that.
+
+        What was compared of a second batch, or at a tick, cannot be taken back.
+        """
         span, counters = self._open[-1] if self._open else None, self.guard.span
-        if not self.may_look or self.guard.steps or span is None or span.epoch is None:
+        if span is None or span.epoch is None or span.position or not span.compared or span.at_end:
             return None
-        whole = span.compared and not span.position and not span.at_end and counters.credits is None
-        return span if whole and counters.started <= LOOK_BATCHES else None
+        first = counters.started == 1 and counters.credits is None and self.guard.state.settings.tick_batches > 1
+        return span if first and not self.guard.steps and self.is_untrained() else None
 
     def _begin_again(self, looked: _Span, ahead: Any, thread: int) -> _Span:
-        """Opens the span of a pass over the epoch of which this rank has seen the first batches."""
+        """Opens the span of a pass over the epoch of which this rank has seen the first batch."""
         if (count := looked.count()) is not None:
             count.forget()
         looked.open = False
@@ -246,7 +247,7 @@ class LoaderPasses:
         return span
 
     def end_look(self) -> None:
-        """Closes the epoch of which this rank has seen the first batches: what it does now is no pass over it."""
+        """Closes the epoch of which this rank has seen the first batch: what it does now is no pass over it."""
         if self._open and self._open[-1].looked:
             self.close(self._open[-1], "stopped")
 
@@ -283,6 +284,11 @@ class LoaderPasses:
 
 def _nothing() -> None:
     """A count that is not there any more."""
+
+
+def _never() -> bool:
+    """What nothing tells does not hold."""
+    return False
 
 
 class Pass(IteratorProxy):
@@ -461,7 +467,7 @@ class _Count:
             self._guard.look()
 
     def forget(self) -> None:
-        """Counts nothing that its iterator may still give: the loop has only looked at its first batches."""
+        """Counts nothing that its iterator may still give: the loop has only looked at its first batch."""
         self._over = True
 
     def _go_on(self) -> None:

@@ -50,6 +50,12 @@ def part_of(group: Any) -> Part | None:
     return None if len(ranks) == world_size else Part(tuple(sorted(ranks)), group)
 
 
+def have_no_gradients(optimizers: Iterable[Any]) -> bool:
+    """Whether there are optimizers, and no parameter of theirs has a gradient: nothing has been trained on so far."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return bool(groups) and all(parameter.grad is None for group in groups for parameter in group["params"])
+
+
 def versions(*packages: str) -> dict[str, str]:
     """Returns the versions of Python, torch, countoff and the packages; ranks that differ in one get a warning."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}

@@ -420,6 +420,24 @@ def test_the_heartbeat_of_a_rank_that_has_left_its_voice_counts_once():
     assert {rank: (each["read"], each.get("of", 1)) for rank, each in found.items()} == {2: (5, 1), 3: (6, 1)}
 
 
+@pytest.mark.parametrize("hosts_of_job", [2, 8], ids=["few ranks", "many ranks"])
+def test_the_heartbeats_of_ranks_that_have_fallen_are_read_and_not_those_of_their_voice(hosts_of_job: int):
+    hosts = Hosts(hosts_of_job, 4)
+    others = hosts.ranks[1:]
+    for rank in hosts.ranks:
+        hosts.channels[rank].report("rank", rank, {"name": "a"})
+    for rank in others:
+        hosts.channels[rank].beat(rank, {"heartbeat": 1, "read": 0})
+    hosts.later(1.0)
+    assert list(hosts.channels[0].beats(others, known=False)) == [1, *range(4, len(hosts.ranks), 4)]
+    hosts.lost.add(1)
+    for rank in others:
+        hosts.channels[rank].beat(rank, {"heartbeat": 2, "read": 0})
+    found = hosts.channels[0].beats(others, known=True)
+    assert {rank: found[rank]["heartbeat"] for rank in (4, 5, 6, 7)} == dict.fromkeys((4, 5, 6, 7), 2)
+    assert "of" not in found[4]
+
+
 def test_a_voice_that_does_not_know_that_its_first_rank_is_alone_still_counts_for_the_others():
     """It has no word of the rank that has left it: only that its connection has ended."""
     hosts = Hosts(2, 3)

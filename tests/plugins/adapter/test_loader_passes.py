@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from countoff._adapter.loader_passes import LOOK_BATCHES, LoaderPasses
+from countoff._adapter.loader_passes import LoaderPasses
+from countoff._adapter.torch_facts import have_no_gradients
 from countoff.core import FitPlan, Guard
 from countoff.core.protocol.evidence import SHARED_PASS
 from countoff.core.settings import Settings
@@ -43,8 +44,8 @@ class OnlyNext:
         return OwnIterator.__next__(self)  # pyright: ignore[reportArgumentType]
 
 
-def new_passes() -> LoaderPasses:
-    guard = Guard(Settings(), rank=0, world_size=1)
+def new_passes(**settings: Any) -> LoaderPasses:
+    guard = Guard(Settings(**settings), rank=0, world_size=1)
     guard.fit_start(FitPlan())
     return LoaderPasses(guard, epoch=0, exhausted=lambda: None, diverged=lambda: None)
 
@@ -157,10 +158,9 @@ def look_at(passes: LoaderPasses, batches: int) -> None:
         next(taken)
 
 
-@pytest.mark.parametrize("batches", [1, LOOK_BATCHES])
-def test_a_look_before_the_first_step_is_no_epoch(passes: LoaderPasses, batches: int) -> None:
-    passes.may_look = True
-    look_at(passes, batches)
+def test_a_look_before_anything_is_trained_is_no_epoch(passes: LoaderPasses) -> None:
+    passes.is_untrained = lambda: True
+    look_at(passes, 1)
     kept = passes.follow(iter(range(12)), None)
     next(kept)
     assert passes.position == (0, 1)
@@ -171,8 +171,8 @@ def test_a_look_before_the_first_step_is_no_epoch(passes: LoaderPasses, batches:
 
 
 def test_a_look_is_no_place_of_a_checkpoint_and_holds_no_batch(passes: LoaderPasses) -> None:
-    passes.may_look = True
-    look_at(passes, 2)
+    passes.is_untrained = lambda: True
+    look_at(passes, 1)
     assert (passes.position, passes.batch) == ((0, 0), None)
 
 
@@ -183,7 +183,7 @@ def test_the_data_of_an_epoch_is_that_of_its_training_and_not_of_a_look() -> Non
     prints: list[tuple[str, ...]] = []
     for looks in (0, 1):
         passes = new_passes()
-        passes.may_look = True
+        passes.is_untrained = lambda: True
         for _ in range(looks):
             next(passes.follow(batches(40), None))
         for _ in passes.follow(batches(50), None):
@@ -192,22 +192,32 @@ def test_the_data_of_an_epoch_is_that_of_its_training_and_not_of_a_look() -> Non
     assert prints[0] == prints[1] != ()
 
 
-@pytest.mark.parametrize("what", ["a step", "many batches", "another place", "not told"])
-def test_a_pass_that_trained_or_that_may_have_trained_is_an_epoch(passes: LoaderPasses, what: str) -> None:
-    passes.may_look = what != "not told"
+@pytest.mark.parametrize("what", ["a step", "two batches", "another place", "a gradient", "ticks"])
+def test_a_pass_that_trained_or_that_others_may_know_of_is_an_epoch(what: str) -> None:
+    passes = new_passes(tick_batches=1 if what == "ticks" else 64)
+    passes.is_untrained = lambda: what != "a gradient"
     if what == "a step":
         for _ in passes.follow(iter(range(3)), None):
             passes.guard.step()
             break
     else:
-        look_at(passes, LOOK_BATCHES + 1 if what == "many batches" else 1)
+        look_at(passes, 2 if what == "two batches" else 1)
     list(passes.follow(iter(range(3)), None, position=2 * (what == "another place")))
     assert passes.epoch == 2
 
 
+def test_a_gradient_shows_that_something_was_trained_on() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    assert have_no_gradients([optimizer])
+    weight.sum().backward()
+    assert not have_no_gradients([optimizer])
+    assert not have_no_gradients([])
+
+
 @pytest.mark.parametrize("next_one", ["an evaluation", "the end of the fit"])
 def test_a_look_that_no_training_follows_is_a_pass_that_was_left(passes: LoaderPasses, next_one: str) -> None:
-    passes.may_look = True
+    passes.is_untrained = lambda: True
     look_at(passes, 1)
     assert passes.guard.open_span == "train epoch 0"
     if next_one == "an evaluation":
@@ -219,7 +229,7 @@ def test_a_look_that_no_training_follows_is_a_pass_that_was_left(passes: LoaderP
 
 def test_the_iterator_of_a_look_is_freed_with_it(passes: LoaderPasses) -> None:
     """Its workers end then."""
-    passes.may_look = True
+    passes.is_untrained = lambda: True
     own = OnlyNext()
     gone = weakref.ref(own)
     taken = passes.follow(own, None)  # pyright: ignore[reportArgumentType]

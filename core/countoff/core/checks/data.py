@@ -165,7 +165,7 @@ class DataIdentity(Check):
         self._steps_before = self._state.steps
 
     def read_again(self) -> None:
-        """Forgets what was read of the open train epoch, which begins again, unless the others have it already."""
+        """Forgets what was read of the open train epoch, which begins again. The others must not know of it yet."""
         if self._span is not None:
             self.fingerprints_due = self._state.settings.fingerprint_batches
             self._read, self._order = [], None

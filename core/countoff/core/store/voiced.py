@@ -323,27 +323,31 @@ class VoicedChannel(Channel):
             by_voice[via.get(rank, 0)].append(rank)
         return by_voice, by_voice.pop(0, [])
 
-    def _look_for_fallen(self, ranks: Sequence[int]) -> None:
+    def _look_for_fallen(self, ranks: Sequence[int]) -> bool:
         """Learns which of these ranks have lost their voice, and of all others if there are many.
 
         Such a rank has none again at this place, whatever that voice may write later.
+
+        Returns:
+            Whether any rank of the job has lost its voice.
         """
         way, whole = self._way, self.whole
         fallen = whole.add("fallen", 0)
         if fallen == way.fallen and not way.untold:
-            return
+            return fallen > 0
         if len(ranks) <= _FEW:  # all ranks may have fallen at once, and each may ask for a few others then
             keys = {rank: f"via/{rank}" for rank in ranks}
             there = _existing(whole, keys)
             found = whole.get_many([keys[rank] for rank in there])
             way.via.update(zip(there, (parse_count(record["via"]) for record in found), strict=True))
-            return
+            return True
         way.untold |= set(range(way.fallen + 1, fallen + 1))
         way.fallen = fallen
         keys = {place: f"fallen/{place}" for place in sorted(way.untold)}
         there = _existing(whole, keys)  # a rank may die before it has said which one it is
         way.untold -= set(there)
         way.via.update((parse_count(told["rank"]), 0) for told in whole.get_many([keys[place] for place in there]))
+        return True
 
     def _read_all_voices(self) -> None:
         """Learns which ranks have which voice, as far as they have introduced themselves."""
@@ -381,7 +385,7 @@ class VoicedChannel(Channel):
         return None if found is None else (found[0], float(found[1]))
 
     def beats(self, ranks: Sequence[int], *, known: bool) -> Records:  # noqa: D102
-        self._look_for_fallen(ranks)
+        some_have_fallen = self._look_for_fallen(ranks)
         beating = self._way.beating
         keys = {voice: pack_key(BEATS, voice) for voice in range(1, self.add("voices", 0) + 1)}
         # No voice removes its heartbeat: once it has sent one, there is nothing to look for first.
@@ -389,7 +393,7 @@ class VoicedChannel(Channel):
         voices = sorted(beating)
         records = self.get_many([keys[voice] for voice in voices], PACK_BYTES)
         found: Records = {parse_count(record["first"]): record for record in records}
-        if sum(parse_count(record["of"]) for record in records) < len(ranks) or self._way.fallen:
+        if sum(parse_count(record["of"]) for record in records) < len(ranks) or some_have_fallen:
             by_voice, alone = self._by_voice(ranks)
             found = {}
             for voice, record in zip(voices, records, strict=True):  # which may not know yet who has left it

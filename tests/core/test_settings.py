@@ -36,7 +36,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     documented = (True, "raise", {}, "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0)
-    documented += (0, 64, 2, 0, None, None, (), "/dev/termination-log", {})
+    documented += (16384, 64, 2, 0, None, None, (), "/dev/termination-log", {})
     assert tuple(vars(Settings()).values()) == documented
 
 

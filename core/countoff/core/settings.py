@@ -305,7 +305,7 @@ class Settings:
     lost_seconds: float = 15.0
     grace_seconds: float = 3.0
     deadline_seconds: float = 60.0
-    voice_ranks: int = 0
+    voice_ranks: int = 16384
     tick_batches: int = 64
     fingerprint_batches: int = 2
     weights_every: int = 0

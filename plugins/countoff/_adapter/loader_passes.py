@@ -249,7 +249,7 @@ class LoaderPasses:
     def end_look(self) -> None:
         """Closes the epoch of which this rank has seen the first batch: what it does now is no pass over it."""
         if self._open and self._open[-1].looked:
-            self.close(self._open[-1], "stopped")
+            self.close(self._open[-1], "stopped", may_raise=False)  # it may be called inside of an optimizer's step
 
     def leave(self, span: _Span) -> None:
         """Closes the span of a pass that its loop has let go of before its end, unless that may have been a look."""

@@ -20,9 +20,8 @@ from countoff.demo import show as shown
 from countoff.demo.recorder import AllReduceRecorder
 from countoff.demo.records import AllReduce, excerpt, innermost
 from countoff.demo.show import Show
-from countoff.demo.traces import TraceDirError, show_trace, trace_directory
+from countoff.demo.traces import TraceDirError, trace_directory
 from integration_tests.harness import NAME_LOOKUPS, python_path
-from tests import example_traces
 
 DEADLINE_SECONDS = 240.0  # most of it is one import of Lightning on a busy machine
 
@@ -131,18 +130,6 @@ def test_a_directory_of_the_user_is_not_mixed_with_the_trace(tmp_path):
     with pytest.raises(KeyboardInterrupt), trace_directory(str(tmp_path)):
         raise KeyboardInterrupt
     assert tmp_path.is_dir()
-
-
-def test_without_bokeh_the_demo_says_how_to_draw_its_trace(tmp_path, monkeypatch, capsys):
-    """Where the extra is missing, one line has the command that installs it and the one that draws."""
-    example_traces.uneven(tmp_path)
-    monkeypatch.setitem(sys.modules, "bokeh", None)
-    for module in [name for name in sys.modules if name.startswith(("bokeh.", "countoff.report"))]:
-        monkeypatch.delitem(sys.modules, module)
-    show_trace(tmp_path, 2, Show())
-    printed = capsys.readouterr().out
-    assert f"To draw it: pip install 'countoff[report]', then countoff report {tmp_path}\n" in printed
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_in_a_pipe_the_demo_counts_seconds_while_it_waits(monkeypatch, capsys):

@@ -11,10 +11,10 @@ from pathlib import Path
 from countoff.demo.ranks import DemoFailed
 from countoff.demo.show import Show
 from countoff.report import facts
+from countoff.report.page import render
 from countoff.report.reader import read
 
 _PAGE = "report.html"
-_DRAWN_WITH = {"bokeh", "jinja2", "markupsafe", "numpy"}
 
 
 class TraceDirError(ValueError):
@@ -52,7 +52,7 @@ def trace_directory(wanted: str | None) -> Iterator[Path]:
 
 
 def show_trace(directory: Path, short_rank: int, show: Show) -> None:
-    """Draws the trace where the extra `report` is installed, and tells the user where it is and what it shows.
+    """Draws the trace, and tells the user where it is and what it shows.
 
     Args:
         directory: Where the trace is. The page goes there too.
@@ -70,15 +70,6 @@ def show_trace(directory: Path, short_rank: int, show: Show) -> None:
     noun = "fetched batches" if partings and partings[0].fetched else "batches"
     parting = f"the line where the counts begin to differ ({numbers} {noun})" if partings else "where each rank ended"
     shows = f"The page shows a lane for each rank, rank {short_rank} first; {parting}; and the verdict."
-    try:
-        from countoff.report.page import render
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in _DRAWN_WITH:
-            raise
-        show.part("The trace of part 2", shows)
-        show.print(str(directory), soft_wrap=True)
-        show.print(f"To draw it: pip install 'countoff[report]', then countoff report {directory}", soft_wrap=True)
-        return
     page = directory / _PAGE
     try:
         page.write_text(render(trace), encoding="utf-8")

@@ -225,7 +225,7 @@ def test_ranks_that_are_not_a_number_are_refused() -> None:
         (["version", "--hepl"], "there is no argument --hepl; did you mean --help?"),
         (["explain", "--kind", "X"], "there is no argument --kind; see countoff explain --help"),
         (["report", ".", "--opne"], "there is no argument --opne; did you mean --open?"),
-        (["top", ".", "--evry", "3"], "there is no argument --evry; did you mean --every?"),
+        (["top", ".", "--jsno"], "there is no argument --jsno; did you mean --json?"),
         (["demo", "--rank", "3"], "there is no argument --rank; did you mean --ranks?"),
         (["check", "x", "--ignroe=dims"], "there is no argument --ignroe; did you mean --ignore?"),
         (["plan", "--dp", "3"], "there is no argument --dp; did you mean --dp-replicate or --dp-shard?"),

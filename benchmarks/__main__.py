@@ -29,7 +29,6 @@ PARTS = {
     "start": ("cost", "start_cost", "tables"),
     "detection": ("detection", "detection", "tables"),
     "rollcall": ("rollcall", "roll_call", "tables"),
-    "voices": ("voices", "voices_cost", "tables"),
     "scale": ("scale", "scale", "tables"),
     "credits": ("scale", "credits_scale", "tables"),
     "lifelines": ("scale", "lifelines_scale", "tables"),
@@ -53,10 +52,8 @@ parts:
     start         how much later a program starts with `countoff run` in front of it
   detection   seconds from a fault until every rank knows, for the same tools, and whether the rank at fault is named
   rollcall    the roll call at fit start, on 2, 4, 8 and 24 real ranks
-  voices      roll call, proof and exit of 32 and 64 real ranks, with one voice per host and without
-  scale       store operations, bytes, processor time and latency of simulated ranks: 64 to 4,096 that speak for
-              themselves, and 512 to 100,000 of which one speaks for its host; also:
-    credits       those of even passes (uneven_train), with 64 to 4,096, and with 512 to 32,768
+  scale       store operations, bytes, processor time and latency of 64 to 100,000 simulated ranks; also:
+    credits       those of even passes (uneven_train), with 64 to 4,096
     lifelines     the sockets and the processor time of rank 0, with one real connection per host
 
 examples:

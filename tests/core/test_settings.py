@@ -36,7 +36,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_the_defaults_are_the_documented_ones() -> None:
     documented = (True, "raise", {}, "log", "raise", "warn", 4, None, 180.0, 15.0, 3.0, 60.0)
-    documented += (16384, 64, 2, 0, None, None, (), "/dev/termination-log", {})
+    documented += (64, 2, 0, None, None, (), "/dev/termination-log", {})
     assert tuple(vars(Settings()).values()) == documented
 
 
@@ -91,7 +91,6 @@ def test_a_bad_variable_is_refused_despite_an_argument(monkeypatch: pytest.Monke
         ("COUNTOFF_LOST_SECONDS", "20", "lost_seconds", 20.0),
         ("COUNTOFF_GRACE_SECONDS", "0.5", "grace_seconds", 0.5),
         ("COUNTOFF_DEADLINE_SECONDS", "5", "deadline_seconds", 5.0),
-        ("COUNTOFF_VOICE_RANKS", "64", "voice_ranks", 64),
         ("COUNTOFF_TICK_BATCHES", "1", "tick_batches", 1),
         ("COUNTOFF_FINGERPRINT_BATCHES", "0", "fingerprint_batches", 0),
         ("COUNTOFF_FINGERPRINT_BATCHES", "32", "fingerprint_batches", 32),
@@ -171,7 +170,6 @@ def test_a_bad_variable_is_refused_with_good_values(
         ("stall_seconds", 10**400),
         ("grace_seconds", -1.0),
         ("deadline_seconds", "60"),
-        ("voice_ranks", 1),
         ("tick_batches", 0),
         ("tick_batches", True),
         ("tick_batches", 64.0),

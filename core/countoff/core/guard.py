@@ -404,7 +404,7 @@ class Guard:
                 self.state.rank,
                 ahead=prefetches,
                 size=0 if last is None else last.size,  # what made blocks grow still does
-                speakers=member.speaker.link.speakers,
+                ranks=self.state.world_size,
             )
             self._last_credits[span.evaluation] = credits
         self.state.begin_credits(span, credits)

@@ -57,7 +57,6 @@ class OptionValues(TypedDict, total=False):
     lost_seconds: float | None
     grace_seconds: float | None
     deadline_seconds: float | None
-    voice_ranks: int | None
     tick_batches: int | None
     fingerprint_batches: int | None
     weights_every: int | None
@@ -122,13 +121,6 @@ def _check_fingerprint_batches(value: object) -> int:
     if batches == 1 or batches > 32:
         raise ValueError
     return batches
-
-
-def _check_voice_ranks(value: object) -> int:
-    ranks = _check_count(0, value)
-    if ranks == 1:
-        raise ValueError
-    return ranks
 
 
 def _check_ranks(value: object) -> tuple[int, ...] | None:
@@ -225,7 +217,6 @@ _RULES: dict[str, _Rule] = {
     "lost_seconds": _SECONDS,
     "grace_seconds": _SECONDS,
     "deadline_seconds": _SECONDS,
-    "voice_ranks": _Rule("0 (off) or a whole number of ranks of at least 2", _check_voice_ranks, int),
     "tick_batches": _Rule("a whole number of batches of at least 1", functools.partial(_check_count, 1), int),
     "fingerprint_batches": _Rule("0 (off) or a whole number of batches from 2 to 32", _check_fingerprint_batches, int),
     "weights_every": _Rule(
@@ -274,9 +265,6 @@ class Settings:
             must have waited for a stopped rank.
         grace_seconds: Seconds between a verdict and the exit of a process whose main thread cannot be reached.
         deadline_seconds: Seconds that the roll call before the first batch waits for missing ranks.
-        voice_ranks: Ranks of a job, or of a part of it, from which on one rank of each host speaks with the job's store
-            for all ranks of that host; with fewer, each rank speaks for itself. 0: each always does. The setting of
-            the first rank counts for all.
         tick_batches: Batches between two comparisons of steps and learning rates; must be equal on all ranks.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0: none.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0: none. Must be equal on all
@@ -305,7 +293,6 @@ class Settings:
     lost_seconds: float = 15.0
     grace_seconds: float = 3.0
     deadline_seconds: float = 60.0
-    voice_ranks: int = 16384
     tick_batches: int = 64
     fingerprint_batches: int = 2
     weights_every: int = 0

@@ -83,8 +83,6 @@ class Options:
         lost_seconds: Seconds without any answer of a host after which its ranks are lost.
         grace_seconds: Seconds before a process whose main thread is blocked in a collective is ended.
         deadline_seconds: Seconds that the start of a fit waits for the other ranks.
-        voice_ranks: Ranks from which on one rank of each host speaks with the job's store for all of that host; 0 for
-            never. Rank 0's counts for all.
         tick_batches: Batches between two comparisons of steps and learning rates within an epoch.
         fingerprint_batches: Batches at the start of every train epoch whose data is compared; 0 for none.
         weights_every: Optimizer steps between two comparisons of the ranks' weights; 0 for none.
@@ -120,7 +118,6 @@ class Options:
         lost_seconds: float | None = None,
         grace_seconds: float | None = None,
         deadline_seconds: float | None = None,
-        voice_ranks: int | None = None,
         tick_batches: int | None = None,
         fingerprint_batches: int | None = None,
         weights_every: int | None = None,

@@ -216,7 +216,6 @@ _SETTINGS = (
     ("lost-seconds", "SECONDS", "without any answer of a host, before its ranks are lost"),
     ("grace-seconds", "SECONDS", "from a verdict to the end of a process that is blocked"),
     ("deadline-seconds", "SECONDS", "that the start of a fit waits for the other ranks"),
-    ("voice-ranks", "N", "ranks from which on one rank speaks with the store for its whole host; 0: never"),
     ("tick-batches", "N", "batches between two comparisons of steps and learning rates"),
     ("fingerprint-batches", "N", "batches at the start of each epoch whose data is compared; 0: none"),
     ("weights-every", "N", "optimizer steps between two comparisons of the weights; 0: none"),

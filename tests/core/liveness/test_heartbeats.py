@@ -8,9 +8,7 @@ from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness import hosts
 from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
-from countoff.core.liveness.processes import Process
 from countoff.core.state import State
-from tests.core.store.test_voice import Hosts
 from tests.fake_store import FakeStore
 
 
@@ -143,18 +141,6 @@ def test_two_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
     assert ranks[1].hosts == {0: "localhost (192.0.2.1)", 1: "localhost (192.0.2.1)"}
 
 
-def test_the_name_of_the_first_ranks_host_is_found_where_a_voice_has_just_missed_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A voice looks for what was missing only after a pause, and a rank knows from elsewhere that it is there."""
-    store, ranks = on_hosts(monkeypatch, ["node-0", "node-1"])
-    monkeypatch.setattr(store, "find", lambda key: None)
-    ranks[1].find_neighbours(store)
-    assert ranks[1].hosts == {}
-    ranks[1].find_neighbours(store, complete=True)
-    assert ranks[1].hosts == {0: "node-0", 1: "node-1"}
-
-
 def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,53 +150,3 @@ def test_ranks_of_the_first_ranks_host_know_its_name_only_where_there_are_others
     for known_to, of, expected in ((ranks[0], store, {0: "node-0"}), (alone[1][0], alone[0], {})):
         known_to.find_neighbours(of, complete=True)
         assert known_to.hosts == expected
-
-
-def test_a_silent_rank_of_this_host_is_not_lost_though_only_the_store_says_that_it_is_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where one of the two has a voice and the other has none, they do not read where the other's process is."""
-    job = Job(monkeypatch)
-    for rank in (job.own, job.other):
-        rank.introduce(job.store)
-    job.store.delete(f"host/{job.own.host}/2")
-    job.other.send(job.store, 0)
-    job.look_for(60)
-    assert job.state.proposed is None
-    assert job.own.neighbours[1] == Process.own(1)
-
-
-def test_nobody_is_asked_about_again_under_whose_number_a_host_has_sent_its_heartbeats_at_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A host's heartbeats stand under the first of its ranks that is there, and the first one may come last."""
-    voiced = Hosts(2, 4, expected=4)
-    for rank, channel in enumerate(voiced.channels):
-        channel.report("rank", rank, {"name": "a", "host": f"a-{rank // 4}"})
-        channel.report("joined", rank, {"joined": True})
-    job = Job(monkeypatch)
-    own, asked = Heartbeats(0, voiced.ranks), list[int]()
-    for second in range(60):
-        job.now += 1
-        for rank in range(7 if second < 3 else 4, 8):
-            voiced.channels[rank].beat(rank, {"heartbeat": second, "read": 0})
-        voiced.later(1.0)
-        own.send(voiced.channels[0], 0)
-        own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
-    assert not asked
-    voiced.lost.add(1)
-    for _ in range(32):
-        job.now += 1
-        own.send(voiced.channels[0], 0)
-    own.report_silence(voiced.channels[0], job.state, lambda _, rank: bool(asked.append(rank)))
-    assert asked == [4]
-
-
-def test_a_rank_introduces_itself_again_where_others_look_for_it_now() -> None:
-    """It was found through its voice in its first fit, and has none in the next one."""
-    store, own = FakeStore(), Heartbeats(1, range(2))
-    own.introduce(store)
-    store.delete("rank/1")
-    own.introduce(store)
-    assert store.get("rank/1")["host"] == own.host
-    assert store.add("hosts", 0) == store.add(f"host/{own.host}", 0) == 1

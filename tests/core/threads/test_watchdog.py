@@ -380,21 +380,6 @@ def test_without_the_store_who_is_ended_decides_alone(told: Told, capsys: pytest
     assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
 
 
-def test_who_has_lost_its_voice_by_the_signal_accuses_nobody_before_it_reaches_the_store(
-    told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its voice has got the signal too, and has told so; thousands of ranks connect to the store at once then."""
-    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.2)
-    told.speaker.link.voiced = True
-    told.speaker.link.voice_lost.set()
-    told.speaker.answered = False
-    told.speak()
-    assert capsys.readouterr().err == ""
-    told.speaker.answered = True
-    told.speak()
-    assert "LostRank: rank 1 is gone (pid " in capsys.readouterr().err
-
-
 def test_a_verdict_that_is_there_is_printed_before_the_end(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     told.state.adopt(Verdict("UnevenBatches", "rank 2 ran out of data.", (2,)))
     told.speak()

@@ -6,7 +6,6 @@ import pytest
 
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness.heartbeats import Heartbeats
-from countoff.core.protocol.records import RECORD_BYTES
 from countoff.core.trace.clocks import ClockComparison
 from tests.fake_store import FakeStore
 
@@ -21,11 +20,11 @@ class Slow(FakeStore):
         super().__init__()
         self._job = job
 
-    def set(self, key: str, record: Mapping[str, object], most: int = RECORD_BYTES) -> None:
+    def set(self, key: str, record: Mapping[str, object]) -> None:
         for _ in range(4 if self._job.latency else 0):  # the other rank looks before the store has the heartbeat
             self._job.now += self._job.latency
             self._job.look()
-        super().set(key, record, most)
+        super().set(key, record)
 
     def has(self, *keys: str) -> bool:
         self._job.now += self._job.latency

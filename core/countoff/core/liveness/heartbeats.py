@@ -15,7 +15,6 @@ from countoff.core.liveness import hosts
 from countoff.core.liveness.processes import Process, host_id
 from countoff.core.protocol.records import Records, parse_count, parse_rank
 from countoff.core.state import State
-from countoff.core.store.keys import heartbeat_key
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -52,23 +51,18 @@ class Heartbeats:
         self.sent = 0
         self._took = 0.0
         self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
-        self._still: dict[int, float] = {}  # ranks that send none any more, as their host says, and since when
-        self._all_beat = False
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
-        self._places = 0  # of this host's ranks, of which this one knows who is there
         self.all_introduced = False
         self.neighbours: dict[int, Process] = {}
         self.hosts: dict[int, str] = {}
 
     def introduce(self, channel: Channel) -> None:
-        """Tells the others where this rank is; to be called for each connection of the speaker."""
-        if self._introduced:
-            hosts.introduce_again(channel, self._rank, self.host)
-            return
-        self._introduced = True
-        hosts.introduce(channel, self._rank, self.host, first=self._rank == self._first)
+        """Tells the others where this rank is; a second call does nothing."""
+        if not self._introduced:
+            self._introduced = True
+            hosts.introduce(channel, self._rank, self.host)
 
     def write(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat.
@@ -81,7 +75,7 @@ class Heartbeats:
         if self._rank == self._first:
             self.send_time(channel, read)
         else:
-            channel.beat(self._rank, {"heartbeat": self.sent, "read": read})
+            channel.set(heartbeat_key(self._rank), {"heartbeat": self.sent, "read": read})
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.
@@ -93,7 +87,7 @@ class Heartbeats:
         self.write(channel, read)
         self.find_neighbours(channel)
         records = self._look(channel)
-        if self._all_beat:
+        if self._rank == self._first and len(records) == len(self._ranks) - 1:
             self.find_neighbours(channel, complete=True)  # a rank sends no heartbeat before it has introduced itself
             self.all_have_read(min([read, *(parse_count(record["read"]) for record in records.values())]))
 
@@ -122,20 +116,19 @@ class Heartbeats:
         if self.all_introduced:
             return
         places = min(channel.add(f"host/{self.host}", 0), len(self._ranks))
-        keys = [f"host/{self.host}/{place}" for place in range(self._places + 1, places + 1)]
+        keys = [f"host/{self.host}/{place}" for place in range(len(self.neighbours) + 1, places + 1)]
         written = keys if not keys or channel.has(*keys) else list(itertools.takewhile(channel.has, keys))
-        self._places += len(written)
         for record in channel.get_many(written):
             process = Process.from_json(record)
             self.neighbours.setdefault(parse_rank(process.rank, self._ranks), process)
-        self.hosts = self._names_of_hosts(channel, complete=complete)
+        self.hosts = self._names_of_hosts(channel)
         self.all_introduced = complete
 
-    def _names_of_hosts(self, channel: Channel, *, complete: bool) -> dict[int, str]:
-        first = hosts.first_introduction(channel, surely=complete)
+    def _names_of_hosts(self, channel: Channel) -> dict[int, str]:
+        first = channel.find(f"rank/{self._first}")
         if first is None or (first["host"] == self.host and not hosts.several(channel)):
             return {}
-        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self._rank, self.host)})
+        named = hosts.names_from({self._first: first, self._rank: hosts.introduction(channel, self.host)})
         return {**named, **dict.fromkeys(self.neighbours, named[self._rank])}
 
     def reporter(self, verdict: Verdict) -> int:
@@ -160,25 +153,13 @@ class Heartbeats:
         # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
         silence = max(state.settings.lost_seconds, state.settings.stall_seconds, 3 * self.seconds)
         now = time.monotonic()
-        silent = {rank: heartbeat for rank, (heartbeat, since) in self._last.items() if now - since > silence}
-        silent |= {rank: -1 for rank, since in self._still.items() if now - since > silence}
-        for rank, heartbeat in silent.items():
+        silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
+        for rank in silent:
             if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.is_still(rank, heartbeat) and not self._is_on_this_host(channel.whole, rank):
+            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
-
-    def _is_on_this_host(self, channel: Channel, rank: int) -> bool:
-        """Whether a rank that is no known neighbour is one: of two ranks of a host, one may have a voice.
-
-        It is a neighbour from then on.
-        """
-        record = channel.reports("rank", [rank]).get(rank)
-        if record is None or record["host"] != self.host:
-            return False
-        self.neighbours[rank] = Process.from_json(record)
-        return True
 
     def send_time(self, channel: Channel, read: int) -> None:
         """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
@@ -189,26 +170,24 @@ class Heartbeats:
         self._took = time.perf_counter() - began
 
     def _look(self, channel: Channel) -> Records:
-        if self._rank == self._first:
-            others = self._ranks[1:]
-            records = channel.beats(others, known=self._all_beat)
-            self._all_beat = sum(parse_count(record.get("of", 1)) for record in records.values()) >= len(others)
-            # As the ranks of a host come, and as they lose their voice, its record comes to stand under another rank.
-            self._last = {rank: each for rank, each in self._last.items() if rank in records}
-        else:
-            first = channel.first_beat(self._first, 0.9 * self.seconds, known=bool(self._last))
-            records = {} if first is None else {self._first: first[0]}
+        others = self._ranks[1:] if self._rank == self._first else [self._first]
+        # No rank removes its heartbeat: once all have sent one, there is nothing to check for first.
+        known = len(self._last) == len(others) or channel.has(*map(heartbeat_key, others))
+        heard = others if known else [rank for rank in others if channel.has(heartbeat_key(rank))]
         now = time.monotonic()
         if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent
             self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
-            self._still = dict.fromkeys(self._still, now)
         self._looked_at = now
+        records = dict(zip(heard, channel.get_many([*map(heartbeat_key, heard)]), strict=True))
         for rank, record in records.items():
             if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
                 self._last[rank] = (record["heartbeat"], now)
-        still = {parse_rank(rank, self._ranks) for record in records.values() for rank in record.get("still", ())}
-        self._still = {rank: self._still.get(rank, now) for rank in still}
         return records
+
+
+def heartbeat_key(rank: int) -> str:
+    """Returns the key of a rank's heartbeats; those of the first rank also tell its time."""
+    return f"heartbeat/{rank}"
 
 
 def begin_fit(channel: Channel, rank: int) -> None:
@@ -231,7 +210,7 @@ def announce_signal(channel: Channel, rank: int) -> None:
 
     For those that get one too. To any other rank it is lost.
     """
-    channel.report("signal", rank, {"signal": True}, at_once=True)
+    channel.report("signal", rank, {"signal": True})
 
 
 def has_signal(channel: Channel, rank: int) -> bool:

@@ -58,15 +58,12 @@ class Place:
         port: Its port.
         nonce: What no earlier run can have used. All keys begin with it.
         hosted: The store that this rank hosts for the others, to be kept alive; None where the job's own one is used.
-        voice_ranks: From how many ranks on each host has one voice; 0: it has none. It is rank 0's setting, because
-            all ranks must do the same.
     """
 
     host: str
     port: int
     nonce: str
     hosted: TCPStore | None = field(default=None, compare=False)
-    voice_ranks: int = 0
 
     @property
     def prefix(self) -> str:
@@ -74,23 +71,22 @@ class Place:
         return f"countoff/{self.nonce}/"
 
 
-def choose_place(store: Store, voice_ranks: int = 0) -> Place:
+def choose_place(store: Store) -> Place:
     """Returns a new place for rank 0 to publish: the job's own store, or one that it hosts where that is no TCPStore.
 
     Args:
         store: The job's default store.
-        voice_ranks: This rank's setting.
 
     Raises:
         RuntimeError: If the job's store lacks a method by which the ranks meet.
     """
     nonce, own = os.urandom(6).hex(), tcp_store(store)
     if own is not None:
-        return Place(own.host, own.port, nonce, voice_ranks=voice_ranks)
+        return Place(own.host, own.port, nonce)
     _require_methods(store)
     host = socket.gethostname()
     hosted = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return Place(host, hosted.port, nonce, hosted, voice_ranks)
+    return Place(host, hosted.port, nonce, hosted)
 
 
 def publish(store: Any, number: int, place: Place) -> int:
@@ -105,7 +101,7 @@ def publish(store: Any, number: int, place: Place) -> int:
         How often ranks have asked, in this attempt and in earlier ones.
     """
     asked = store.add(_ASKED, 0)
-    record = {"nonce": place.nonce, "asked": asked, "hosted": place.hosted is not None, "voices": place.voice_ranks}
+    record = {"nonce": place.nonce, "asked": asked, "hosted": place.hosted is not None}
     store.set(_key(number), encode({**record, "host": place.host, "port": place.port}))
     return asked
 
@@ -152,9 +148,7 @@ class Question:
         # A rank 0 of an older version does not count those who ask.
         if parse_count(record.get("asked", self._ticket)) < self._ticket:
             return None
-        voice_ranks = parse_count(record.get("voices", 0))
-        address = str(record["host"]), parse_count(record["port"], 1 << 16)
-        place = Place(*address, str(record["nonce"]), voice_ranks=voice_ranks)
+        place = Place(str(record["host"]), parse_count(record["port"], 1 << 16), str(record["nonce"]))
         # Each rank has an address of its own for the job's store, which may not be that of rank 0.
         own = None if record.get("hosted") else tcp_store(self._store)
         return place if own is None else replace(place, host=own.host, port=own.port)

@@ -200,7 +200,7 @@ class Member:
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                place = standing_place(state.rank, store) or choose_place(store, state.settings.voice_ranks)
+                place = standing_place(state.rank, store) or choose_place(store)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds

@@ -22,13 +22,11 @@ from countoff.core.ending import sigterm
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
-from countoff.core.store.channel import Channel, knock
+from countoff.core.store.channel import Channel
 from countoff.core.store.rendezvous import Place
-from countoff.core.store.voiced import VoicedChannel, VoiceLostError, tell_fallen
-from countoff.core.threads.host_voice import HostVoice, find_voice
 from countoff.core.threads.join import join
 from countoff.core.threads.link import Link
-from countoff.core.threads.participation import STORE_ENDED, first_line
+from countoff.core.threads.participation import first_line
 from countoff.core.threads.speaker import Speaker, announce_stopped
 from countoff.core.threads.watchdog import LOOK_SECONDS
 from countoff.core.waiting import TimedQueue
@@ -74,8 +72,6 @@ class ProcessThreads:
         self.store = store
         self.lifelines = Lifelines(link.rank, link.ranks, settings.lost_seconds, link.heartbeats)
         self._settings = settings
-        self._voice: HostVoice | None = None
-        self._open: Callable[[], Channel] = self._connect
         self._link = link
         self._members: dict[int, Member] = {}
         self._lock = threading.Lock()
@@ -140,8 +136,6 @@ class ProcessThreads:
         for channel in (self._listening, self.speaking):
             if channel is not None:
                 channel.release()
-        if self._voice is not None:
-            self._voice.close()
         # The job may open its store's port again; the store that this rank hosts still serves the others.
         self.store = None
 
@@ -168,55 +162,6 @@ class ProcessThreads:
         channel.keep_alive(self._settings.lost_seconds)
         return channel
 
-    def connect_again(self) -> Channel:
-        """Connects to the store that was there: torch tries for half a minute to reach one that is gone.
-
-        Raises:
-            RuntimeError: If it is gone.
-        """
-        if knock(self.place.host, self.place.port) == "closed":
-            raise RuntimeError(STORE_ENDED)
-        return self._connect()
-
-    def _connect_first(self) -> Channel:
-        """Connects through the voice of this host, where many ranks meet, or to the store itself."""
-        link, direct = self._link, self._connect()
-        if not 0 < self.place.voice_ranks <= len(link.ranks):
-            return direct
-        if link.voice_lost.is_set():  # by an earlier guard; the others know that, and would not look for it there
-            return self._go_alone(direct)
-        self._voice, door = find_voice(
-            direct,
-            link.rank,
-            link.ranks,
-            link.heartbeats.host,
-            every=link.heartbeats.seconds,
-            patience=max(self._settings.lost_seconds, self._settings.stall_seconds),
-            connect=self.connect_again,
-            lost=link.voice_lost,
-        )
-        if door is None:
-            link.voice_lost.set()  # the others have been told, or there is no other rank on this host
-            return self._go_alone(direct)
-        if self._voice is None:
-            direct.release()
-        try:
-            channel = door()
-        except VoiceLostError:  # this rank is the voice, and cannot reach itself: this process may open nothing more
-            link.voice_lost.set()
-            direct = self.connect_again()
-            tell_fallen(direct, link.rank)
-            return self._go_alone(direct)
-        self._open = door
-        link.voiced = True
-        return channel
-
-    def _go_alone(self, direct: Channel) -> Channel:
-        """Returns the speaker's channel where this rank has no voice, and other ranks may have one."""
-        rank = self._link.rank
-        self._open = lambda: VoicedChannel.alone(rank, self._connect())
-        return VoicedChannel.alone(rank, direct)
-
     def _lose(self, error: Exception) -> None:
         """Ends the threads' work after the store was lost; each guard decides what that means for it."""
         with self._lock:
@@ -231,7 +176,7 @@ class ProcessThreads:
         if self.closing.is_set() or not self._link.connected:
             return
         try:
-            self._listening = channel = self._open()
+            self._listening = channel = self._connect()
         except Exception as error:  # the speaker has a connection, so the store exists
             if self.closing.is_set():
                 return  # the guards were closed before this thread had a connection: there is nothing to report
@@ -285,7 +230,7 @@ class ProcessThreads:
     def _speak(self) -> None:
         link = self._link
         try:
-            self.speaking = channel = self._connect_first()
+            self.speaking = channel = self._connect()
             link.store_address = channel.store_address() or self.place.host, self.place.port
             link.busy_since = time.monotonic()
             link.connected = True
@@ -391,8 +336,6 @@ class ProcessThreads:
         try:
             for member in self._all():
                 member.watchdog.speak_before_the_end(member.conclude)
-            if self._voice is not None:
-                self._voice.wait_for_others()
         finally:
             sigterm.pass_on()
 

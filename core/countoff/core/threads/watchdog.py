@@ -33,7 +33,7 @@ _OVERSLEPT_SECONDS = 1.0
 ANSWER_SECONDS = 0.5
 _RAISE_SECONDS = 1.0
 _FREE_SECONDS = 30.0
-LAST_WORDS_SECONDS = 1.5
+_LAST_WORDS_SECONDS = 1.5
 """So long a SIGTERM is held back at most until a verdict is printed; then, until the places are told. Where the store
 answers, it takes a few milliseconds."""
 _ABORTED = (
@@ -202,7 +202,7 @@ class Watchdog:
         Args:
             conclude: Has the verdict printed, with its table.
         """
-        state, deadline = self._state, time.monotonic() + LAST_WORDS_SECONDS
+        state, deadline = self._state, time.monotonic() + _LAST_WORDS_SECONDS
         if self._compares and not state.finished:
             self._look_a_last_time(deadline)
             if state.end is not None:
@@ -219,8 +219,7 @@ class Watchdog:
     def _look_a_last_time(self, deadline: float) -> None:
         """Proposes the loss of a neighbour that is gone and takes part; waits for the verdict.
 
-        Where the store does not answer, this rank decides alone; not where the voice of its host has ended, perhaps by
-        the same signal, and this rank has yet to reach the store itself.
+        Where the store does not answer, this rank decides alone.
 
         Args:
             deadline: For the verdict, by `time.monotonic()`.
@@ -242,11 +241,9 @@ class Watchdog:
 
         speaker.hand(look)
         if not checked.wait(ANSWER_SECONDS):
-            if speaker.link.has_fallen:
-                checked.wait(max(0.0, deadline - time.monotonic()))
-            elif state.complete and state.end is None and (found := gone()):
+            if state.complete and state.end is None and (found := gone()):
                 self.participation.conclude_alone(loss_of(self._absence_of(found[0])))
-        if checked.is_set() and state.proposed is not None:
+        elif state.proposed is not None:
             state.ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _absence_of(self, process: Process) -> Absence:

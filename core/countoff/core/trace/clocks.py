@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from countoff.core.liveness.heartbeats import heartbeat_key
 from countoff.core.protocol.records import parse_count
 
 if TYPE_CHECKING:
@@ -66,11 +67,10 @@ class ClockComparison:
         began = self._clock()
         if not self._until - _GIVE_UP_SECONDS <= began < self._until:
             return True
-        found = channel.whole.first_beat(self._first, LOOK_SECONDS / 2, known=self._last is not None)
-        if found is None:
+        key = heartbeat_key(self._first)
+        if self._last is None and not channel.whole.has(key):  # it never removes it
             return False
-        record, age = found
-        began -= age  # another rank of this host has looked for this one
+        record = channel.whole.get(key)
         ended, number = self._clock(), parse_count(record["heartbeat"])
         if "time" not in record:
             return True

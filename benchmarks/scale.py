@@ -15,9 +15,10 @@ from typing import Any
 
 from benchmarks import simulated
 from benchmarks.results import Table, progress, quartiles
+from countoff.core import Settings
 from countoff.core.checks.plan import agreed_fields, judge_plans
 from countoff.core.checks.rank_map import judge_dp_ranks
-from countoff.core.liveness.heartbeats import Heartbeats
+from countoff.core.liveness.heartbeats import seconds_between
 from integration_tests.harness import _forkserver  # pyright: ignore[reportPrivateUsage]  (one for the whole process)
 
 _GROUPS = 4  # processes of simulated ranks, beside that of rank 0
@@ -261,7 +262,7 @@ def heartbeats(simulations: dict[int, Simulation]) -> Table:
     """Returns what heartbeats cost in a second: they come less often where there are more ranks."""
     rows: list[dict[str, Any]] = []
     for size, simulation in simulations.items():
-        cost, every = simulation.costs[_HEARTBEAT], Heartbeats(0, range(size)).seconds
+        cost, every = simulation.costs[_HEARTBEAT], seconds_between(size, Settings())
         row: dict[str, Any] = {"ranks": size, "seconds between two": every}
         row |= {"operations per second": round(cost.total(0) / every)}
         rows.append(row | {"host's CPU ms per second": cost.host_seconds / cost.times / every * 1e3})

@@ -7,7 +7,7 @@ import pytest
 from countoff.core import Settings
 from countoff.core.liveness import heartbeats as module
 from countoff.core.liveness import hosts
-from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye
+from countoff.core.liveness.heartbeats import Heartbeats, begin_fit, say_goodbye, seconds_between
 from countoff.core.state import State
 from tests.fake_store import FakeStore
 
@@ -55,6 +55,56 @@ def test_a_rank_on_a_host_that_answers_is_not_lost(job: Job) -> None:
         job.now += 1
         job.own.send(job.store, 0)
         job.own.report_silence(job.store, job.state, lambda _, rank: rank == 1)
+    assert job.state.proposed is None
+
+
+def test_a_rank_that_is_heard_rarely_by_its_own_settings_is_not_lost(job: Job) -> None:
+    """In a large job, how rare heartbeats are depends on settings that need not be the same on all ranks."""
+    rare = Heartbeats(1, range(2), seconds=20.0)
+    for _ in range(5):
+        rare.send(job.store, 0)
+        job.look_for(40)
+    assert job.state.proposed is None
+    job.look_for(22)
+    assert job.state.proposed is not None
+    assert job.state.proposed.sentence == "rank 1 has not been heard for 60 s."
+
+
+@pytest.mark.parametrize("died_at", [0, 29])
+@pytest.mark.parametrize("phase", [1, 15, 29])
+def test_rare_heartbeats_find_a_lost_rank_at_most_two_of_them_later(job: Job, phase: int, died_at: int) -> None:
+    """As with 100,000 ranks: 30 s between two, which each rank counts from a moment of its own."""
+    job.state.settings, began = Settings(), job.now
+    job.own = Heartbeats(0, range(2), seconds=seconds_between(100_000, job.state.settings))
+    rare = Heartbeats(1, range(2), seconds=30.0)
+    silent_since = 0.0
+    while job.state.proposed is None and job.now - began < 2000:
+        if (job.now - began) % 30 == 0 and job.now - began <= 600 + died_at:
+            rare.write(job.store, 0)
+            silent_since = job.now
+        if (job.now - began) % 30 == phase:
+            job.own.send(job.store, 0)
+            job.own.report_silence(job.store, job.state)
+        job.now += 1
+    assert 180 <= job.now - silent_since <= 180 + 2 * 30
+
+
+@pytest.mark.parametrize("phase", [0, 1, 15, 29])
+@pytest.mark.parametrize("pause", [29, 61, 89, 119, 150, 3600])
+def test_a_pause_of_a_large_job_is_no_silence(job: Job, pause: int, phase: int) -> None:
+    """Where a job was paused, the first rank may go on before the others have sent another heartbeat."""
+    job.state.settings, began = Settings(), job.now
+    job.own, rare = Heartbeats(0, range(2), seconds=30.0), Heartbeats(1, range(2), seconds=30.0)
+    for second in range(900):
+        if second == 300 + phase:
+            job.now += pause
+        if second % 30 == phase:
+            job.own.send(job.store, 0)
+            job.own.report_silence(job.store, job.state)
+        if second % 30 == 0:
+            rare.write(job.store, 0)
+        job.now += 1
+    assert job.now - began == 900 + pause
     assert job.state.proposed is None
 
 

@@ -91,6 +91,26 @@ def test_a_rank_looks_at_no_other_one_before_it_reports(monkeypatch: pytest.Monk
     threads.close()
 
 
+def test_lifelines_are_looked_after_though_heartbeats_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is gone is to be found as soon in a large job. Whose lifeline it is depends on the host's ranks."""
+    store, link = _Store(), Link(1, range(2), seconds=60.0)
+    threads = ProcessThreads(PLACE, link, None, Settings())
+    member, tended, knew = Member(State(1, 2, Settings(), {}), 0), threading.Semaphore(0), list[set[int]]()
+    monkeypatch.setattr(module, "TEND_SECONDS", 0.05)
+    monkeypatch.setattr(module, "Channel", lambda *_: store)
+    monkeypatch.setattr(store, "wait", lambda _: threads.closing.wait(), raising=False)
+    monkeypatch.setattr(
+        threads.lifelines, "tend", lambda _: (knew.append({*link.heartbeats.neighbours}), tended.release())
+    )
+    threads.add(member)
+    for _ in range(3):
+        assert tended.acquire(timeout=30)
+    assert threads.remove(member)
+    threads.close()
+    assert knew[0] == {1}
+    assert store.get("heartbeat/1") == {"heartbeat": 1, "read": 0, "every": 60.0}
+
+
 def test_a_lifeline_is_withdrawn_before_the_speaker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next threads at the same place may have none, and its host's other ranks would rely on it."""
     store, threads = _Store(), ProcessThreads(PLACE, Link(1, range(2)), None, Settings())

@@ -116,6 +116,20 @@ def test_heartbeats_that_stop_are_not_waited_for(job: Job) -> None:
     assert job.measured == []
 
 
+def test_rare_heartbeats_are_waited_for(job: Job) -> None:
+    """Those of a large job come up to 30 s apart, and are looked for as much less often."""
+    job.comparison = ClockComparison(
+        lambda ahead, error: job.measured.append((ahead, error)), every=20.0, clock=lambda: EPOCH + job.now + AHEAD
+    )
+    while not job.done and job.now < 100:
+        if job.now % 20 == 0:
+            job.beat()
+        job.look()
+        job.now += 1
+    ((ahead, error),) = job.measured
+    assert abs(ahead - AHEAD) <= error <= 0.5
+
+
 def test_a_rank_0_that_tells_no_time_is_not_compared_with(job: Job) -> None:
     """An older version writes only a number."""
     job.store.set("heartbeat/0", {"heartbeat": 7, "read": 0})

@@ -8,20 +8,56 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from countoff.core.checks.lost import lost_rank
 from countoff.core.liveness import hosts
 from countoff.core.liveness.processes import Process, host_id
 from countoff.core.protocol.records import Records, parse_count, parse_rank
+from countoff.core.settings import Settings
 from countoff.core.state import State
 from countoff.core.verdict import Verdict
 
 if TYPE_CHECKING:
     from countoff.core.store.channel import Channel
 
-_BEATING_RANKS = 20_000
-"""With more ranks, heartbeats come less often: 2 requests for each host of 8, of 10 µs of the store's host."""
+_RANKS_PER_SECOND = 2000
+"""With more, heartbeats come less often: those of so many keep the store's host busy for 0.07 s of each second."""
+_MISSED = 6
+"""A rank that is called lost has missed about so many."""
+
+
+def seconds_between(ranks: int, settings: Settings) -> float:
+    """Returns the seconds between two heartbeats of a rank.
+
+    Args:
+        ranks: How many ranks meet.
+        settings: The rank's settings.
+
+    Example:
+        >>> [seconds_between(ranks, Settings()) for ranks in (2, 2000, 10_000, 100_000)]
+        [1.0, 1.0, 5.0, 30.0]
+    """
+    return max(1.0, min(_patience(settings) / _MISSED, ranks / _RANKS_PER_SECOND))
+
+
+def _patience(settings: Settings) -> float:
+    # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
+    return max(settings.lost_seconds, settings.stall_seconds)
+
+
+class _Heard(NamedTuple):
+    """The last heartbeat of another rank.
+
+    Attributes:
+        number: Its number.
+        since: Since when there was no other one, by `time.monotonic()`.
+        every: The seconds after which that rank sends the next one.
+    """
+
+    number: int
+    since: float
+    every: float
 
 
 class Heartbeats:
@@ -32,6 +68,7 @@ class Heartbeats:
     Args:
         rank: This rank.
         ranks: The ranks that meet, ascending; the first one may host the store.
+        seconds: Seconds between two heartbeats.
 
     Attributes:
         host: The id of this host.
@@ -42,15 +79,15 @@ class Heartbeats:
             host. They are known without the store.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], seconds: float = 1.0) -> None:
         self._rank = rank
         self._ranks = ranks
         self._first = ranks[0]
         self.host = host_id()
-        self.seconds = max(1.0, len(ranks) / _BEATING_RANKS)
+        self.seconds = seconds
         self.sent = 0
         self._took = 0.0
-        self._last: dict[int, tuple[int, float]] = {}  # each rank's heartbeat, and since when it is the same
+        self._last: dict[int, _Heard] = {}  # by rank
         self._looked_at = 0.0
         self._read_by_all = self._pruned = 0  # entries of the log
         self._introduced = False
@@ -75,7 +112,7 @@ class Heartbeats:
         if self._rank == self._first:
             self.send_time(channel, read)
         else:
-            channel.set(heartbeat_key(self._rank), {"heartbeat": self.sent, "read": read})
+            channel.set(heartbeat_key(self._rank), self._record(read))
 
     def send(self, channel: Channel, read: int) -> None:
         """Writes one heartbeat and looks at those of others.
@@ -150,22 +187,22 @@ class Heartbeats:
             state: The guard's state.
             vouched: Whether a rank is known to be there, heartbeat or not. It gets the channel of the whole process.
         """
-        # A rank that holds the interpreter in a single long call sends no heartbeat: it is slow, and not lost.
-        silence = max(state.settings.lost_seconds, state.settings.stall_seconds, 3 * self.seconds)
         now = time.monotonic()
-        silent = [rank for rank, (_, since) in self._last.items() if now - since > silence]
-        for rank in silent:
-            if rank in self.neighbours or not takes_part(channel, rank) or vouched(channel.whole, rank):
+        for rank, heard in self._last.items():
+            silence = max(_patience(state.settings), 3 * heard.every)
+            if now - heard.since <= silence or rank in self.neighbours:
+                continue
+            if not takes_part(channel, rank) or vouched(channel.whole, rank):
                 continue
             # A rank that had ended all its fits sends a heartbeat before it begins the next one.
-            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == self._last[rank][0]:
+            if channel.whole.get(heartbeat_key(rank))["heartbeat"] == heard.number:
                 state.propose(lost_rank(rank, f"has not been heard for {silence:.0f} s"))
 
     def send_time(self, channel: Channel, read: int) -> None:
         """Writes the first rank's heartbeat, with its time and how long the one before took to write; see `clocks`."""
         key = heartbeat_key(self._rank)
         began, now = time.perf_counter(), time.time()
-        channel.set(key, {"heartbeat": self.sent, "read": read, "time": now, "took": self._took})
+        channel.set(key, {**self._record(read), "time": now, "took": self._took})
         channel.has(key)  # the store answers in order: the heartbeat is there before this returns
         self._took = time.perf_counter() - began
 
@@ -176,13 +213,17 @@ class Heartbeats:
         heard = others if known else [rank for rank in others if channel.has(heartbeat_key(rank))]
         now = time.monotonic()
         if now - self._looked_at > 3 * self.seconds:  # this rank was paused, or its store was: no other was silent
-            self._last = {rank: (heartbeat, now) for rank, (heartbeat, _) in self._last.items()}
+            self._last = {rank: heard._replace(since=now) for rank, heard in self._last.items()}
         self._looked_at = now
         records = dict(zip(heard, channel.get_many([*map(heartbeat_key, heard)]), strict=True))
         for rank, record in records.items():
-            if record["heartbeat"] != self._last.get(rank, (-1, now))[0]:
-                self._last[rank] = (record["heartbeat"], now)
+            if rank not in self._last or record["heartbeat"] != self._last[rank].number:
+                self._last[rank] = _Heard(record["heartbeat"], now, float(record.get("every", 1.0)))
         return records
+
+    def _record(self, read: int) -> dict[str, Any]:
+        # By its own settings, the heartbeats of this rank may be slower than those of the rank that reads this.
+        return {"heartbeat": self.sent, "read": read, "every": self.seconds}
 
 
 def heartbeat_key(rank: int) -> str:

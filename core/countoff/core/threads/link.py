@@ -25,6 +25,7 @@ class Link:
     Args:
         rank: This rank.
         ranks: The ranks that meet, ascending.
+        seconds: Seconds between two heartbeats.
 
     Attributes:
         rank: This rank.
@@ -38,10 +39,10 @@ class Link:
         store_address: Address and port at which the store was reached.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], seconds: float = 1.0) -> None:
         self.rank = rank
         self.ranks = ranks
-        self.heartbeats = Heartbeats(rank, ranks)
+        self.heartbeats = Heartbeats(rank, ranks, seconds)
         self.read = 0
         self.lock = threading.RLock()
         self._awaited: int | None = None

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from countoff.core.ending import sigterm
+from countoff.core.liveness.heartbeats import seconds_between
 from countoff.core.liveness.lifelines import Lifelines, Loss
 from countoff.core.liveness.processes import Deaths
 from countoff.core.settings import Settings
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("countoff")
 _FIRST_LOOK_SECONDS = 0.1
-"""After so long, a rank that has connected first looks at the others' heartbeats: its report to them comes before."""
+"""After so long, a rank that has connected first looks for the others of its host: its report to all comes before."""
+TEND_SECONDS = 1.0
+"""Between two looks at the lifelines."""
 _FINISHED_POLL_SECONDS = 0.02
 _LEFT_POLL_SECONDS = 0.5
 _SILENT_SECONDS = 5.0
@@ -80,7 +83,7 @@ class ProcessThreads:
         self._woken = threading.Event()  # the listener, out of a pause
         self._ready = TimedQueue[Speaker | None]()
         self._parts: dict[int, Channel] = {}
-        self._next_heartbeat = 0.0
+        self._next_heartbeat = self._next_tending = 0.0
         self._pause = _FINISHED_POLL_SECONDS
         self.speaking: Channel | None = None
         self._listening: Channel | None = None
@@ -238,7 +241,8 @@ class ProcessThreads:
             self.lifelines.open(channel)
             link.heartbeats.introduce(channel)
             link.heartbeats.write(channel, link.passed)  # before any guard begins its fit
-            self._next_heartbeat = time.monotonic() + _FIRST_LOOK_SECONDS
+            self._next_heartbeat = time.monotonic() + link.heartbeats.seconds
+            self._next_tending = time.monotonic() + _FIRST_LOOK_SECONDS
             link.busy_since = 0.0
             while self._turn(channel):
                 link.last_turn_seconds = time.monotonic() - link.busy_since
@@ -271,8 +275,9 @@ class ProcessThreads:
         for member in members:
             if not ready:
                 member.speaker.look(self._part(member.number, channel))
-        overdue = time.monotonic() - self._next_heartbeat
-        if overdue >= 0 and (not ready or overdue > _SILENT_SECONDS):
+        if self._is_due(self._next_tending):
+            self._tend(channel)
+        if self._is_due(self._next_heartbeat):
             self._send_heartbeat(channel)
             for member in members:
                 part = self._part(member.number, channel)
@@ -280,10 +285,20 @@ class ProcessThreads:
         link.heartbeats.prune(channel, lambda: not ready)
         return True
 
+    def _is_due(self, at: float) -> bool:
+        overdue = time.monotonic() - at
+        return overdue >= 0 and (not self._ready or overdue > _SILENT_SECONDS)
+
+    def _tend(self, channel: Channel) -> None:
+        """Looks after the lifelines, however rare heartbeats are. The first time, it finds this host's ranks."""
+        self._next_tending = time.monotonic() + TEND_SECONDS
+        if not self._link.heartbeats.neighbours:
+            self._link.heartbeats.find_neighbours(channel)
+        self.lifelines.tend(channel)
+
     def _send_heartbeat(self, channel: Channel) -> None:
         self._next_heartbeat = time.monotonic() + self._link.heartbeats.seconds
         self._link.heartbeats.send(channel, self._link.passed)
-        self.lifelines.tend(channel)
 
     def _end_if_done(self) -> bool:
         """Ends the speaker and the listener after a verdict: rank 0 may leave now, and the store with it."""
@@ -294,8 +309,8 @@ class ProcessThreads:
 
     def _seconds_until_due(self) -> float:
         looks = [member.speaker.seconds_until_look for member in self._all()]
-        heartbeat = max(0.0, self._next_heartbeat - time.monotonic())
-        return min([heartbeat, *(seconds for seconds in looks if seconds is not None)])
+        due = max(0.0, min(self._next_heartbeat, self._next_tending) - time.monotonic())
+        return min([due, *(seconds for seconds in looks if seconds is not None)])
 
     def _part(self, number: int, channel: Channel) -> Channel:
         """The channel of one guard."""
@@ -374,7 +389,8 @@ def connect(member: Member, place: Place, store: Any) -> ProcessThreads:
             for old in [each for each in _links if each[:2] == key[:2] and each not in (key, *_running)]:
                 del _links[old]
             # The process goes on where it was in the log, if all of its guards were closed for a while.
-            link = _links.setdefault(key, Link(state.rank, state.ranks))
+            beat = seconds_between(len(state.ranks), state.settings)
+            link = _links.setdefault(key, Link(state.rank, state.ranks, beat))
             threads = _running[key] = ProcessThreads(place, link, store, state.settings)
             threads.add(member)
     return threads

@@ -200,12 +200,14 @@ class Member:
             if store is None:
                 raise RuntimeError("torch.distributed is not initialised")
             if state.leads:  # its choice is that of all ranks
-                place = standing_place(state.rank, store) or choose_place(store)
+                place = standing_place(state.rank, store) or choose_place(store, state.ranks[-1] + 1)
                 publish(store, self.number, place)
             else:
                 deadline = time.monotonic() + state.settings.deadline_seconds
                 place = find_place(store, self.number, state.ranks[-1] + 1, deadline=deadline, given_up=given_up)
-            if not given_up():
+            if place.refused:
+                self.participation.stop_comparing(place.refused, everywhere=True)
+            elif not given_up():
                 self.threads = connect(self, place, store)
         except Exception as error:  # whatever the store does, training goes on or is told why not
             self.lose(error)

@@ -172,15 +172,6 @@ def test_the_demo_names_the_packages_that_it_needs(installed: Installed) -> None
     assert run.stderr == "countoff: the demo needs torch and lightning and scikit-learn: pip install 'countoff[demo]'\n"
 
 
-def test_a_launch_script_names_the_extra_that_it_needs(installed: Installed, tmp_path: Path) -> None:
-    """Without a parser of bash it is refused in one line, with the command that installs it."""
-    script = tmp_path / "train.sh"
-    script.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --train-iters 10")
-    run = installed.run("countoff", "check", str(script))
-    needs = "reading a launch script needs tree-sitter: pip install 'countoff[plan]'"
-    assert (run.returncode, run.stdout, run.stderr) == (2, "", f"countoff: {script}: {needs}\n")
-
-
 def test_a_report_without_bokeh_is_text(installed: Installed, tmp_path: Path) -> None:
     """The facts of a trace need only the declared dependencies; one line says what would draw them."""
     example_traces.uneven(tmp_path)

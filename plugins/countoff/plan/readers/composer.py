@@ -15,7 +15,6 @@ from countoff.core.ranks import ORDERS
 from countoff.plan.fields import ConfigError, Fields, note_unknown_fields
 from countoff.plan.formats import Format
 from countoff.plan.job import Job, Origin
-from countoff.plan.references import with_references
 from countoff.plan.schedules import WarmupDecay
 
 __all__ = ["FORMAT", "read"]
@@ -51,11 +50,8 @@ def read(data: Mapping[str, Any]) -> Job:
     Raises:
         ConfigError: If a field has a wrong type or is outside its domain, or refers to a field that is not in the file.
     """
-    filled = with_references(data)
-    fields = Fields(filled)
-    note_unknown_fields(
-        fields, {}, sections=_FIELDS, data=filled, consequence="llm-foundry stops on it.", level="stops"
-    )
+    fields = Fields(data, references=True)
+    note_unknown_fields(fields, {}, sections=_FIELDS, data=data, consequence="llm-foundry stops on it.", level="stops")
     sizes = (
         fields.parse_count("data_parallel_replicate", "fsdp_config.data_parallel_replicate_degree", 1) or 1,
         fields.parse_count("data_parallel_shard", "fsdp_config.data_parallel_shard_degree", -1, unset=(-1,)) or 1,

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments: the flags of its ``pretrain_*.py``, as a launch script or a command line has them.
+"""Megatron-LM's arguments: the flags of its ``pretrain_*.py``, as a command has them.
 
 The sizes of the model divide the ranks, and what is left over reads different data. A batch is cut into micro-batches
 of every data rank. The learning rate counts samples: those of the steps taken, also where its flags count iterations.
@@ -93,7 +93,6 @@ def read(data: Mapping[str, Any]) -> Job:
         expert_dims=("dp", "cp"),
         learning_rate=fields.number("learning_rate", "--lr", None),
         schedule=_schedule(fields, length, batch, ramp),
-        unknown=fields.unknown_numbers,
         origins=fields.origins,
         issues=tuple(fields.issues),
     )
@@ -256,10 +255,9 @@ def _schedule(
     fraction = fields.number("", "--lr-warmup-fraction", None)
     wsd = fields.parse_count("", f"--lr-wsd-decay-{unit}", None)
     curve = fields.choice("--lr-wsd-decay-style", _WSD_STYLES, "exponential")
-    if style == "WSD" and wsd is None and f"--lr-wsd-decay-{unit}" not in fields.unknown:
+    if style == "WSD" and wsd is None:
         fields.note("horizon", f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}: Megatron-LM stops", "stops")
-    names = (f"--lr-decay-{unit}", f"--lr-warmup-{unit}", "--lr-warmup-fraction", "--min-lr", "--lr-decay-style")
-    if any(name in fields.unknown for name in (*names, "--lr", f"--train-{unit}")) or decay is None or rate is None:
+    if decay is None or rate is None:
         return None
     per_step = 1 if unit == "iters" else batch
     if per_step is None or not rate or (style == "WSD" and (wsd is None or wsd > decay)):

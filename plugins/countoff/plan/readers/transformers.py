@@ -113,7 +113,6 @@ def read(data: Mapping[str, Any]) -> Job:
         sequence_length=None if length is None else fields.parse_count("sequence_length", length, None),
         schedule=read_schedule(fields, run),
         origins=fields.origins,
-        unknown=fields.unknown_numbers,
         issues=tuple(fields.issues),
         **run,
     )
